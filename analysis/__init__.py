@@ -1,1 +1,2 @@
-"""From a run directory to tables. Imports `agents.events` and nothing else of ours."""
+"""Analysis of run directories: tables, metrics, charts, comparison, report. Does not import
+`testbed`."""

@@ -1,4 +1,5 @@
-"""Whether two settings, such as virtual time and emulation, rank the same configurations alike. Pure."""
+"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,58 +17,70 @@ from analysis import metrics
 from analysis.load import Run
 
 _RESAMPLES = 2000
-_LEAST_CONFIGURATIONS = 3
-"""From which they can be resampled: of two, each resample agrees as the two do, or has no tau."""
+_MIN_CONFIGURATIONS = 3
+"""Minimum number of configurations for resampling them. A resample of two has the tau of the two, or
+none."""
 
 Times = npt.NDArray[np.float64]
-"""A row for each configuration or seed, and a column for each of the two settings."""
+"""Times in seconds: one row per configuration or seed, and one column for each of the two runtimes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Configuration:
+class RankedConfiguration:
+    """A configuration with its times to the target and its ranks."""
+
     name: str
     virtual_s: float
-    """Mean time to the target over seeds; infinite where a seed did not reach it, as in `compare`."""
+    """Mean time to the target over seeds, in virtual time; infinite if a seed did not reach it."""
     real_s: float
+    """Same in the real runtime."""
     virtual_rank: int
-    """From 1; configurations that tie share the best of their ranks."""
+    """Rank in virtual time, from 1. Configurations with equal times share the best of their ranks."""
     real_rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
-    configurations: tuple[Configuration, ...]
-    """By their rank in virtual time."""
+class RankAgreement:
+    """How far two runtimes agree on the ranking of configurations."""
+
+    configurations: tuple[RankedConfiguration, ...]
+    """In the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN where all tie in either setting."""
+    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN if all tie in one of the runtimes."""
     low: float
-    """Of the 95% interval (percentiles of a bootstrap), as is `high`; NaN where there is none."""
+    """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is none."""
     high: float
+    """Upper end of the 95% interval; NaN if there is none."""
     resampled: Literal["seeds", "configurations"]
-    """What the bootstrap draws from: seeds, where each configuration has several."""
+    """What the bootstrap resamples: seeds if every configuration has several, otherwise
+    configurations."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of configurations, each with the one first that is faster in virtual time and slower in the
-    real runtime. A tie in one of the two is no swap."""
+    """Pairs of configurations of which the first is faster in virtual time and slower in the real
+    runtime. A tie in one of the two is not a swap."""
 
 
 def times(
     configurations: Sequence[str], virtual: Sequence[Run], real: Sequence[Run], target: float
 ) -> pd.DataFrame:
-    """For `agreement`: when the runs of each name in `configurations` reached the accuracy `target`,
-    interpolated between evaluations, whose interval would make ties, and let noise decide them."""
-    found = {"virtual_s": virtual, "real_s": real}
-    crossed = {
-        name: [metrics.crossed(run, "accuracy", target) for run in runs] for name, runs in found.items()
+    """Return the table for `agreement`: the times at which the runs reached the accuracy `target`.
+
+    `virtual` and `real` have one run for each entry of `configurations`. Times are interpolated between
+    evaluations; otherwise times would tie, or noise would decide, within an evaluation interval.
+    """
+    runtimes = {"virtual_s": virtual, "real_s": real}
+    seconds = {
+        name: [metrics.crossed(run, "accuracy", target) for run in runs]
+        for name, runs in runtimes.items()
     }
-    return pd.DataFrame({"configuration": configurations, **crossed})
+    return pd.DataFrame({"configuration": configurations, **seconds})
 
 
-def agreement(times: pd.DataFrame) -> Agreement:
-    """How far the order of the configurations by time is the same in both settings.
+def agreement(times: pd.DataFrame) -> RankAgreement:
+    """Return how far the configurations have the same order by time in both runtimes.
 
-    `times` has a row for each seed of a configuration: `configuration`, and the seconds to the target in
-    virtual time and in the real runtime, `virtual_s` and `real_s`; infinite or NaN where it was not
-    reached. Raises ValueError for fewer than two configurations.
+    `times` has a row for each seed of a configuration, with the columns `configuration`, `virtual_s` and
+    `real_s`: seconds to the target in virtual time and in the real runtime; infinite or NaN if it was
+    not reached. Raises ValueError for fewer than two configurations.
     """
     columns = times[["virtual_s", "real_s"]].astype(np.float64).fillna(inf)
     runs = {
@@ -79,13 +92,13 @@ def agreement(times: pd.DataFrame) -> Agreement:
     means = np.array([own.mean(axis=0) for own in runs.values()])
     ranks = _ranks(means)
     configurations = [
-        Configuration(name, float(mean[0]), float(mean[1]), int(rank[0]), int(rank[1]))
+        RankedConfiguration(name, float(mean[0]), float(mean[1]), int(rank[0]), int(rank[1]))
         for name, mean, rank in zip(runs, means, ranks.T, strict=True)
     ]
     configurations.sort(key=lambda one: one.virtual_rank)
     seeds = all(len(own) > 1 for own in runs.values())
     low, high = _interval(_seeds(list(runs.values())) if seeds else _configurations(means))
-    return Agreement(
+    return RankAgreement(
         tuple(configurations),
         _tau(means),
         low,
@@ -100,7 +113,7 @@ def agreement(times: pd.DataFrame) -> Agreement:
 
 
 def _ranks(times: Times) -> npt.NDArray[np.int64]:
-    """The ranks in each setting, a row each."""
+    """Return the ranks in each runtime, one row per runtime."""
     from scipy import stats
 
     ranks: npt.NDArray[np.int64] = stats.rankdata(times, method="min", axis=0).astype(np.int64).T
@@ -110,33 +123,34 @@ def _ranks(times: Times) -> npt.NDArray[np.int64]:
 def _tau(times: Times) -> float:
     from scipy import stats
 
-    tau = stats.kendalltau(*_ranks(times)).statistic  # of ranks: times may be infinite
-    return round(float(tau), 12)  # 1 is 1
+    tau = stats.kendalltau(*_ranks(times)).statistic  # of ranks, because times may be infinite
+    return round(float(tau), 12)  # so that a tau of 1 is exactly 1
 
 
 Resample = Callable[[np.random.Generator], Times]
 
 
 def _seeds(runs: list[Times]) -> Resample:
-    """Seeds drawn anew for each configuration, the same for both settings."""
+    """Return a function that resamples the seeds of each configuration, the same for both runtimes."""
     return lambda random: np.array(
         [own[random.integers(len(own), size=len(own))].mean(axis=0) for own in runs]
     )
 
 
 def _configurations(means: Times) -> Resample | None:
-    """Configurations drawn anew; None where there are too few."""
+    """Return a function that resamples the configurations; None if there are too few."""
     count = len(means)
-    if count < _LEAST_CONFIGURATIONS:
+    if count < _MIN_CONFIGURATIONS:
         return None
     return lambda random: means[random.integers(count, size=count)]
 
 
 def _interval(resample: Resample | None) -> tuple[float, float]:
+    """Return the 95% interval of tau over resamples; NaN without `resample`."""
     if resample is None:
         return nan, nan
     random = np.random.default_rng(0)  # the same result each time
     taus = np.array([_tau(resample(random)) for _ in range(_RESAMPLES)])
-    known = taus[~np.isnan(taus)]  # a resample in which all tie has none
+    known = taus[~np.isnan(taus)]  # a resample in which all tie has no tau
     low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (nan, nan)
     return float(low), float(high)

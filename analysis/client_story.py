@@ -1,4 +1,4 @@
-"""What happened to one client of a run, in the order of time: for whoever looks for a fault. Pure."""
+"""History of one client of a run, in order of time, for troubleshooting. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from agents.texts import quantity
 
 @dataclass(frozen=True, slots=True)
 class Moment:
+    """One event in the history of a client."""
+
     at: float
     """Seconds of device time."""
     what: str
+    """Description of the event."""
 
     def __str__(self) -> str:
         return f"{self.at:10.3f} s  {self.what}"
 
 
 def story(records: Iterable[events.Record], client: str) -> list[Moment]:
-    """Dispatches, updates, rejections and absences of `client`, and what happened to its device and to
-    the whole run meanwhile, by the `records` of `events.jsonl`."""
+    """Return the history of `client` from the `records` of `events.jsonl`: its dispatches, updates,
+    rejections and absences, and the events of its device and of the whole run."""
     moments = [moment for record in records for moment in _moments(record, client)]
     return sorted(moments, key=lambda moment: moment.at)
 
@@ -34,10 +37,10 @@ def _moments(record: events.Record, client: str) -> Iterator[Moment]:
         case events.UpdateApplied(client=one) if one == client:
             yield from _applied(record)
         case events.RoundUnfinished(at, one, version, dispatched, until, dispatch) if one == client:
-            yield Moment(dispatched, f"sent version {version}, of which nothing comes")
+            yield Moment(dispatched, f"sent version {version}, which leads to no applied update")
             if until < at:
                 yield Moment(until, f"its answer to dispatch {dispatch} arrives")
-            yield Moment(at, f"nothing comes of its dispatches up to {dispatch}")
+            yield Moment(at, f"its dispatches up to {dispatch} lead to no applied update")
         case events.UpdateRejected(at, one, reason, dispatch) if one == client:
             what = f"update that answers dispatch {dispatch}" if dispatch else "message"
             yield Moment(at, f"{what} rejected: {reason}")
@@ -48,7 +51,7 @@ def _moments(record: events.Record, client: str) -> Iterator[Moment]:
         case events.Acted(at, one, source, _, details) if one == client:
             yield Moment(at, f"action of {source} on its device: {json.dumps(dict(details))}")
         case events.WrongSum(at, updates, answers) if client in (*updates, *answers):
-            yield Moment(at, f"a secure sum discarded as wrong: {record.senders}")
+            yield Moment(at, f"wrong secure sum discarded: {record.senders}")
         case events.Disrupted(at, since, reason):
             yield Moment(since, f"disruption until {at:.3f} s: {reason}")
         case events.Note(at, message) if client in message.replace(",", " ").split():
@@ -63,7 +66,7 @@ def _applied(update: events.UpdateApplied) -> Iterator[Moment]:
     yield Moment(update.downloaded, f"received {number}")
     done = f"{quantity(update.steps, 'step')}, loss {update.loss:.4g}"
     yield Moment(update.train_start, f"trains until {update.train_end:.3f} s: {done}")
-    yield Moment(update.sent, f"begins to upload update {update.sequence}, {update.bytes:,} bytes")
+    yield Moment(update.sent, f"starts to upload update {update.sequence}, {update.bytes:,} bytes")
     yield Moment(update.arrived, f"update {update.sequence}, which answers {number}, arrived")
     yield Moment(
         update.applied,

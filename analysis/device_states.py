@@ -1,4 +1,4 @@
-"""What each device did at each moment, from the timestamps of its updates. Pure."""
+"""State of each device over time, from the timestamps of its updates. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
 _PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
-"""Of states at the same moment the first one counts."""
+"""If several states apply at the same moment, the first of them is used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
@@ -22,34 +22,40 @@ _WORK = {
     "upload": ("sent", "arrived"),
 }
 _MIN_BUSY_SHARE = 0.5
-"""Of a device's CPU share: who uses as much of it trains. Transfers use little."""
+"""Share of its CPU share from which on a device counts as training. Transfers use less."""
 _HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
-"""What keeps a device from working, and the state that it then is in."""
+"""State of a device that something keeps from working."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
-    """Intervals of `run`: `device`, `state` (one of `STATES`), `begin`, `end` (s), and `update`, the row
-    of `run.updates` that the work was for (−1: none). By device and time; a device's intervals fill the
-    run from `since` to `run.duration` without overlap.
+    """Return the states of all devices as intervals, sorted by device and time. The intervals of a
+    device cover the run from `since` to `run.duration` without gap or overlap.
 
-    `download`: from the dispatch until the client had all of the model. `mask`: with secure aggregation,
-    it made a mask and the shares of it; to sum up shares is part of its training. `train`: first to last
-    step. `upload`: from the first byte until the aggregator had all of the update. `paused`: frozen by
-    the scenario or by hand. `offline`: not there, or crashed, until it says that it is ready; or cut off
-    from the network, whatever it does meanwhile. `unfinished`: in a round that came to no applied update
-    (still going when the run ended or the device left, in the rule's buffer, rejected): from the
-    dispatch until the update arrived, or until nothing more was expected of the device. Which part of it
-    was training is not known. While a run goes on, and where a crash ended it, the dispatches that are
-    not answered are not on record: there it is when the device, since its last update arrived, used half
-    of its CPU share or more, by telemetry. `wait`: the rest: it waits for the aggregator, or thinks. Of
-    several at once the first of offline, paused, train, mask, upload, download, unfinished counts: a
-    model may come while the device trains.
+    Columns: `device`, `state` (one of `STATES`), `begin`, `end` (s), and `update`: the row of
+    `run.updates` that the work was for, −1 if none. The states:
+
+    - `download`: from the dispatch until the client had the whole model.
+    - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as
+      training.
+    - `train`: from the first to the last local step.
+    - `upload`: from the first byte until the aggregator had the whole update.
+    - `paused`: frozen by the scenario or by hand.
+    - `offline`: absent or crashed, until it reports that it is ready; or cut off from the network.
+    - `unfinished`: in a round without applied update, because the run ended, the device left, or the
+      update was rejected or is still in the rule's buffer. From the dispatch until the update arrived,
+      or until no update was expected any more. Which part of it was training is unknown. During a run,
+      and after a crash, unanswered dispatches are not recorded. Then the state is inferred from
+      telemetry: since its last update arrived, the device used at least half of its CPU share.
+    - `wait`: otherwise. The device waits for the aggregator, or has think time.
+
+    If several states apply, the first of offline, paused, train, mask, upload, download, unfinished is
+    used: a model may arrive while the device trains.
     """
-    clients = run.updates["client"].cat.categories  # begins with the plan's devices
-    whole = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
+    clients = run.updates["client"].cat.categories  # starts with the planned devices
+    waiting = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
     spans = _flat(
         _clipped(
-            pd.concat([whole, *_work(run, since), *_rounds(run, clients), _away(run, clients)]),
+            pd.concat([waiting, *_work(run, since), *_rounds(run, clients), _away(run, clients)]),
             since,
             run.duration,
         )
@@ -66,13 +72,15 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
 
 def _spans(device: object, state: str, begin: object, end: object, update: object = -1) -> pd.DataFrame:
-    """One row per interval; `device` is an index of the clients, `state` becomes an index too."""
+    """Return a table with one row per interval. `device` is an index of the clients; the column `state`
+    has an index of `_PRECEDENCE`."""
     columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
     types = {"device": np.int64, "begin": np.float64, "end": np.float64}
     return pd.DataFrame({**columns, "update": update}).astype(types)
 
 
 def _work(run: Run, since: float) -> list[pd.DataFrame]:
+    """Return the intervals of the work for applied updates."""
     rows = np.flatnonzero(run.updates["arrived"] >= since)
     updates = run.updates.iloc[rows]
     device = updates["client"].cat.codes
@@ -86,7 +94,7 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
-    """Rounds without an applied update."""
+    """Return the intervals of rounds without an applied update."""
     recorded = run.unfinished
     device = _places(clients, recorded["client"])
     rounds = [_spans(device, "unfinished", recorded["dispatched"], recorded["until"])[device >= 0]]
@@ -94,12 +102,13 @@ def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
 
 
 def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
-    """Places of `names` in `clients`; −1: neither planned nor heard of."""
+    """Return the indices of `names` in `clients`; −1 for unknown names."""
     return clients.get_indexer(pd.Index(names.astype(object)))
 
 
 def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """When devices used their CPU after their last update had arrived, from one sample to the next."""
+    """Return the intervals between samples in which devices used their CPU after their last update
+    arrived."""
     arrived = run.updates.groupby("client", observed=True)["arrived"].max()
     samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
     before = samples.groupby("device", observed=True).shift()
@@ -113,9 +122,10 @@ def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """When devices were offline or paused, by the aggregator's and the scenario's records."""
+    """Return the intervals in which devices were offline or paused, from the records of aggregator and
+    scenario."""
     changes: list[tuple[float, str, Hold, bool]] = []
-    for start in run.starts:  # devices begin, also in a resumed run, as they were planned
+    for start in run.starts:  # also in a resumed run, devices start as planned
         changes += [(start.at, name, "down", True) for name in start.missing]
         changes += [(start.at, name, "down", False) for name in start.clients]
         changes += [
@@ -124,12 +134,14 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
             for what in ("frozen", "cut off")
         ]
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
-        if (done := BY_NAME.get(action)) is None:  # what is set holds nothing
+        if (
+            done := BY_NAME.get(action)
+        ) is None:  # actions with parameters do not keep devices from working
             continue
         for what, begins in holds(done).items():
             if begins or what != "down":  # a device that is down reports itself that it is ready
                 changes.append((at, name, what, begins))
-    # After what was done at the same moment: who is started anew at once is `ready` in the end.
+    # After the actions of the same moment, so that a device that restarts immediately ends as `ready`.
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):
         if state in ("offline", "ready"):
             changes.append((at, name, "down", state == "offline"))
@@ -149,15 +161,17 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
-    """Inside the run; of those that remain, the ones whose begin and end are known."""
+    """Clip the intervals to the run, and drop those that are empty or whose begin or end is unknown."""
     begin, end = spans["begin"].clip(since, until), spans["end"].clip(since, until)
     return spans.assign(begin=begin, end=end)[end > begin]  # false for NaN
 
 
 def _flat(spans: pd.DataFrame) -> pd.DataFrame:
-    """Without overlap: at each moment the first state's span, of several such the one begun last.
+    """Remove overlaps: at each moment, keep the span of the first state in `_PRECEDENCE` and, among
+    several of that state, the one that began last.
 
-    A sweep over all begins and ends: how many spans of a state are open, and whose was begun last.
+    Sweeps over all begins and ends, and counts how many spans of each state are open, and which of them
+    began last.
     """
     count = len(spans)
     rows = np.arange(2 * count, dtype=np.int32)
@@ -169,7 +183,7 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
     for code in reversed(range(len(_PRECEDENCE))):
         mine = state == code
         changes = begins.astype(np.int8) * 2 - 1
-        is_open = np.cumsum(changes * mine, dtype=np.int32) > 0  # none is, where the next device begins
+        is_open = np.cumsum(changes * mine, dtype=np.int32) > 0  # all are closed before the next device
         begun = np.maximum.accumulate(rows * (mine & begins))
         np.copyto(chosen, owner[begun], where=is_open)
     stop = np.append(at[1:], 0.0)[: 2 * count]
@@ -178,7 +192,7 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _merged(spans: pd.DataFrame) -> pd.DataFrame:
-    """Neighbours of the same device, state and update made one."""
+    """Merge adjacent intervals of the same device, state and update."""
     what = spans[["device", "state", "update"]].to_numpy()
     first = np.ones(len(spans) + 1, bool)  # the row after the last one, too
     first[1:-1] = (what[1:] != what[:-1]).any(axis=1)

@@ -1,13 +1,13 @@
-"""A run directory as tables: of a finished run, or of one still going.
+"""A run directory as tables, for finished runs and during a run.
 
 All times are in seconds of device time since the run clock started; sizes in bytes.
 
     run = load("runs/quickstart-20260101-120000-abcd")
     run.updates.groupby("group")["staleness"].mean()
 
-    follower = Follower(Path("runs/..."))      # a run still going
+    follower = Follower(Path("runs/..."))      # during the run
     new = follower.read()["update"]            # rows since the last call
-    run = follower.run()                       # all so far
+    run = follower.run()                       # all rows so far
 """
 
 from __future__ import annotations
@@ -35,94 +35,102 @@ from analysis import manifest as manifests
 from analysis import records
 
 _MAX_TABLES = 50
-"""Tables of one kind of record; more are concatenated."""
+"""Maximum number of tables of one kind of record; more are concatenated."""
 _MAX_BYTES = 64 * 2**20
-"""Of `topology.yaml` and `fidelity.json`."""
+"""Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
-"""Of a segment of a run, until which samples still count to it: they are a second apart."""
+"""Time after a segment of a run in which samples still belong to it: samples are one second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run. A table has one row per record; its columns are the record's fields (`agents.events`).
+    """One run. A table has one row per record; its columns are the fields of the record
+    (`agents.events`).
 
     Names of clients, devices and groups are categoricals, in the order of the plan.
     """
 
     path: Path
+    """The run directory."""
     manifest: Mapping[str, Any]
+    """The content of `manifest.json`."""
     topology: Mapping[str, Any]
+    """The content of `topology.yaml`; empty if it was not written yet."""
     starts: tuple[events.RunStarted, ...]
-    """One for each segment of the run: a resumed one has several."""
+    """The start of each segment of the run: a resumed run has several."""
     ended: events.RunEnded | None
-    """None while the run goes on (a resumed one too), and where a crash ended it."""
+    """The end of the run; None while it is running, and after a crash."""
     devices: pd.DataFrame
-    """As planned: `device`, `group`, `profile`, `cpu` (share of one core), `gflops` (Gflop/s), `speed`
-    (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). What is not given is NaN."""
+    """Devices as planned: `device`, `group`, `profile`, `cpu` (share of one core), `gflops` (Gflop/s),
+    `speed` (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). NaN if not set."""
     updates: pd.DataFrame
-    """`events.UpdateApplied`, in the order of application, and the client's `group`. From `dispatched`
-    to `applied`: s; `bytes`: of the payload."""
+    """`events.UpdateApplied`, in the order of application, and the client's `group`. `dispatched` to
+    `applied` are times (s); `bytes` is the payload size."""
     versions: pd.DataFrame
-    """`events.VersionMade`: `at` (s), `version`, `updates` that went into it."""
+    """`events.VersionMade`: `at` (s), `version`, and `updates`, the number of updates in it."""
     evaluations: pd.DataFrame
-    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1); of a language
-    task also `perplexity`, exp(loss)."""
+    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1); for language tasks
+    also `perplexity`, exp(loss)."""
     parts: pd.DataFrame
-    """`events.EvaluatedPart`, where asked for: `at` (s), `version`, `part` (`class`, `device`), `name`,
-    `samples`, `loss`, `accuracy` (share, 0 to 1)."""
+    """`events.EvaluatedPart`, if the topology asks for it: `at` (s), `version`, `part` (`class` or
+    `device`), `name`, `samples`, `loss`, `accuracy` (share, 0 to 1)."""
     statuses: pd.DataFrame
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
     """`events.UpdateRejected`: `at` (s), `client`, `reason`, `dispatch`."""
     clipped: pd.DataFrame
-    """`events.UpdateClipped`: `at` (s), `client`, `norm` before."""
+    """`events.UpdateClipped`: `at` (s), `client`, `norm` before clipping."""
     unfinished: pd.DataFrame
     """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
     `dispatch`."""
     notes: pd.DataFrame
     """`events.Note`: `at` (s), `message`."""
     scenario: pd.DataFrame
-    """`events.Acted`, what was done to devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
-    and `details`, all that the record says, as JSON."""
+    """`events.Acted`, the actions on devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
+    and `details`, the whole action as JSON."""
     telemetry: pd.DataFrame
-    """One row per sample: `device`, `at` (s), `cpu` (CPU time so far, s of one host core), `periods`,
-    `throttled_periods` (CFS, so far), `throttled` (s), `memory` (bytes), `received`, `sent` (bytes so
-    far), `up_busy` (s in which packets waited for the uplink, so far), `up_left`, `up_allowed` (bytes
-    that left its queue then, and that its rate allows), likewise for `down`, `monotonic` (the host's
-    clock in the last segment of the run, s). Without `monotonic_zero` in the manifest `at` is NaN."""
+    """One row per sample. Counters since the start of the device: `cpu` (CPU seconds of one host core),
+    `periods`, `throttled_periods` (CFS), `throttled` (s), `received`, `sent` (bytes); for the uplink
+    `up_busy` (s in which packets waited in its queue), `up_left` (bytes that left the queue in that
+    time) and `up_allowed` (bytes that its rate allows in that time); the same for `down`. Other columns:
+    `device`, `at` (s), `memory` (bytes), `monotonic` (the host's clock in the last segment of the run,
+    s). Without `monotonic_zero` in the manifest, `at` is NaN."""
     probes: pd.DataFrame
-    """What devices measured of their links: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter`
-    (s), `loss` (share), `monotonic` (s)."""
+    """Links as measured by the devices: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter` (s),
+    `loss` (share), `monotonic` (s)."""
     fidelity: pd.DataFrame
-    """`fidelity.json`, once the run has ended: `device`, `group`, `figure` (`cpu`, a share of one core;
-    `up`, `down`, bit/s; `rtt`, `jitter`, s; `loss`, a share; `up_carried`, `down_carried`, shares of
-    the rate that left while packets waited), `asked`, `got`, `error` (%)."""
+    """`fidelity.json`, empty until the run has ended: `device`, `group`, `figure`, `asked` (requested),
+    `got` (measured), `error` (%). Figures: `cpu`, a share of one core; `up`, `down`, bit/s; `rtt`,
+    `jitter`, s; `loss`, a share; `up_carried`, `down_carried`, shares of the rate carried while packets
+    waited."""
 
     def __repr__(self) -> str:
-        """One line: the tables are long."""
+        """Return one line, because the tables are long."""
         made = f"{quantity(len(self.updates), 'update')} in {quantity(self.versions_made, 'version')}"
         devices = quantity(len(self.devices), "device")
         return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
 
     @property
     def name(self) -> str:
+        """Name of the run directory."""
         return self.path.name
 
     @property
     def started(self) -> events.RunStarted | None:
-        """The first time, of a run that was resumed."""
+        """The first start of the run; None before it."""
         return next(iter(self.starts), None)
 
     @property
     def versions_made(self) -> int:
-        """Global models made: the initial one is none, and a round without updates makes none."""
+        """Number of global models made by aggregations. The initial model and rounds without updates do
+        not count."""
         recorded = self.versions["version"]
         return int(recorded[recorded > 0].nunique())
 
     @property
     def duration(self) -> float:
-        """Seconds until the run ended, or until its last record or sample where it has not."""
+        """Seconds until the run ended or, if it has not ended, until its last record or sample."""
         if self.ended is not None:
             return self.ended.at
         ats = [self.updates["applied"]]
@@ -130,11 +138,12 @@ class Run:
             t["at"] for t in (self.versions, self.evaluations, self.statuses, self.rejected, self.notes)
         ]
         ats.append(self.telemetry["at"].dropna())
-        return max([0.0, *(float(at.max()) for at in ats if len(at))])  # samples begin before the run
+        # At least 0: samples start before the run.
+        return max([0.0, *(float(at.max()) for at in ats if len(at))])
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table, by the name of its attribute."""
+        """All tables, by the names of their attributes."""
         return {
             name: table
             for name in self.__dataclass_fields__
@@ -142,12 +151,13 @@ class Run:
         }
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
-        """Write every table to `folder`, which is made, as `<table>.<form>`; the files written.
+        """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
+        created.
 
-        Raises ValueError for another form, OSError where the files cannot be written.
+        Raises ValueError for another form, OSError if a file cannot be written.
         """
         if form not in ("parquet", "csv"):
-            raise ValueError(f"there is no form {form!r} to export to: use parquet or csv")
+            raise ValueError(f"form is {form!r}, expected parquet or csv")
         Path(folder).mkdir(parents=True, exist_ok=True)
         paths = []
         for name, table in self.tables.items():
@@ -160,13 +170,14 @@ class Run:
 
 
 class Follower:
-    """One run directory, read as it grows."""
+    """Reads a run directory while it grows."""
 
     def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
-        """`newest`: of these kinds of record (`records.SCHEMAS`, `telemetry`, `probe`) no more rows are
-        held than that and a quarter; older ones are forgotten. Raises what `load` raises."""
+        """`newest`: approximate maximum number of rows to keep, by kind of record (`records.SCHEMAS`,
+        `telemetry`, `probe`). Up to a quarter more may be kept; older rows are discarded. Raises the
+        same errors as `load`."""
         self.rows: Counter[str] = Counter()
-        """Read so far, by kind of record; those forgotten included."""
+        """Number of rows read so far, by kind of record; includes discarded rows."""
         self._newest = newest
         self._path = Path(path)
         self._events = records.Tail(self._path / "events.jsonl")
@@ -178,29 +189,30 @@ class Follower:
             events.Acted.event: [records.empty(records.ACTIONS)],
         }
         self._zero: float | None = None
-        """`monotonic_zero` of the newest samples."""
+        """`monotonic_zero` of the newest samples; None before the first."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
-        """One of each segment of the run: a resumed one has several."""
+        """The start of each segment of the run: a resumed run has several."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
-        """The manifest, and the state of its file then."""
+        """State of the manifest's file when it was last read, and its content; None before."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
-        """The rows since the last call, by kind of record (`update`, `version`, …: `records.SCHEMAS`;
-        `telemetry` and `probe`, whose `at` is the host's monotonic clock); a kind without is left out.
+        """Return the rows since the last call, by kind of record: `update`, `version`, …
+        (`records.SCHEMAS`), and `telemetry` and `probe`, whose `at` is on the host's monotonic clock.
+        Kinds without new rows are left out.
 
-        Raises ValueError, naming the line, for what cannot be read.
+        Raises ValueError, naming the line, if a record is invalid.
         """
         new: dict[str, list[pa.Table]] = {}
-        for kind, table in self._take():
+        for kind, table in self._read_new():
             new.setdefault(kind, []).append(table)
         return {kind: _frame(tables) for kind, tables in new.items()}
 
     def run(self) -> Run:
-        """All so far, what is new included. Raises what `load` raises."""
-        deque(self._take(), maxlen=0)
+        """Read new rows, and return the run so far. Raises the same errors as `load`."""
+        deque(self._read_new(), maxlen=0)
         manifest = self._manifest()
         devices = _devices(manifest)
         frames = {kind: _frame(tables) for kind, tables in self._tables.items()}
@@ -215,7 +227,7 @@ class Follower:
             updates=updates.assign(group=_groups(updates["client"], devices)),
             versions=frames["version"],
             evaluations=_with_perplexity(frames["evaluation"], manifest),
-            parts=_once(frames["evaluation_part"]),
+            parts=_without_duplicates(frames["evaluation_part"]),
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
@@ -227,8 +239,8 @@ class Follower:
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
-    def _take(self) -> Iterator[tuple[str, pa.Table]]:
-        """Read what is new, and hold it; the tables, by kind of record."""
+    def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
+        """Read and keep new records; yield them as (kind of record, table)."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
@@ -253,14 +265,15 @@ class Follower:
                     yield kind, table
 
     def _hold(self, kind: str, table: pa.Table) -> None:
-        """Keep few tables, as concatenating them costs by their number, and no more rows than wanted."""
+        """Append `table`. Limit the number of tables, because concatenating many is slow, and the number
+        of rows."""
         self.rows[kind] += table.num_rows
         tables = self._tables[kind]
         tables.append(table)
         rows, newest = sum(one.num_rows for one in tables), self._newest.get(kind)
         if len(tables) > _MAX_TABLES or (newest is not None and rows > 1.25 * newest):
-            whole = pa.concat_tables(tables).unify_dictionaries()
-            self._tables[kind] = [whole.slice(max(0, rows - (newest or rows))).combine_chunks()]
+            joined = pa.concat_tables(tables).unify_dictionaries()
+            self._tables[kind] = [joined.slice(max(0, rows - (newest or rows))).combine_chunks()]
 
     def _manifest(self) -> dict[str, Any]:
         path = self._path / "manifest.json"
@@ -271,11 +284,11 @@ class Follower:
         return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Samples with `at` by the run clock. A resumed run has one for each of its segments; between
-        two, while it is interrupted or about to go on, there is none, and `at` is NaN."""
+        """Return `samples` with `at` on the run clock. In a resumed run, the clock stands still between
+        the segments; samples from that time have NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
-        # Not 0 where a reboot or sleep was between two segments.
+        # Not 0 if the host was rebooted or suspended between two segments.
         earlier = (samples["monotonic_zero"] - zero).fillna(0.0)
         monotonic = (samples["at"] + earlier).to_numpy()
         timed = samples.drop(columns="monotonic_zero").assign(at=np.nan, monotonic=monotonic)
@@ -287,74 +300,76 @@ class Follower:
             segment = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
             found = at[segment] + (unix - began[segment]) / dilation
             timed["at"] = np.where(found <= over[segment] + _AFTER_SECONDS, found, np.nan)
-        if "rtt" in timed:  # the link was measured by the host's clock
+        if "rtt" in timed:  # links are measured with the host's clock
             measured = {name: timed[name] for name in records.PROBED}
             timed = timed.assign(**in_device_time(measured, dilation))
         return timed
 
 
-class _Entry(BaseModel):
-    """Of a topology, checked as far as it is looked at here."""
+class _NamedEntry(BaseModel):
+    """A named entry of a topology. Only fields that this module uses are checked."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     name: str = "?"
 
 
-class _Group(_Entry):
+class _GroupEntry(_NamedEntry):
     link: dict[str, Any] | None = None
 
 
-class _RecordedDifferential(BaseModel):
+class _DifferentialEntry(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     noise: Annotated[float, Field(gt=0, le=1e18)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     at: Literal["client", "server"]
 
 
-class _Privacy(BaseModel):
+class _PrivacyEntry(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
-    differential: _RecordedDifferential | None = None
+    differential: _DifferentialEntry | None = None
 
 
-class _Topology(_Entry):
-    rule: _Entry = _Entry()
-    privacy: _Privacy | None = None
-    task: _Entry = _Entry()
-    devices: list[_Group] = []
+class _TopologyFile(_NamedEntry):
+    rule: _NamedEntry = _NamedEntry()
+    privacy: _PrivacyEntry | None = None
+    task: _NamedEntry = _NamedEntry()
+    devices: list[_GroupEntry] = []
 
 
-class _Figure(BaseModel):
+class _FigureEntry(BaseModel):
     model_config = ConfigDict(strict=True)
     asked: FiniteFloat | None
     got: FiniteFloat | None
     error: FiniteFloat | None
 
 
-class _Measured(BaseModel):
+class _DeviceFigures(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")  # the figures, by name
     group: str
 
 
-class _Fidelity(BaseModel):
-    devices: dict[str, _Measured]
+class _FidelityFile(BaseModel):
+    devices: dict[str, _DeviceFigures]
 
 
 def load(path: str | Path) -> Run:
-    """Read the run directory `path`. What is not written yet is empty, a torn last line is left out.
+    """Read the run directory `path`. Tables without records are empty; an incomplete last line is
+    ignored.
 
-    Raises FileNotFoundError where there is no run, ValueError, naming the file and the line, for what
-    cannot be read.
+    Raises FileNotFoundError if there is no run, and ValueError, naming file and line, if the content is
+    invalid.
     """
     return Follower(path).run()
 
 
 def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
-    """The runs of these directories, or those that lie in a folder, oldest first. Raises as `load`."""
+    """Read the given run directories in their order, or all runs in a folder, oldest first. Raises the
+    same errors as `load`."""
     if not isinstance(where, str | Path):
         return [load(path) for path in where]
     runs = [load(path.parent) for path in sorted(Path(where).glob("*/manifest.json"))]
     if not runs:
-        raise FileNotFoundError(f"{where} holds no run directory")
+        raise FileNotFoundError(f"{where} contains no run directory")
     return sorted(runs, key=lambda run: run.manifest.get("created") or 0.0)
 
 
@@ -375,7 +390,8 @@ def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.DataFrame:
-    """`column` with the plan's devices as its categories; who is not in the plan comes after them."""
+    """Return `table` with `column` as categorical: first the planned devices, then names not in the
+    plan."""
     names = list(dict.fromkeys([*devices["device"], *table[column].unique()]))
     return table.assign(**{column: pd.Categorical(table[column], names)})
 
@@ -387,8 +403,8 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
         return evaluations.assign(perplexity=np.exp(evaluations["loss"]))
 
 
-def _once(parts: pd.DataFrame) -> pd.DataFrame:
-    """Without what an aggregator that was started again has evaluated anew."""
+def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
+    """Return `parts` without repeated evaluations, which a restarted aggregator may do."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 
@@ -400,30 +416,30 @@ def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:
 
 
 def _topology(path: Path) -> dict[str, Any]:
-    """What the run was to do; empty where there is no file yet."""
+    """Return the content of `topology.yaml`; empty if there is no such file yet."""
     try:
-        with _names_file(path):
-            found = Loader(files.read(path, _MAX_BYTES)).get_single_data()
-            _Topology.model_validate(found)
+        with _naming_file(path):
+            content = Loader(files.read(path, _MAX_BYTES)).get_single_data()
+            _TopologyFile.model_validate(content)
     except FileNotFoundError:
         return {}
-    return dict(found)
+    return dict(content)
 
 
 def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     try:
-        with _names_file(path):
-            found = _Fidelity.model_validate(files.from_json(files.read(path, _MAX_BYTES)))
-            for device, one in found.devices.items():
-                for name, given in (one.model_extra or {}).items():
-                    if isinstance(given, dict):
-                        figure = _Figure.model_validate(given)
+        with _naming_file(path):
+            content = _FidelityFile.model_validate(files.from_json(files.read(path, _MAX_BYTES)))
+            for device, one in content.devices.items():
+                for name, entry in (one.model_extra or {}).items():
+                    if isinstance(entry, dict):
+                        figure = _FigureEntry.model_validate(entry)
                         rows.append((device, one.group, name, figure.asked, figure.got, figure.error))
     except FileNotFoundError:
         pass
     except ValueError:
-        if manifest.get("outcome"):  # else it may be about to be written
+        if manifest.get("outcome"):  # otherwise it may be being written
             raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}
@@ -431,14 +447,14 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 @contextmanager
-def _names_file(path: Path) -> Iterator[None]:
-    """Turns any error in what the file `path` says into a ValueError that names the file."""
+def _naming_file(path: Path) -> Iterator[None]:
+    """Convert errors in the content of the file `path` to a ValueError that names the file."""
     try:
         yield
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: {where or 'all of it'}: {first['msg']}") from None
+        raise ValueError(f"{path}: {where or 'the file'}: {first['msg']}") from None
     except RecursionError:
         raise ValueError(f"{path}: values are nested too deeply") from None
     except (ValueError, yaml.YAMLError) as error:

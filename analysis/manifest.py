@@ -1,4 +1,4 @@
-"""The manifest of a run, read and checked: whoever has one may rely on the types below."""
+"""Reading and checking the manifest of a run. A manifest that was read has the types below."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from agents.disk import files
 _MAX_BYTES = 64 * 2**20
 
 Verdict = Literal["valid", "not valid", "not judged", "simulated"]
-"""Of a run: `not judged` where something that was requested could not be checked, `simulated` in virtual
-time, where no host is involved."""
+"""Verdict on a run: `not judged` if something that was requested could not be checked; `simulated` in
+virtual time, where no host is involved."""
 
 _Number = Annotated[float, Field(ge=-1e18, le=1e18)]
 _Positive = Annotated[float, Field(gt=0, le=1e18)]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Unix = Annotated[float, Field(ge=0, le=2.5e11)]
-"""Seconds that the calendar knows."""
+"""Unix time in seconds, up to the year 9900."""
 
 
 class _Entries(BaseModel):
-    """Every entry may be missing, as in a run that has just begun, and there may be others."""
+    """A table of the manifest. Every entry may be missing, as in a run that has just started, and there
+    may be further entries."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Device(_Entries):
+class _DeviceEntry(_Entries):
     group: str | None = None
     profile: str | None = None
     cpu: _Number | None = None
@@ -44,18 +45,18 @@ class _Device(_Entries):
     labels: list[_Count] = []
 
 
-class _Controller(_Entries):
+class _ControllerEntry(_Entries):
     pid: Annotated[int, Field(gt=0, lt=2**31)]
     started: _Unix
 
 
-class _Validity(_Entries):
+class _ValidityEntry(_Entries):
     valid: bool | None = None
     reasons: list[str] = []
     unjudged: list[str] = []
 
 
-class _Host(_Entries):
+class _HostEntry(_Entries):
     name: str = ""
 
 
@@ -63,7 +64,7 @@ class _Manifest(_Entries):
     format: int = events.FORMAT
     run: str = ""
     created: _Unix | None = None
-    controller: _Controller | None = None
+    controller: _ControllerEntry | None = None
     outcome: str | None = None
     error: str | None = None
     runtime: str | None = None
@@ -71,22 +72,22 @@ class _Manifest(_Entries):
     task: str | None = None
     seed: int = 0
     dilation: _Positive = 1.0
-    host: _Host = _Host()
+    host: _HostEntry = _HostEntry()
     cpus: dict[str, Any] | None = None
-    devices: dict[str, _Device] = {}
+    devices: dict[str, _DeviceEntry] = {}
     shaper: str | None = None
     monotonic_zero: _Number = 0.0
     label: str | None = None
     repeats: _Count | None = None
     timings: dict[str, _Number] = {}
-    validity: _Validity | None = None
+    validity: _ValidityEntry | None = None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The entries of the file `path`.
+    """Return the entries of the manifest in the file `path`.
 
-    Raises OSError (FileNotFoundError where there is none); ValueError, which names the file and the
-    entry, for what is no manifest, or one of a newer version.
+    Raises OSError (FileNotFoundError if it does not exist), and ValueError, which names file and entry,
+    if it is not a manifest or has a newer format.
     """
     try:
         manifest = files.from_json(files.read(path, _MAX_BYTES))
@@ -94,21 +95,21 @@ def read(path: Path) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: no manifest: {where or 'all of it'}: {first['msg']}") from None
+        raise ValueError(f"{path}: not a manifest: {where or 'the file'}: {first['msg']}") from None
     except ValueError as error:
-        raise ValueError(f"{path}: no manifest: {error}") from error
+        raise ValueError(f"{path}: not a manifest: {error}") from error
     check_format(path, manifest.get("format", 0))
     return dict(manifest)
 
 
 def check_format(path: Path, version: int) -> None:
-    """Raises ValueError, which names `path`, for the format of a newer version."""
+    """Raise ValueError, which names `path`, if format `version` is newer than this program's."""
     if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
 
 
 def verdict(manifest: Mapping[str, Any]) -> Verdict:
-    """Whether the run can be believed."""
+    """Return the verdict of a run from its manifest."""
     if (validity := manifest.get("validity")) is None:
         return "simulated" if manifest.get("cpus") is None else "not judged"
     match validity.get("valid"):

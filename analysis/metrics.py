@@ -1,6 +1,6 @@
-"""What the papers measure, of one run or of several. Pure functions, each with its definition.
+"""The metrics of the papers, for one run or several. Pure functions, each with its definition.
 
-Times are seconds of device time, sizes bytes.
+Times are in seconds of device time, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What it took to reach an accuracy; NaN where the run never did."""
+    """The cost of reaching an accuracy; all NaN if the run never reached it."""
 
     time: float
-    """Device time at which the model was taken that reached it, in seconds."""
+    """Device time of the global model that first had the accuracy, in seconds."""
     rounds: float
-    """Its version: global models made."""
+    """Version of that model: number of aggregations."""
     updates: float
-    """Updates in it."""
+    """Updates applied up to that version."""
     bytes: float
-    """Payload of these updates: what went up. The dispatches down are not in the record."""
+    """Payload bytes of these updates, which clients uploaded. Downloads are not recorded."""
 
 
 def reached(run: Run, accuracy: float) -> Reached:
-    """The cost of reaching the test accuracy `accuracy` (share) for the first time.
+    """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    The papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It is as
-    fine as the evaluations are frequent: nothing is interpolated.
+    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It
+    is not interpolated, so its resolution is the evaluation interval.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
@@ -51,9 +51,9 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
-    """Seconds until the global model first has `level` of `quality`: at least that accuracy (share), at
-    most that loss. Interpolated linearly between evaluations, from a finite quality on; infinite where
-    it never has."""
+    """Return the seconds until the global model first has an accuracy (share) of at least `level`, or a
+    loss of at most `level`; infinite if it never has. Interpolated linearly between evaluations with
+    finite values."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
@@ -67,11 +67,12 @@ def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> flo
 
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
-    """Mean of the evaluations in the last `share` of the time up to the last of them: a single one
-    depends on whose update came last. NaN without evaluations, and where one of these is not finite.
+    """Return the mean of the evaluations in the last `share` of the time up to the last evaluation. A
+    single evaluation would depend on which update was applied last. NaN without evaluations, or if one
+    of these is not finite.
 
-    Times are compared as whole nanoseconds: 2.4 s belong to the last fifth of 3 s, and as floats are
-    less than (1 − 0.2) · 3.
+    Times are compared as whole nanoseconds. So 2.4 s belong to the last fifth of 3 s, although as floats
+    they are less than (1 − 0.2) · 3.
     """
     evaluations = run.evaluations
     at = (evaluations["at"] * 1e9).round()
@@ -80,10 +81,10 @@ def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) ->
 
 
 def speed_up(time: float, baseline: float) -> float:
-    """How many times sooner a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
+    """Return how much faster a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
     as in `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
-    NaN where either never reached it, infinite where only the other one had to learn for it.
+    NaN if one of them never reached it; infinite if only `time` is 0; 1 if both are 0.
     """
     if time > 0 or isnan(time):
         return baseline / time
@@ -91,9 +92,9 @@ def speed_up(time: float, baseline: float) -> float:
 
 
 def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
-    """Staleness τ of applied updates, in versions: `count`, `mean`, `std` (of the sample), `p50`, `p90`,
-    `p99` and `max` (the paper's τ_max, of what happened), per `by` (`group`, `client`, or None: one row,
-    `all`)."""
+    """Return the staleness τ of applied updates, in versions, with one row per `group` or `client`, or
+    one row `all` if `by` is None. Columns: `count`, `mean`, `std` (of the sample), `p50`, `p90`, `p99`,
+    and `max`, the observed τ_max of the papers."""
     key = run.updates[by] if by else pd.Series("all", run.updates.index)
     grouped = run.updates["staleness"].groupby(key, observed=True)
     quantiles = {name: grouped.quantile(share) for name, share in _QUANTILES.items()}
@@ -102,10 +103,10 @@ def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
 
 
 def utilisation(run: Run) -> pd.DataFrame:
-    """Per device, the share of the run that it spent in each state of `timeline.STATES` (they sum to 1);
-    and by what they mean: `busy` (training, making a mask, or in a round that came to no applied
-    update), `transfer` (downloading or uploading), `idle` (`wait`), which sum to 1 with `paused` and
-    `offline`. NaN for a run without duration."""
+    """Return, per device, the share of the run spent in each state of `device_states.STATES`; these sum
+    to 1. Further columns combine them: `busy` (training, making a mask, or in a round without applied
+    update), `transfer` (download or upload), `idle` (`wait`); these and `paused` and `offline` sum to 1.
+    NaN for a run without duration."""
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
     table = spent.sum().unstack("state").reindex(columns=list(STATES)) / (run.duration or nan)
@@ -114,11 +115,12 @@ def utilisation(run: Run) -> pd.DataFrame:
 
 
 def contributions(run: Run) -> pd.DataFrame:
-    """Per device: `group`; `updates` applied; `share` of them; `weight` q_i, the mean weight per
-    aggregation; `effective` q̃_i = q_i ÷ Σ q; `importance` p_i, as planned (NaN: not planned).
+    """Return, per device: `group`; `updates`, the number applied; `share` of all applied updates;
+    `weight` q_i, the mean weight per aggregation; `effective` q̃_i = q_i ÷ Σ q; `importance` p_i, as
+    planned (NaN: not planned).
 
-    Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p heads for the optimum of Σ q̃_i f_i, not of Σ p_i f_i.
-    An aggregation without updates (an empty tick) counts as one.
+    Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i, not of Σ p_i
+    f_i. An aggregation without updates (an empty tick) counts.
     """
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
@@ -142,14 +144,18 @@ def contributions(run: Run) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
+    """Difference between effective and planned importance."""
+
     chi_square: float
+    """χ² over the clients with q̃_i > 0."""
     missed: float
-    """Σ p_i of the clients with q̃_i = 0, which χ² leaves out."""
+    """Σ p_i of the other clients, with q̃_i = 0."""
 
 
 def bias(run: Run) -> Bias:
-    """χ² = Σ (p_i − q̃_i)² ÷ q̃_i over clients that were heard: how far the weights that the run gave are
-    from those it should give (Fraboni et al. 2023); 0 means none. NaN without updates or importance."""
+    """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update: the distance of the
+    weights in the run from the planned importance (Fraboni et al. 2023). 0: no bias. NaN without updates
+    or importance."""
     table = contributions(run)
     p, q = table["importance"].to_numpy(), table["effective"].to_numpy()
     if not len(run.updates) or np.isnan(p).all():
@@ -159,12 +165,12 @@ def bias(run: Run) -> Bias:
 
 
 def window(run: Run) -> int:
-    """W, in aggregations: the least for which any W consecutive ones have an update of every client
-    that contributed at all; 0 without updates. An aggregation without updates (an empty tick) counts
-    as one.
+    """Return W: the smallest number for which any W consecutive aggregations include an update of every
+    client that contributed to the run; 0 without updates. An aggregation without updates (an empty tick)
+    counts.
 
-    Fraboni et al. 2023 ask for windows over which the weights of each client add up to the same. A
-    measured run has no such exactly; this is the part of it that can be counted.
+    Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum. Real
+    runs have no such windows; W is the part of the assumption that can be measured.
     """
     aggregations = _aggregations(run)
     place = pd.Series(np.searchsorted(aggregations, run.updates["applied_version"]))
@@ -176,10 +182,10 @@ def window(run: Run) -> int:
 
 
 def _aggregations(run: Run) -> npt.NDArray[np.int64]:
-    """The version that each aggregation left, in their order. One without updates leaves the version as
-    it was: of those with the same version, the first made it.
+    """Return the version after each aggregation, in order. An aggregation without updates keeps the
+    version, so of several with the same version, the first made it.
 
-    A record may end between the updates of a version and the version's own; it counts all the same.
+    The records may end between the updates of a version and the record of the version; it counts, too.
     """
     recorded = run.versions["version"].to_numpy(np.int64)
     begun = np.setdiff1d(run.updates["applied_version"].to_numpy(np.int64), recorded)
@@ -187,25 +193,26 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
 
 
 def jain(values: npt.ArrayLike) -> float:
-    """Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984): 1 where all have the same, 1/n
-    where one has all. NaN where nobody has any."""
+    """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984): 1 if all values are
+    equal, 1/n if all but one are 0, NaN if all are 0."""
     x = np.asarray(values, np.float64)
     squares = len(x) * np.sum(x**2)
     return float(x.sum() ** 2 / squares) if squares else nan
 
 
 def effective_participants(values: npt.ArrayLike) -> float:
-    """1 ÷ Σ share² = n × Jain's index: how many equal contributors would be as uneven as these."""
+    """Return 1 ÷ Σ share² = n × Jain's index: the number of equal contributors with the same Σ
+    share²."""
     return jain(values) * np.size(values)
 
 
 def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
-    """An estimate in joules per device: Σ over states of the seconds in it × the watts drawn then.
+    """Estimate the energy of each device in joules: Σ over states of seconds in the state × watts.
 
-    The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`.
-    A state without a figure counts as none, so with `power: {train: 7.2W}` it is the energy of training
-    alone; a round that came to no applied update, and the making of masks, count as training; a device
-    without any figure has NaN.
+    The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`. A state
+    without a figure counts as 0 W, so `power: {train: 7.2W}` gives the energy of training alone. Rounds
+    without applied update and the making of masks count as training. NaN for a device without any
+    figure.
     """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
@@ -226,29 +233,31 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
+    """A mean with its confidence interval."""
+
     mean: float
     low: float
     high: float
     count: int
-    """Values that it rests on."""
+    """Number of values."""
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean and Student's interval of confidence, for runs that differ in their seed. The ends are NaN
-    for fewer than two values; a NaN value (a target never reached) makes all NaN: none is dropped."""
+def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterval:
+    """Return the mean and Student's confidence interval of values from runs with different seeds. The
+    ends are NaN for fewer than two values. If a value is NaN (a target never reached), all are NaN."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:
-        return Interval(float(x[0]) if len(x) else nan, nan, nan, len(x))
-    from scipy import stats  # which takes half a second
+        return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))
+    from scipy import stats  # imported here, because it takes half a second
 
     half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
-    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+    return ConfidenceInterval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
 
 
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:
-    """`metric` of `runs`: `mean`, `low`, `high` (Student's interval) and `count`, one row for each set
-    of runs that are alike but for their seed, indexed by a short name."""
+    """Return `mean`, `low`, `high` (Student's interval) and `count` of `metric`, with one row for each
+    set of runs that differ only in their seed, indexed by a short name."""
     sets = by_settings(runs)
     intervals = [t_interval([metric(run) for run in same], level) for same in sets.values()]
     return pd.DataFrame(intervals, index=list(sets), columns=["mean", "low", "high", "count"])

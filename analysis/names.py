@@ -1,4 +1,4 @@
-"""Short names for runs that stand beside each other."""
+"""Short names for runs that are shown together."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _NAMES = (
     ("label", "begin"),
 )
 _MAX_SETTINGS = 3
-"""Settings that a name lists; runs that differ in more are told apart by other things."""
-_TOLD_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
-"""Settings that other parts of a name tell."""
+"""Maximum number of settings in a name. If runs differ in more, other parts distinguish them."""
+_SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
+"""Settings that other parts of a name show."""
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
-    """The runs by what tells them apart: the label that a sweep has given them, or the rule, then the
-    settings that differ, seed, runtime and topology, else when they began, or the run directory."""
+    """Return the runs by short distinct names. A name has the label in a sweep, or the rule; if needed,
+    also the settings that differ, seed, runtime, topology or start time. The last resort is the run
+    directory."""
     settings = _differing(runs)
     for parts in _NAMES:
         named = {}
@@ -42,8 +43,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by their settings, their own code and data files, and their runtime but for the seed, each
-    set with a short name."""
+    """Group runs that differ only in their seed: same settings, user code, data files and runtime.
+    Return the sets by short distinct names."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
@@ -53,12 +54,12 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """In words, and by the id of each run, what few settings it has otherwise than the others; empty
-    where these are none or many."""
+    """Return, by the id of each run, a text with the settings that differ between the runs; empty if
+    none or more than `_MAX_SETTINGS` differ."""
     if len(runs) < 2:
         return {}
     leaves = [dict(_leaves(run.topology)) for run in runs]
-    known = dict.fromkeys(path for of_run in leaves for path in of_run if path not in _TOLD_OTHERWISE)
+    known = dict.fromkeys(path for of_run in leaves for path in of_run if path not in _SHOWN_OTHERWISE)
     differing = [path for path in known if len({repr(of_run.get(path)) for of_run in leaves}) > 1]
     if len(differing) > _MAX_SETTINGS:
         return {}
@@ -75,8 +76,8 @@ def _differing(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """All values with their path: `devices.pi.cpu`, entries of a list by their name where they have one,
-    else by their place."""
+    """Yield all values with their path, e.g. `devices.pi.cpu`. Entries of a list are named by their
+    `name`, or by their index if they have none."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
@@ -102,6 +103,6 @@ def _part(run: Run, part: str, settings: Mapping[int, str]) -> str:
             return str(run.manifest.get("runtime", "?"))
         case "seed":
             return f"seed {run.topology.get('seed', '?')}"
-        case "begin":  # a run id is the topology's name, date, time, and some digits
+        case "begin":  # a run id is the topology's name, date, time, and random digits
             return run.name.removeprefix(f"{run.topology.get('name')}-")
     return str(run.topology.get("name", run.name))

@@ -1,9 +1,9 @@
-"""What differential privacy a run has given each client: ε, for the δ of its topology.
+"""Differential privacy of each client in a run: ε for the δ of its topology (docs/concepts/privacy.md).
 
-docs/concepts/privacy.md explains it. Plain composition over a client's own participations, by
-dp-accounting's RDP accountant: asynchronous clients choose themselves when they take part, so that no
-amplification by sampling is claimed. The participations of Gaussian noise with multipliers z_1, z_2, …
-have the RDP of one with 1/z² = Σ 1/z_k², so a client's whole past is one number, Σ 1/z_k².
+ε is composed over the client's own participations, with dp-accounting's RDP accountant. Amplification by
+sampling is not claimed, because asynchronous clients decide themselves when they take part.
+Participations with Gaussian noise of multipliers z_1, z_2, … have the same RDP as one with 1/z² = Σ
+1/z_k². So a client's history is one number, Σ 1/z_k².
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from analysis.load import Run
 
 
 def settings(run: Run) -> Mapping[str, Any] | None:
-    """`privacy.differential` of the topology: `clip`, `noise`, `at`, `delta`; None without."""
-    found: Mapping[str, Any] | None = (run.topology.get("privacy") or {}).get("differential")
-    return found
+    """Return `privacy.differential` of the topology (`clip`, `noise`, `at`, `delta`); None if it is not
+    set."""
+    differential: Mapping[str, Any] | None = (run.topology.get("privacy") or {}).get("differential")
+    return differential
 
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(spent: float, delta: float) -> float:
-    """ε of a client with Σ 1/z_k² = `spent`; NaN where dp-accounting is not installed."""
+    """Return ε of a client with Σ 1/z_k² = `spent`; NaN if dp-accounting is not installed."""
     if spent == 0:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:
@@ -42,12 +43,13 @@ def epsilon(spent: float, delta: float) -> float:
 
 
 def participations(run: Run) -> pd.DataFrame:
-    """Of a run with differential privacy `client`, `at` (s) and `spent`, the 1/z² of each participation,
-    in the order of time.
+    """Return the participations in a run with differential privacy, in order of time: `client`, `at`
+    (s), and `spent`, its 1/z².
 
-    With noise at the client each update that arrived is one, also if it was rejected or lost. With noise
-    at the server each version is one of each client that is in it: with what its updates weigh together,
-    against the heaviest update of the version, of which the noise is z times the bound.
+    With noise at the client, each update that arrived is a participation, also if it was rejected or
+    lost. With noise at the server, each version is a participation of every client that contributed to
+    it. Its 1/z is multiplied by the total weight of the client's updates ÷ the weight of the heaviest
+    update of the version, because the noise is z times the bound of the heaviest update.
     """
     wanted = settings(run)
     if wanted is None:
@@ -57,7 +59,8 @@ def participations(run: Run) -> pd.DataFrame:
     else:
         applied = run.updates[["client", "arrived", "dispatch"]].rename(columns={"arrived": "at"})
         others = run.rejected.loc[run.rejected["dispatch"] > 0, ["client", "at", "dispatch"]]
-        # An interrupted run tells so of what lay in the rule's buffer: it ended after they had arrived.
+        # Updates that were in the rule's buffer when the run was interrupted: it ended after their
+        # arrival.
         held = run.unfinished.query("until < at and dispatch > 0").assign(at=lambda rows: rows["until"])
         parts = (applied, others, held[["client", "at", "dispatch"]])
         found = pd.concat([part.astype({"client": object}) for part in parts])
@@ -68,8 +71,8 @@ def participations(run: Run) -> pd.DataFrame:
 
 
 def _of_versions(run: Run) -> pd.DataFrame:
-    """By client and version: `at`, when it was made, and `share`, the client's weight in it against that
-    of the heaviest update."""
+    """Return, by client and version: `at`, the time of the version, and `share`, the weight of the
+    client's updates ÷ that of the heaviest update."""
     updates = run.updates.astype({"client": object})
     heaviest = updates.groupby("applied_version")["weight"].transform("max")
     updates = updates.assign(share=updates["weight"] / heaviest)
@@ -78,8 +81,8 @@ def _of_versions(run: Run) -> pd.DataFrame:
 
 
 def by_device(run: Run) -> pd.Series[float] | None:
-    """ε of each client so far, indexed by it, as `run.devices` has them; None for a run without
-    differential privacy."""
+    """Return ε of each client so far, indexed by client in the order of `run.devices`; None for a run
+    without differential privacy."""
     wanted = settings(run)
     if wanted is None:
         return None
@@ -89,8 +92,8 @@ def by_device(run: Run) -> pd.Series[float] | None:
 
 
 def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The highest ε of any client at each of `run.evaluations`; NaN of a run without differential
-    privacy."""
+    """Return the highest ε of any client at each row of `run.evaluations`; NaN for a run without
+    differential privacy."""
     wanted, at = settings(run), run.evaluations["at"].to_numpy()
     if wanted is None:
         return np.full(len(at), math.nan)
@@ -102,7 +105,8 @@ def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def record(run: Run) -> dict[str, Any] | None:
-    """For the manifest: ε of each client, and for which δ."""
+    """Return the entry for the manifest: δ, and ε of each client; None for a run without differential
+    privacy."""
     wanted, found = settings(run), by_device(run)
     if wanted is None or found is None:
         return None

@@ -1,9 +1,9 @@
-"""Blocks of JSON lines to columns: what loading a run and following one have in common.
+"""Conversion of blocks of JSON lines to columns, for loading and following a run.
 
-A block goes through Arrow's JSON reader, all kinds of record at once, and is then taken apart. Where
-Arrow cannot (a line that is none, a newer format), the block is read once more, line by line, which is
-slow but knows the line that is wrong. So is a block that does not look like lines of objects: Arrow's
-reader ends the process where a line is `null`.
+Arrow's JSON reader parses a block with all kinds of record, which is then split by kind. If Arrow fails
+(invalid line, newer format), the block is parsed line by line, which is slow but finds the line with the
+error. Blocks that do not look like lines of objects are also parsed by line, because Arrow's reader
+crashes the process if a line is `null`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Bytes that are read at a time: what bounds the memory beside the tables themselves."""
+"""Bytes read at a time; bounds the memory used besides the tables."""
 _TEXTS = ("reason", "message", "details")
-"""Strings that are seldom the same twice; the others become categoricals."""
+"""Fields whose strings rarely repeat. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
 
@@ -49,38 +49,38 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Note,
     )
 }
-"""Kinds of record that become tables; of the others there are few, and they have lists and maps."""
+"""Kinds of record that become tables. Records of other kinds are few, and contain lists and maps."""
 ACTIONS = pa.schema(
     dict.fromkeys(("at", "lateness"), _TYPES["float"])
     | dict.fromkeys(("device", "source", "action", "details"), _TYPES["str"])
 )
-"""Of `events.Acted`: `details` is the whole action as JSON."""
+"""Columns for `events.Acted`; `details` is the whole action as JSON."""
 _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()])
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
-_TAKEN = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
-"""By which device and when, on the host's monotonic clock; and the Unix time at which that showed 0, in
-the segment of the run that it was in. A line of its own tells that at the begin of each segment; of
-older runs, none does."""
+_COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
+"""Columns of samples and probes: device; time on the host's monotonic clock; Unix time at which that
+clock was 0, in the segment of the run. A separate line at the start of each segment has
+`monotonic_zero`; older runs lack it."""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
-"""Fields of a sample that have what a direction of a link carried while packets waited in its queue, and
-what these have (`agents.wire.messages.QueueUse`)."""
+"""Field of a sample for each direction of a link, and the fields of its value
+(`agents.wire.messages.QueueUse`)."""
 _SAMPLE = pa.schema(
-    _TAKEN
+    _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
     + [(name, pa.struct([(one, pa.float64()) for one in _CARRIED])) for name in _QUEUES.values()]
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
-"""What lines of objects do not have, but in a text: a closing brace, and then neither the next object
-nor the rest of one that is around it."""
+"""A closing brace that is followed neither by the next object nor by the rest of an outer one. Lines of
+objects have this only inside strings."""
 SAMPLES = pa.schema(
-    _TAKEN
+    _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
     + [(f"{way}_{one}", pa.float64()) for way in _QUEUES for one in _CARRIED]
 )
-PROBES = pa.schema(_TAKEN + [(name, pa.float64()) for name in PROBED])
+PROBES = pa.schema(_COMMON + [(name, pa.float64()) for name in PROBED])
 
 
 def _figures(name: str, names: Sequence[str]) -> Any:
@@ -97,31 +97,32 @@ _Sample = msgspec.defstruct(
         ("probe", _figures("probe", PROBED) | None, None),
     ],
 )
-"""What `_SAMPLE` has; what else there is, is skipped."""
+"""The fields of `_SAMPLE`; other fields are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """What some lines of `events.jsonl` hold."""
+    """Records of some lines of `events.jsonl`."""
 
     tables: Mapping[str, pa.Table]
-    """By kind of record (`SCHEMAS`); a kind without rows is left out."""
+    """Tables by kind of record (`SCHEMAS`); kinds without rows are left out."""
     others: tuple[events.Record, ...]
-    """The start, the end and the actions, in order."""
+    """Records of other kinds (starts, end, actions), in order."""
 
 
 class Tail:
-    """Reads a growing file of lines; a line still being written waits for the next call."""
+    """Reads a growing file of lines. An incomplete line is read by a later call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = 0
-        """Whole lines read so far."""
+        """Number of complete lines read so far."""
         self._offset = 0
 
     def blocks(self) -> Iterator[bytes]:
-        """What is new since the last call, in blocks of whole lines; nothing where there is no file."""
+        """Yield the bytes since the last call, in blocks of complete lines; nothing if there is no
+        file."""
         while block := self._next():
             self._offset += len(block)
             yield block
@@ -142,7 +143,7 @@ class Tail:
 
 
 def parse_events(tail: Tail, block: bytes) -> Block:
-    """The records of `block`, which is at `tail`. Raises ValueError, naming the line."""
+    """Return the records of `block`, just read by `tail`. Raises ValueError, naming the line."""
     try:
         return _fast(block)
     except pa.ArrowInvalid:
@@ -150,8 +151,8 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 
 def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
-    """Telemetry and probes of `block`, where `zero` is the `monotonic_zero` at its begin, and that at
-    its end. What is no sample (a crash in mid-write) is left out."""
+    """Return the telemetry and the probes of `block`, and `monotonic_zero` at its end. `zero` is
+    `monotonic_zero` at its start. Lines that are not samples (e.g. cut by a crash) are ignored."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:
@@ -163,22 +164,22 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table,
     table = table.set_column(table.schema.get_field_index("monotonic_zero"), "monotonic_zero", zeros)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
     probed = table["probe"].is_valid()
-    of_cpu = pc.and_(pc.invert(probed), table["cpu"].is_valid())  # others are of GPUs
-    samples, probes = table.filter(of_cpu), table.filter(probed)
+    is_cpu = pc.and_(pc.invert(probed), table["cpu"].is_valid())  # the others are GPU samples
+    samples, probes = table.filter(is_cpu), table.filter(probed)
     flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
-    taken = {name: probes[name] for name, _ in _TAKEN}
-    probe_table = pa.table({**taken, **flat}, schema=PROBES)
+    common = {name: probes[name] for name, _ in _COMMON}
+    probe_table = pa.table({**common, **flat}, schema=PROBES)
     carried = {
         f"{way}_{one}": pc.struct_field(samples[name], one)
         for way, name in _QUEUES.items()
         for one in _CARRIED
     }
-    whole = {name: samples[name] for name in SAMPLES.names if name not in carried}
-    return _encoded(pa.table({**whole, **carried}, schema=SAMPLES)), _encoded(probe_table), zero
+    plain = {name: samples[name] for name in SAMPLES.names if name not in carried}
+    return _encoded(pa.table({**plain, **carried}, schema=SAMPLES)), _encoded(probe_table), zero
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:
-    """A row of `_SAMPLE`, or None for what is no sample."""
+    """Parse a row of `_SAMPLE`; None if the line is not a sample."""
     try:
         return dict(msgspec.to_builtins(_SAMPLES.decode(line)))
     except (ValueError, RecursionError):
@@ -186,10 +187,12 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 
 
 def empty(schema: pa.Schema) -> pa.Table:
+    """Return an empty table."""
     return _encoded(schema.empty_table())
 
 
 def actions(acted: Sequence[events.Acted]) -> pa.Table:
+    """Return a table of actions on devices."""
     rows = [
         {
             "at": one.at,
@@ -207,12 +210,12 @@ def actions(acted: Sequence[events.Acted]) -> pa.Table:
 def _fast(block: bytes) -> Block:
     table = _read(block, _ALL)
     if table["event"].null_count:
-        raise pa.ArrowInvalid("a line that is no record")
+        raise pa.ArrowInvalid("a line is not a record")
     tables = {}
     for kind, schema in SCHEMAS.items():
         rows = table.select(schema.names).filter(pc.equal(table["event"], kind))
         if any(rows[field.name].null_count for field in schema if field.type != pa.float64()):
-            raise pa.ArrowInvalid("an incomplete record")
+            raise pa.ArrowInvalid("a record is incomplete")
         if rows.num_rows:
             tables[kind] = _encoded(rows)
     others = pc.is_in(table["event"], pa.array(sorted(events.RECORDS.keys() - SCHEMAS.keys())))
@@ -248,17 +251,17 @@ def _by_line(tail: Tail, block: bytes) -> Block:
         }
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(
-            f"{tail.path}: a record of lines {tail.lines + 1} to {number}: {error}"
+            f"{tail.path}: invalid record in lines {tail.lines + 1} to {number}: {error}"
         ) from error
     return Block({kind: _encoded(table) for kind, table in tables.items()}, tuple(others))
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:
-    """Raises ArrowInvalid."""
+    """Parse `block` with Arrow. Raises ArrowInvalid."""
     if not block:
         return schema.empty_table()
     if block[:1] != b"{" or _ODD.search(block):
-        raise pa.ArrowInvalid("a line that is no object")
+        raise pa.ArrowInvalid("a line is not an object")
     table = arrow_json.read_json(
         pa.BufferReader(block),
         arrow_json.ReadOptions(block_size=max(1 << 22, block.find(b"\n") + 1)),
@@ -268,7 +271,7 @@ def _read(block: bytes, schema: pa.Schema) -> pa.Table:
         if column.type == pa.float64() and column.null_count < len(column):
             least, most = pc.min_max(column).as_py().values()
             if least < -events.LARGEST or most > events.LARGEST:
-                raise pa.ArrowInvalid("a number that is too large")
+                raise pa.ArrowInvalid("a number is too large")
     return table
 
 

@@ -1,6 +1,7 @@
-"""Runs as one HTML page that holds all it needs: charts, tables, topology, manifest, validity, fidelity.
+"""Report of runs as one self-contained HTML page: charts, tables, topology, manifest, validity,
+fidelity.
 
-What comes from files is text to it, never markup.
+Text from files is escaped, never used as markup.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ _USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
 _CHARTS = ("accuracy", "loss", "loss-by-device", "time-to-accuracy", "devices", "staleness-histogram",
            "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
-"""Charts of much data, or of a lane or a bar for each run; of `_MAX_RUNS_WITH_LANES` runs at the
-most."""
+"""Charts with much data, or with a lane or bar per run; they show at most `_MAX_RUNS_WITH_LANES`
+runs."""
 _MAX_RUNS_WITH_LANES = 8
 _ROWS = 60
-"""Of a table; where there are more devices, their groups are shown."""
+"""Maximum number of rows of a table. If there are more devices, their groups are shown."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
             "rtt": ("rtt (ms)", 1e3), "jitter": ("jitter (ms)", 1e3),
             "loss": ("loss (%)", 100.0)}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _ReportTable:
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Of its columns, those that hold words: the first ones."""
+    """Number of first columns that contain words and are aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
-    """The page. `target`: accuracy (share) whose cost is compared, else the highest that all runs of a
-    task reached."""
+    """Return the page. `target`: the accuracy (share) whose cost is compared; None: the highest that all
+    runs of a task reached."""
     charts = _charts(runs)
     figures = [screen.draw(chart).figure for chart in charts]
-    for drawn in figures:  # the page's own colour shows through, light or dark
+    for drawn in figures:  # transparent, so that the page's background shows, light or dark
         drawn.update(background_fill_color=None, border_fill_color=None)
     script, divs = components(figures) if figures else ("", ())
     several = len(runs) > 1
@@ -76,24 +77,28 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
     )
 
 
-def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _Table]]:
-    """For each task the target, as a text, and what it cost."""
+def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _ReportTable]]:
+    """Yield for each task the target, as a text (None: no run has an accuracy), and the table of its
+    cost."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)
         headings, rows = comparison.texts(comparison.compare(own, reached))
         title = task if len(tasks) > 1 else ""
-        yield None if reached is None else comparison.percent(reached), _Table(title, headings, rows)
+        yield (
+            None if reached is None else comparison.percent(reached),
+            _ReportTable(title, headings, rows),
+        )
 
 
 def _charts(runs: Sequence[Run]) -> list[Chart]:
-    """Those that have something to show."""
+    """Return the charts that have something to show."""
     names = [
         name for name in _CHARTS if name != "time-to-accuracy" or len(comparison.by_task(runs)) == 1
     ]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
     made = (CHARTS[name](first if name in _LANES else runs) for name in names)
-    return [chart for chart in made if not chart.bare]
+    return [chart for chart in made if not chart.is_bare]
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:
@@ -130,11 +135,11 @@ def _headline(run: Run) -> str:
     return f"{fleet}: {line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
 
 
-def _devices(run: Run) -> _Table:
+def _devices(run: Run) -> _ReportTable:
     table, left = summary.devices(run), 3
     if len(table) > _ROWS:
         table, left = summary.groups(table), 2
-    table = table.drop(columns=["cpu"], errors="ignore")  # the profile tells it
+    table = table.drop(columns=["cpu"], errors="ignore")  # the profile implies it
     shares = ("share", *summary.SHARES)
     rows = [
         [
@@ -145,29 +150,29 @@ def _devices(run: Run) -> _Table:
     ]
     units = dict.fromkeys(shares, " (%)") | {"energy": " (J)"}
     named = [f"{column}{units.get(str(column), '')}" for column in table.columns]
-    return _Table("Devices", [str(table.index.name), *named], rows, left)
+    return _ReportTable("Devices", [str(table.index.name), *named], rows, left)
 
 
-def _participation(run: Run) -> _Table:
-    """How evenly, and how fairly, the devices took part: see `analysis.metrics`."""
+def _participation(run: Run) -> _ReportTable:
+    """Return the figures of `analysis.metrics` on how evenly and fairly the devices took part."""
     if run.updates.empty:
-        return _Table("", (), ())
+        return _ReportTable("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)
     figures = {
         "bias χ² (0: each device counts by its importance)": bias.chi_square,
         "importance of devices without any update (%)": 100 * bias.missed,
         "Jain's index of updates": metrics.jain(given["updates"]),
         "effective participants": metrics.effective_participants(given["updates"]),
-        "most aggregations until every device was heard (W)": metrics.window(run),
+        "aggregations until every device contributed, at most (W)": metrics.window(run),
         "mean staleness": float(run.updates["staleness"].mean()),
         "highest staleness": int(run.updates["staleness"].max()),
     }
     rows = [[words, _text(value, 1.0)] for words, value in figures.items()]
-    return _Table("Participation", ["figure", "value"], rows)
+    return _ReportTable("Participation", ["figure", "value"], rows)
 
 
-def _parts(run: Run, part: str) -> _Table:
-    """The last model on each class or device; of many, on the worst and the best ones."""
+def _parts(run: Run, part: str) -> _ReportTable:
+    """Return the last evaluation by class or device; if there are many, only the best and the worst."""
     last = summary.last_parts(run, part)
     shown = last if len(last) <= _ROWS else pd.concat([last.head(_ROWS // 2), last.tail(_ROWS // 2)])
     rows = [
@@ -176,12 +181,12 @@ def _parts(run: Run, part: str) -> _Table:
             index=False
         )
     ]
-    title = f"The last model by {part}, the lowest loss first"
-    return _Table(title, [part, "samples", "loss", "accuracy (%)"], rows)
+    title = f"Last evaluation by {part}, lowest loss first"
+    return _ReportTable(title, [part, "samples", "loss", "accuracy (%)"], rows)
 
 
-def _fidelity(run: Run) -> _Table:
-    """Row per requested figure of a device."""
+def _fidelity(run: Run) -> _ReportTable:
+    """Return one row per requested figure of a device; if there are many, the worst of each group."""
     requested = run.fidelity[run.fidelity["asked"].notna()]
     if len(requested) > 4 * _ROWS:
         worst = requested["error"].abs().fillna(0.0)
@@ -194,12 +199,12 @@ def _fidelity(run: Run) -> _Table:
     ].itertuples(index=False):
         words, scale = _FIGURES.get(figure, (figure, 1.0))
         rows.append([str(device), words, _text(ask, scale), _text(got, scale), _text(error, 1.0)])
-    return _Table(
+    return _ReportTable(
         "Requested and measured", ["device", "figure", "requested", "measured", "error (%)"], rows, 2
     )
 
 
-def _actions(run: Run) -> _Table:
+def _actions(run: Run) -> _ReportTable:
     columns = ["device", "details", "source", "at"]
     actions: Iterable[Any] = run.scenario[columns].head(_ROWS).itertuples(index=False)
     rows = [
@@ -208,7 +213,7 @@ def _actions(run: Run) -> _Table:
     ]
     more = len(run.scenario) - len(rows)
     title = "Actions on devices" + (f" (and {more:,} more)" if more > 0 else "")
-    return _Table(title, ["device", "action", "by", "at (s)"], rows, 3)
+    return _ReportTable(title, ["device", "action", "by", "at (s)"], rows, 3)
 
 
 def _text(value: Any, scale: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run came to: one line per device, and the run's headline. Pure functions of a `Run`."""
+"""Summary of a run: one line per device, and a headline. Pure functions of a `Run`."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
 
 SHARES = ("busy", "transfer", "idle", "paused", "offline")
-"""What the time of a device goes into, in `devices`."""
+"""Columns of `devices` with shares of a device's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """Accuracy and loss are on the test set, and NaN where the run was never evaluated."""
+    """Main results of a run. Accuracy and loss are on the test set; NaN if the run was never
+    evaluated."""
 
     rule: str
+    """Name of the rule."""
     versions: int
-    """Global models made, the initial one not counted."""
+    """Number of global models made, without the initial one."""
     updates: int
-    """Updates applied."""
+    """Number of updates applied."""
     dropped: int = 0
-    """Updates that came and were not applied; what came twice is counted once."""
+    """Number of updates that arrived and were not applied; duplicates do not count."""
     duration: float
     """Seconds of device time."""
     accuracy: float
-    """Of the last evaluation, as is `loss`."""
+    """Accuracy (share) of the last evaluation."""
     loss: float
+    """Loss of the last evaluation."""
     best_accuracy: float
+    """Highest accuracy (share) of any evaluation."""
     evaluated: bool = True
     """Whether the run has any evaluation."""
     perplexity: float = nan
-    """Of the last evaluation; NaN where the task has none."""
+    """Perplexity of the last evaluation; NaN if the task has none."""
     ended: str | None
-    """Why the run ended; None where it has not."""
+    """Why the run ended; None if it has not ended."""
 
     @property
     def applied(self) -> str:
-        """`9 updates in 3 versions`, and how many were dropped, if any."""
+        """Text such as `9 updates in 3 versions`, with the number of dropped updates, if any."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
         return f"{quantity(self.updates, 'update')} in {quantity(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:
-        """`accuracy 91.5% (best 92.0%), loss 0.31`; of a task without accuracy the loss alone; of a
-        language task the perplexity too."""
+        """Text such as `accuracy 91.5% (best 92.0%), loss 0.31`. For a task without accuracy, only the
+        loss; for a language task, also the perplexity."""
         perplexity = "" if isnan(self.perplexity) else f", perplexity {self.perplexity:.4g}"
         if not isnan(self.accuracy):
             best = f"(best {self.best_accuracy:.1%})"
@@ -64,6 +68,7 @@ class Headline:
 
 
 def headline(run: Run) -> Headline:
+    """Return the main results of `run`."""
     evaluations = run.evaluations
     last = evaluations.iloc[-1] if len(evaluations) else {"accuracy": np.nan, "loss": np.nan}
     return Headline(
@@ -82,51 +87,55 @@ def headline(run: Run) -> Headline:
 
 
 def last_parts(run: Run, part: str) -> pd.DataFrame:
-    """The last model that was evaluated on each `part` of the data (`class`, `device`), the lowest loss
-    first: the spread of the devices' losses is how unequally the model fits them."""
-    found = run.parts[run.parts["part"] == part]
-    last: pd.DataFrame = found[found["version"] == found["version"].max()]
+    """Return the last evaluation by `part` (`class` or `device`), lowest loss first. The spread of the
+    losses shows how unequally the model fits the parts."""
+    evaluations = run.parts[run.parts["part"] == part]
+    last: pd.DataFrame = evaluations[evaluations["version"] == evaluations["version"].max()]
     return last.sort_values("loss", kind="stable")
 
 
 def verdict(run: Run) -> Verdict:
-    """Whether the run can be believed, as its manifest has it."""
+    """Return the verdict in the manifest of `run`."""
     return manifest.verdict(run.manifest)
 
 
 def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
-    """How many of `runs` have each verdict, without those that none has."""
+    """Return the number of `runs` with each verdict; verdicts that no run has are left out."""
     count = Counter(map(verdict, runs))
     return {one: count[one] for one in get_args(Verdict) if count[one]}
 
 
 def devices(run: Run) -> pd.DataFrame:
-    """One row per device, in the manifest's order, indexed by `device`. The columns:
+    """Return one row per device, in the manifest's order, indexed by `device`. The columns:
 
-    `group`, `profile`, `cpu` (share of one host core), `samples`: as planned.
-    `updates`: updates of this device that were applied.
-    `staleness`: their mean staleness, in versions; NaN without updates.
-    `share`: share of contributions: these updates ÷ all updates applied, whatever weight the rule gave
-    them; NaN while there are none at all.
-    Shares of the run's duration, which sum to 1 (`timeline` defines the states); NaN without duration:
-    `busy`: it trained, or was in a round that came to no applied update, transfers of that included.
-    `transfer`: it downloaded or uploaded and did not train.
-    `idle`: it waited for the aggregator, or thought.
-    `paused`, `offline`: it was frozen; it was not there, or cut off.
-    `epsilon`: ε so far, of a run with differential privacy (`analysis.privacy`).
-    `energy`: joules (`metrics.energy`), where the power of any device is known; NaN of the others.
+    - `group`, `profile`, `cpu` (share of one host core), `samples`: as planned.
+    - `updates`: number of applied updates of the device.
+    - `staleness`: their mean staleness, in versions; NaN without updates.
+    - `share`: these updates ÷ all applied updates, whatever their weights; NaN if there are none at all.
+
+    Shares of the run's duration, which sum to 1 (states as in `device_states`); NaN without duration:
+
+    - `busy`: training, or in a round without applied update, including its transfers.
+    - `transfer`: downloading or uploading, without training.
+    - `idle`: waiting for the aggregator, or think time.
+    - `paused`: frozen. `offline`: absent, or cut off from the network.
+
+    Only in some runs:
+
+    - `epsilon`: ε so far, with differential privacy (`analysis.privacy`).
+    - `energy`: joules (`metrics.energy`), if the power of any device is known; NaN for the others.
     """
-    given = metrics.contributions(run)
+    shares = metrics.contributions(run)
     grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
     spent = metrics.utilisation(run)
     table = pd.DataFrame(
         {
-            "updates": given["updates"],
+            "updates": shares["updates"],
             "staleness": grouped.mean().to_numpy(),
-            "share": given["share"],
+            "share": shares["share"],
             **{name: spent[name].to_numpy() for name in SHARES},
         },
-        index=given.index,
+        index=shares.index,
     )
     planned = run.manifest.get("devices", {})
     for place, key in enumerate(("group", "profile", "cpu", "samples")):
@@ -138,11 +147,11 @@ def devices(run: Run) -> pd.DataFrame:
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `devices` put together by their group, indexed by it: sums of `updates`, `share` and
-    `energy`, the highest `epsilon`, means of `staleness` (over the updates) and of `SHARES` (over the
-    devices), and `count`."""
+    """Aggregate the rows of `devices` by group, and return a table indexed by group: sums of `updates`,
+    `share` and `energy`, the maximum of `epsilon`, means of `staleness` (over the updates) and of
+    `SHARES` (over the devices), and `count`, the number of devices."""
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
-    gathered = weighted.groupby("group", sort=False).agg(
+    table = weighted.groupby("group", sort=False).agg(
         profile=("profile", "first"),
         count=("updates", "size"),
         updates=("updates", "sum"),
@@ -151,7 +160,7 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         **{name: (name, "mean") for name in SHARES},
     )
     if "epsilon" in devices:
-        gathered["epsilon"] = weighted.groupby("group", sort=False)["epsilon"].max()
+        table["epsilon"] = weighted.groupby("group", sort=False)["epsilon"].max()
     if "energy" in devices:
-        gathered["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
-    return gathered.assign(staleness=gathered["staleness"] / gathered["updates"].replace(0, np.nan))
+        table["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
+    return table.assign(staleness=table["staleness"] / table["updates"].replace(0, np.nan))

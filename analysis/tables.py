@@ -1,4 +1,4 @@
-"""The tables of several runs as files: those of each run in a folder of its own, and one of the runs."""
+"""Export of several runs as files: the tables of each run in its own folder, and a table of the runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from analysis.load import Run
 def export_runs(
     runs: Iterable[Run], folder: str | Path, form: Literal["parquet", "csv"] = "parquet"
 ) -> Iterator[Path]:
-    """Write `<folder>/<run>/<table>.<form>` for each run, one after the other, and then
-    `<folder>/runs.<form>`: a row for each run, with the column `run` to find its tables by. The files,
-    as they are written.
+    """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`: one row per
+    run, whose column `run` is the name of its folder. Yields each file after it was written.
 
-    Raises ValueError for another form, OSError where the files cannot be written.
+    Raises ValueError for another form, OSError if a file cannot be written.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -37,7 +36,8 @@ def export_runs(
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """What the run was, and what it came to (`summary.Headline`). `changes`: what a sweep has set."""
+    """Return the run's settings and results (`summary.Headline`). `changes`: the settings changed by a
+    sweep, as JSON; None outside a sweep."""
     manifest = run.manifest
     changes = manifest.get("changes")
     return {

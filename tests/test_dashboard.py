@@ -141,7 +141,7 @@ def test_dashboard_accepts_only_its_own_pages(over: Path) -> None:
         assert all(path.name in fetched(url)[1] for path in over.iterdir())
         assert fetched(url, {"Host": "elsewhere.example"})[0] == 403
         for other in ("..", str(over), "no-such-run"):
-            assert "no such run" in fetched(f"{own}/run?run={other}&theme=dark")[1]
+            assert "No such run" in fetched(f"{own}/run?run={other}&theme=dark")[1]
 
 
 def handshake(server: str, origin: str) -> int:

@@ -136,13 +136,15 @@ def test_flower_task_needs_a_code_folder(tmp_path: Path) -> None:
 
 def test_app_without_an_initial_model_is_refused(tmp_path: Path) -> None:
     file = written(tmp_path, app="flower_app.message_app:app")
-    with pytest.raises(BadInputError, match="net is missing: an app of the message API has no model"):
+    with pytest.raises(
+        BadInputError, match="net is missing: an app of the message API provides no initial model"
+    ):
         simulate(file, runs=tmp_path / "runs")
 
 
 def test_missing_flower_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match="not installed here: python -m pip install flwr"):
+    with pytest.raises(ValueError, match="not installed here: run python -m pip install flwr"):
         Flower("flower_app.client_app:app").check(2)
 
 
@@ -162,10 +164,10 @@ def test_invalid_replies_of_an_app_are_refused() -> None:
         return Message(RecordDict({"arrays": ArrayRecord(replied)}), reply_to=message)
 
     module = FlowerModule(app, model, {})
-    with pytest.raises(ValueError, match="returns 1 arrays, and the model has 2"):
+    with pytest.raises(ValueError, match="returned 1 arrays, expected 2 as in the model"):
         module.fit(0, 1, 0.1)
     replied.append(np.zeros(3))
-    with pytest.raises(ValueError, match=r"an array of shape \(3,\) for 1, and the model has \(1,\)"):
+    with pytest.raises(ValueError, match=r"an array of shape \(3,\) for 1, expected \(1,\)"):
         module.fit(0, 1, 0.1)
     silent = FlowerModule(ClientApp(lambda context: NumPyClient().to_client()), model, {})
     with pytest.raises(NotImplementedError, match="does not implement `fit`"):

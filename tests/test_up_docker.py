@@ -262,7 +262,7 @@ def test_device_killed_for_lack_of_memory_is_reported_as_such(tmp_path: Path) ->
     assert done.returncode == 0, done.stdout + done.stderr
     run = Finished.only_one_in(tmp_path / "runs")
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
-    told = "out of memory: its client needed more than the device's 400 MiB, and was killed"
+    told = "out of memory: its client was killed, because it needed more than the device's 400 MiB"
     assert [note for note in notes if note.startswith("small") and told in note]
     assert not [note for note in notes if note.startswith("large")]
     assert len(run.of_group("small")) < 6 < len(run.of_group("large"))

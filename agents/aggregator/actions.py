@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agents import events
-from agents.rules.interface import Request
+from agents.rules.interface import RequestUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class StopClients:
-    """Request every client to end, because the run is over."""
+    """RequestUpdate every client to end, because the run is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Finish:
 Action = (
     Dispatch
     | BroadcastModel
-    | Request
+    | RequestUpdate
     | EndInstant
     | AskForReport
     | AskForUnacknowledged

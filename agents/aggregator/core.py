@@ -59,7 +59,7 @@ from agents.pipeline import ServerSteps
 from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpened
 from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import Request, Rule, Send, Server, State, SumUp
+from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, SumUp
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
@@ -480,7 +480,7 @@ class AggregatorCore:
                     done.append(self._sending.dispatch(action, at))
                 case rules.Broadcast():
                     self._outgoing.broadcast()
-                case Request():
+                case RequestUpdate():
                     self._outgoing.request(action)
                 case rules.SetTimer(name, after):
                     # Counted from when the timer was due, so that delays do not add up.
@@ -504,7 +504,7 @@ class AggregatorCore:
         if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
         self._timers.set(("shares", begun.number), at + sums.timeout)
-        asked = self._server.in_order(begun.holders)
+        asked = self._server.in_device_order(begun.holders)
         return [AskForShares(client, begun.number, begun.updates) for client in asked]
 
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
@@ -524,7 +524,7 @@ class AggregatorCore:
         self._timers.cancel(("shares", settled.number))
         wanted = settled.wanted
         if isinstance(settled, SumOpened):
-            return self._carry_out([self._rule.summed(wanted, settled.total)], at)
+            return self._carry_out([self._rule.apply_sum(wanted, settled.total)], at)
         lost: list[Action] = []
         for used in wanted.contributions:
             lost += self._unused(used.client, used.dispatch, f"its buffer {settled.reason}", at)

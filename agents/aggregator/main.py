@@ -46,7 +46,7 @@ from agents.rules import RULES
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from agents.wire import messages, payloads
 
@@ -111,7 +111,7 @@ class Aggregator:
 
     def __init__(self, cfg: AggregatorConfig) -> None:
         torch.set_num_threads(cfg.threads)
-        self._clock = Clock(cfg.dilation)
+        self._clock = DeviceClock(cfg.dilation)
         task = user_code.build(cfg.task, TASKS, Task)
         rule = user_code.build(cfg.rule, RULES, Rule)
         w, buffers, self._schema = first_model(task, cfg.seed, cfg.start)

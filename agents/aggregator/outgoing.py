@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from agents.rules.interface import Request, Send
+from agents.rules.interface import RequestUpdate, Send
 
 
 class Outgoing:
@@ -19,8 +19,8 @@ class Outgoing:
         """Whether messages wait. An attribute for speed: it is read after each input."""
         self._broadcast = False
         self._sends: dict[str, Send] = {}
-        self._requests: dict[str, Request] = {}
-        self._open_requests: dict[str, Request] = {}
+        self._requests: dict[str, RequestUpdate] = {}
+        self._open_requests: dict[str, RequestUpdate] = {}
 
     def broadcast(self) -> None:
         self._broadcast = self.waits = True
@@ -29,7 +29,7 @@ class Outgoing:
         self._sends[send.client] = send
         self.waits = True
 
-    def request(self, request: Request) -> None:
+    def request(self, request: RequestUpdate) -> None:
         self._requests[request.client] = self._open_requests[request.client] = request
         self.waits = True
 
@@ -55,7 +55,7 @@ class Outgoing:
         self._sends.clear()
         self._requests.clear()
 
-    def pop_all(self) -> tuple[bool, list[Send], list[Request]]:
+    def pop_all(self) -> tuple[bool, list[Send], list[RequestUpdate]]:
         """Remove and return whether there is a broadcast, the deferred models, and the requests."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         self.clear()

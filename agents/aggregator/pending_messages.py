@@ -11,10 +11,12 @@ from agents.aggregator import actions as act
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection
-from agents.rules.interface import Request, Server
+from agents.rules.interface import RequestUpdate, Server
 from agents.wire import messages, payloads
 
-Requested = Request | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
+Requested = (
+    RequestUpdate | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
+)
 """Actions that are sent as messages on a client's topic of requests."""
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
@@ -58,7 +60,7 @@ class PendingMessages:
         match action:
             case act.Acknowledge(client, number):
                 request: _Request = messages.Acknowledgement(client, number)
-            case Request(client, what):
+            case RequestUpdate(client, what):
                 request = messages.Request(client, what)
             case act.AskForReport(client, about):
                 request = messages.ReportRequest(client, about)

@@ -214,7 +214,7 @@ class ClientCore:
             return []
         return [
             SendUpdate(sequence, partial(self._farewell, sequence, vector, at))
-            for sequence, vector in self._rule.farewells()
+            for sequence, vector in self._rule.goodbye_models()
         ]
 
     def _farewell(self, sequence: int, vector: Vector, at: Nanoseconds) -> UpdateMessage:

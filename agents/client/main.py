@@ -29,7 +29,7 @@ from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.texts import quantity
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire import messages, payloads
 
@@ -56,7 +56,7 @@ class ClientProcess:
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
-        self._clock = Clock(cfg.dilation, cfg.clock)
+        self._clock = DeviceClock(cfg.dilation, cfg.clock)
         self._topics = topics.Topics(self._setup.run)
         self._stopped = threading.Event()
         self._inbox: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()

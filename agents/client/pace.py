@@ -29,7 +29,7 @@ class Pace:
         cpu: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._share = share or ControlGroup.of().cores
+        self._share = share or ControlGroup.of_process().cores
         self._cpu, self._clock = cpu, clock
         self._paid = cpu()
         self._began, self._share_then = clock(), self._share()

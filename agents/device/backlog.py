@@ -1,8 +1,8 @@
-"""Measure a shaped link in the run: bytes that left its queue while packets waited, against the bytes
-that its rate allows in that time. Pure: time is an argument.
+"""Measurement of a shaped link during the run: the bytes that left its queue while packets waited,
+compared with the bytes that its rate allows in that time. Pure: time is an argument.
 
-A transfer of the run also waits for the client and the aggregator, so its rate says little about the
-link. While packets wait in the link's own queue, nothing but the link holds them back.
+The rate of a transfer says little about the link, because transfers also wait for the client and the
+aggregator. But while packets wait in the link's own queue, only the link limits them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from agents.wire.messages import QueueUse
 PACKET = 1514
 """Bytes of a full packet, Ethernet header included."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
-"""A queue is stuck if nothing has left it for so long, and its rate allows so many packets then."""
+"""A queue is stuck if nothing has left it for at least this time, in which its rate allows at least this
+number of packets."""
 
 
-class _Look(NamedTuple):
+class _QueueReading(NamedTuple):
+    """The arguments of `Backlog.read`."""
+
     at: float
     left: int
     waiting: float
@@ -26,24 +29,28 @@ class _Look(NamedTuple):
 
 
 class Backlog:
-    """One direction of one link."""
+    """The queue of one direction of a link."""
 
     def __init__(self) -> None:
-        self._last: _Look | None = None
+        self._last: _QueueReading | None = None
         self._busy, self._left, self._allowed = 0.0, 0, 0.0
         self._still_since = 0.0
-        """When something left the queue last, or it was empty, or its rate changed."""
+        """Last time at which a packet left the queue, the queue was empty, or its rate changed."""
 
-    def look(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
-        """Count the time since the last look if packets waited throughout.
+    def read(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
+        """Add a reading of the counters. The time since the previous reading counts if packets waited
+        throughout.
 
-        That is certain if less has left meanwhile than waited then. TCP keeps the queue short at its own
-        host, and fills it up from its sockets: there, packets waited if some do now and then, and less
-        has left than waited in both. `left`: bytes that have left the queue so far; `waiting`: bytes in
-        it; `behind`: bytes in sockets; `rate`: of the link from now on, in bit/s; None: unlimited. `at`:
-        seconds of a clock that never goes back.
+        They certainly did if fewer bytes have left since the previous reading than waited then. On its
+        own host, TCP keeps the queue short and refills it from its sockets. There, packets waited
+        throughout if some waited at both readings, and fewer bytes have left than waited in queue and
+        sockets.
+
+        `at`: seconds of a clock that never goes back. `left`: bytes that have left the queue so far.
+        `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None: unlimited.
+        `behind`: bytes in sockets.
         """
-        last, self._last = self._last, _Look(at, left, waiting, rate, behind)
+        last, self._last = self._last, _QueueReading(at, left, waiting, rate, behind)
         if last is None or rate != last.rate or left != last.left or not last.waiting:
             self._still_since = at
         if last is None or last.rate is None:
@@ -56,12 +63,12 @@ class Backlog:
             self._allowed += last.rate / 8 * (at - last.at)
 
     def pause(self) -> None:
-        """Count nothing until the next look, such as during an outage that was ordered."""
+        """Do not count the time until the next reading, e.g. during an ordered outage."""
         self._last = None
 
     @property
     def stuck_since(self) -> float | None:
-        """When something left the queue last, if nothing leaves it though its rate allows that."""
+        """Time at which a packet left the queue last, if the queue is stuck; None if it is not."""
         if self._last is None or not self._last.waiting or self._last.rate is None:
             return None
         still = self._last.at - self._still_since
@@ -70,4 +77,5 @@ class Backlog:
 
     @property
     def use(self) -> QueueUse:
+        """The use of the queue while packets waited."""
         return QueueUse(self._busy, self._left, round(self._allowed))

@@ -1,7 +1,7 @@
-"""The control group of a process, of cgroup v1 or v2: what the kernel has as its limits and counters.
+"""Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 
-Where its files lie is read from the kernel: engines give a container a cgroup namespace of its own or
-the host's, and distributions mount the hierarchies of v1 at places and in combinations of their own.
+The paths of its files are read from the kernel, because engines give a container its own cgroup
+namespace or the host's, and distributions differ in where and how they mount the hierarchies of v1.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 _PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
-"""Stands for the hierarchy of v2 among controllers of v1."""
+"""Key of the v2 hierarchy among the controllers of v1."""
 _FILE_BYTES = 4096
-"""More than any of the files read here has."""
+"""More than the size of any file read here."""
 _V1_UNLIMITED_BYTES = 2**62
-"""v1 has no word for no limit, but a number of bytes that no machine has."""
+"""From this number of bytes on, a limit of v1 means no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,12 @@ class ControlGroup:
     """The control group of one process."""
 
     folders: Mapping[str, Path]
-    """Folder of the group in each hierarchy, by controller; of v2, with the empty name."""
+    """Folder of the group in each hierarchy, by controller; the name for v2 is empty."""
 
     @classmethod
-    def of(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
-        """The group of `process` as this process sees it; without folders if it is not visible here."""
+    def of_process(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
+        """Return the group of `process` as this process sees it; without folders if it is not
+        visible."""
         found: dict[str, Path] = {}
         with suppress(OSError, ValueError):
             paths = dict(_paths(proc / str(process) / "cgroup"))
@@ -80,14 +81,15 @@ class ControlGroup:
         )
 
     def cores(self) -> float | None:
-        """Cores that its quota is worth; None without a quota."""
+        """Return the quota as a number of cores; None without a quota."""
         with suppress(OSError, ValueError, KeyError):
             quota, period = self._quota()
             return None if quota == NO_LIMIT else quota / period
         return None
 
     def _quota(self) -> tuple[int, int]:
-        """µs of CPU time per period, and µs of a period. Raises OSError, ValueError, KeyError."""
+        """Return CPU time per period and length of the period, in µs. Raises OSError, ValueError,
+        KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
         else:
@@ -95,7 +97,7 @@ class ControlGroup:
         return NO_LIMIT if quota in ("max", "-1") else int(quota), int(period)
 
     def cpu_seconds(self) -> float | None:
-        """CPU seconds used; None if the kernel does not count them for this group."""
+        """Return the CPU seconds used so far; None if the kernel does not count them for this group."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("cpuacct")) is not None:
                 return int(_read(v1 / "cpuacct.usage")) / 1e9
@@ -103,17 +105,18 @@ class ControlGroup:
         return None
 
     def throttling(self) -> tuple[int, int, float]:
-        """CFS periods in which the group ran, those in which it was throttled, and for how many seconds.
-        Raises OSError, KeyError."""
+        """Return the number of CFS periods in which the group ran, the number of those in which it was
+        throttled, and the seconds of throttling. Raises OSError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             stat = _pairs(v1 / "cpu.stat")
             return stat["nr_periods"], stat["nr_throttled"], stat["throttled_time"] / 1e9
         stat = _pairs(self.folders[_UNIFIED] / "cpu.stat")
-        throttled = stat.get("throttled_usec", 0) / 1e6  # all three only with a quota, in some kernels
+        throttled = stat.get("throttled_usec", 0) / 1e6  # some kernels have these only with a quota
         return stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled
 
     def killed_for_memory(self) -> int | None:
-        """The memory limit in bytes, if the kernel has killed a process of the group to keep it."""
+        """Return the memory limit in bytes if the kernel has killed a process of the group for exceeding
+        it; None otherwise."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("memory")) is not None:
                 kills, limit = _pairs(v1 / "memory.oom_control"), v1 / "memory.limit_in_bytes"
@@ -125,8 +128,9 @@ class ControlGroup:
 
 
 def weights_of(shares: int) -> tuple[int, int]:
-    """The weights of v2 that container runtimes make of CPU shares: linear (runc before 1.4), and the
-    newer curve, which maps the default 1024 to the default 100 (opencontainers/cgroups)."""
+    """Return the two v2 weights to which container runtimes convert CPU shares: the linear one (runc
+    before 1.4), and that of the newer curve, which maps the default 1024 to the default 100
+    (opencontainers/cgroups)."""
     linear = 1 + (shares - 2) * 9999 // 262142
     logarithm = math.log2(shares)
     curve = math.ceil(10 ** ((logarithm * logarithm + 125 * logarithm) / 612 - 7 / 34))
@@ -134,7 +138,7 @@ def weights_of(shares: int) -> tuple[int, int]:
 
 
 def _paths(file: Path) -> Iterator[tuple[str, str]]:
-    """Each controller of v1 and its group's path; that of v2."""
+    """Yield each controller of v1 (empty for v2) with the path of the group."""
     for line in file.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -142,7 +146,8 @@ def _paths(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
-    """Controllers, the path of the group that is the root of the mount, and where it is mounted."""
+    """Yield for each mounted hierarchy: its controllers, the path of the group at the root of the mount,
+    and the mount point."""
     for line in file.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -154,7 +159,8 @@ def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
 
 
 def _below(path: str, root: str) -> str:
-    """`path` relative to `root`; empty if it is not below: then the mount shows the group itself."""
+    """Return `path` relative to `root`; empty if it is not below, because the mount then shows the group
+    itself."""
     if root == "/":
         return path.lstrip("/") if not path.startswith("/..") else ""
     inside = path.removeprefix(root)
@@ -162,7 +168,7 @@ def _below(path: str, root: str) -> str:
 
 
 def _bytes(file: Path) -> int | None:
-    """None if this kernel has no such limit."""
+    """Read a limit in bytes; None if this kernel does not have it."""
     try:
         text = _read(file)
     except FileNotFoundError:
@@ -171,7 +177,7 @@ def _bytes(file: Path) -> int | None:
 
 
 def _swap(limit: int | None) -> int | None:
-    """`limit`, or 0 if the kernel has none but this host has no swap either."""
+    """Return `limit`. If the kernel has no swap limit (None), return 0 if this host has no swap."""
     if limit is not None:
         return limit
     return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None
@@ -183,7 +189,8 @@ def _pairs(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path) -> str:
-    """Return the content. By system calls alone: a device reads each second, on its own CPU share."""
+    """Return the content of `file`. Uses plain system calls, because a device reads every second and
+    pays with its own CPU share."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()

@@ -1,15 +1,15 @@
-"""Delay, jitter and loss of a link by a delay line in userspace, for kernels without sch_netem; and the
-rate that several devices share, as in a Wi-Fi cell.
+"""A delay line in userspace: delay, jitter and loss of a link on kernels without sch_netem, and the rate
+that several devices share, as in a Wi-Fi cell.
 
-It stands on the receiving side: an iptables rule sends what was received to an NFQUEUE, where
-the kernel holds each packet until it is due. (On the sending side TCP, which counts what its own host
-still holds, would slow down.) A device's own rate is the business of `agents.device.link`.
+It works on the receiving side: an iptables rule sends received packets to an NFQUEUE, where the kernel
+holds each packet until it is due. (On the sending side, TCP would slow down, because it counts packets
+that its own host holds.) `agents.device.link` shapes a device's own rate.
 
-Fail closed: the rules have no --queue-bypass, so while no delay line serves a queue, before it starts
-or after it died, however it died, the kernel drops all that the queue is sent.
+Fail closed: the rules have no --queue-bypass. So the kernel drops all packets of a queue while no delay
+line serves it: before the delay line starts, and after it ends for any reason.
 
-A delay line needs a process of its own, outside any CPU quota, and best CAP_SYS_NICE: throttled, waiting
-for a core or beside a thread that holds Python's lock, it would be late.
+A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise it is late
+when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
 """
 
 from __future__ import annotations
@@ -24,29 +24,31 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues
-from agents.timing.realtime import realtime
+from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
-"""Packets a queue holds: 0.5 s at 1 Gbit/s need 42,000 of full size."""
+"""Packets that a queue can hold: 0.5 s at 1 Gbit/s are 42,000 of full size."""
 _BATCH = 64
-"""Packets received at once; small, so that what falls due meanwhile waits well under 1 ms."""
+"""Packets received at a time; few, so that packets that become due meanwhile wait well below 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
-"""Seconds. The kernel may end a sleep 0.1 to 0.5 % late: one above _DOZE is set to end _NAP early."""
+"""Seconds. The kernel may end a sleep 0.1 to 0.5 % late, so a sleep longer than _DOZE is made _NAP
+shorter."""
 
 _EARLY_MAX = 0.0005
-"""Seconds by which a packet may be accepted early so that the mean is right."""
+"""Maximum seconds by which a packet may be accepted early, so that the mean delay is right."""
 _FRAME = 14
-"""Bytes of the Ethernet header, which a rate counts and IP does not."""
+"""Bytes of the Ethernet header. A rate counts them, the length of an IP packet does not."""
 _WAITING, _PACKETS = 0.2, 12 * 1514
-"""Seconds at a shared rate, or bytes if that is more, that wait in its queue; what is beyond is lost."""
+"""Length of the queue for a shared rate: seconds at that rate, or bytes if that is more. Further packets
+are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Impairment:
-    """What befalls the packets of one direction; loss 1 is an outage. Raises ValueError."""
+    """Delay, jitter and loss of one direction of a link; loss 1 is an outage. Raises ValueError."""
 
     delay: float = 0.0
-    """Seconds, one way."""
+    """One-way delay in seconds."""
     jitter: float = 0.0
     """Seconds. The delay is uniform in delay ± jitter, but never negative."""
     loss: float = 0.0
@@ -61,120 +63,128 @@ class Impairment:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What became of a queue's packets; times in seconds, sums and maximum over the accepted ones."""
+class QueueTally:
+    """Counters of a queue's packets; times in seconds, summed over the accepted packets."""
 
     arrived: int = 0
     dropped: int = 0
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
+    """Sum of the times from due to accepted; negative for packets accepted early."""
     late_max: float = 0.0
-    """Late is what is accepted after its due time; early counts as negative in the sum."""
+    """Maximum time from due to accepted."""
 
 
 @dataclass(slots=True)
-class Cell:
-    """One direction of a link that devices share: packets pass one after the other, as they came."""
+class SharedRate:
+    """The rate of one direction of a link that devices share. Packets pass one after the other, in order
+    of arrival."""
 
     rate: float
     """bit/s on the wire."""
     free: float = 0.0
-    """When the last packet is through."""
+    """Time at which the last packet has passed, in seconds."""
 
-    def through(self, now: float, size: int) -> float | None:
-        """When a packet of `size` bytes (of IP) is through; None where the queue is full."""
-        waits = self.free - now
-        if waits > max(_WAITING, 8 * _PACKETS / self.rate):
+    def time_through(self, now: float, size: int) -> float | None:
+        """Return the time at which a packet of `size` bytes (of IP) will have passed; None if the queue
+        is full."""
+        wait = self.free - now
+        if wait > max(_WAITING, 8 * _PACKETS / self.rate):
             return None
         self.free = max(now, self.free) + 8 * (size + _FRAME) / self.rate
         return self.free
 
 
 @dataclass(slots=True)
-class _Lane:
+class _DelayedQueue:
     impairment: Impairment
-    cell: Cell | None = None
+    shared: SharedRate | None = None
+    """The rate that the queue shares with others; None if it shares none."""
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
-    """(due, arrival, packet), oldest first; due times never fall."""
-    tally: Tally = field(default_factory=Tally)
+    """(due, arrival, packet), oldest first; due times never decrease."""
+    tally: QueueTally = field(default_factory=QueueTally)
 
 
 class DelayLine:
-    """Which packets to drop and when to accept the others: pure, one lane per queue.
+    """Decides which packets of which queue to drop, and when to accept the others. Pure.
 
-    Packets of a queue never overtake each other: one that would, because its jitter is smaller or
-    the delay was cut, is due with the one before it. `uniform` gives random numbers in [0, 1). Times are
-    seconds of any clock that never goes back. `cells` has the queues whose rate is shared.
+    Packets of a queue never overtake each other: a packet that would, because its jitter is smaller or
+    the delay was reduced, is due together with the packet before it. `uniform` returns random numbers in
+    [0, 1). Times are seconds of any clock that never goes back. `shared_rates` has the queues with a
+    shared rate.
     """
 
     def __init__(
         self,
         impairments: Mapping[int, Impairment],
         uniform: Callable[[], float],
-        cells: Mapping[int, Cell] = MappingProxyType({}),
+        shared_rates: Mapping[int, SharedRate] = MappingProxyType({}),
     ) -> None:
-        self._lanes = {
-            queue: _Lane(impairment, cells.get(queue)) for queue, impairment in impairments.items()
+        self._queues = {
+            queue: _DelayedQueue(impairment, shared_rates.get(queue))
+            for queue, impairment in impairments.items()
         }
         self._uniform = uniform
         self._heads: list[tuple[float, int]] = []  # heap of (due time of its oldest packet, queue)
 
     def change(self, queue: int, impairment: Impairment) -> None:
-        """For what arrives from now on; packets held keep their due time. Safe from any thread."""
-        self._lanes[queue].impairment = impairment
+        """Set the impairment of packets that arrive from now on. Held packets keep their due time. May
+        be called from any thread."""
+        self._queues[queue].impairment = impairment
 
     def arrive(self, queue: int, packet: int, now: float, size: int = 0) -> bool:
-        """Take in `packet` of `size` bytes; False: drop it now."""
-        lane = self._lanes[queue]
-        lane.tally.arrived += 1
-        impairment = lane.impairment  # read once: another thread may change it
+        """Add `packet` of `size` bytes to its queue. Return False if it is to be dropped now."""
+        delayed = self._queues[queue]
+        delayed.tally.arrived += 1
+        impairment = delayed.impairment  # read once: another thread may change it
         passed: float | None = None
         if not impairment.loss or self._uniform() >= impairment.loss:
-            passed = now if lane.cell is None else lane.cell.through(now, size)
+            passed = now if delayed.shared is None else delayed.shared.time_through(now, size)
         if passed is None:
-            lane.tally.dropped += 1
+            delayed.tally.dropped += 1
             return False
         delay = impairment.delay
         if impairment.jitter:
             delay = max(0.0, delay + impairment.jitter * (2 * self._uniform() - 1))
         due = passed + delay
-        if lane.held:
-            due = max(due, lane.held[-1][0])
+        if delayed.held:
+            due = max(due, delayed.held[-1][0])
         else:
             heapq.heappush(self._heads, (due, queue))
-        lane.held.append((due, now, packet))
+        delayed.held.append((due, now, packet))
         return True
 
     def next_due(self) -> float | None:
-        """When `due` has something to accept; None while nothing is held."""
+        """Return the time at which the next packet is due; None if no packet is held."""
         return self._heads[0][0] if self._heads else None
 
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
-        """(queue, packet), at most one per queue: accept the packet and all before it of its queue.
+        """Release the packets that are due. Return (queue, packet), at most one per queue: accept this
+        packet and all before it in its queue.
 
-        What falls due within `early` seconds is counted in.
+        Packets that become due within `early` seconds are released, too.
         """
         accepted = []
         heads = self._heads
         while heads and heads[0][0] <= now + early:
             queue = heads[0][1]
-            lane = self._lanes[queue]
-            accepted.append((queue, _release(lane, now, early)))
-            if lane.held:
-                heapq.heapreplace(heads, (lane.held[0][0], queue))
+            delayed = self._queues[queue]
+            accepted.append((queue, _release(delayed, now, early)))
+            if delayed.held:
+                heapq.heapreplace(heads, (delayed.held[0][0], queue))
             else:
                 heapq.heappop(heads)
         return accepted
 
-    def tally(self, queue: int) -> Tally:
-        """Of `queue` since the start; goes on counting."""
-        return self._lanes[queue].tally
+    def tally(self, queue: int) -> QueueTally:
+        """Return the counters of `queue` since the start; the object is updated later."""
+        return self._queues[queue].tally
 
 
-def _release(lane: _Lane, now: float, early: float) -> int:
-    """Let go of what is due by `now + early`, which is at least one packet; the last of them."""
-    held, tally = lane.held, lane.tally
+def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
+    """Remove the packets that are due by `now + early`, at least one, and return the last of them."""
+    held, tally = delayed.held, delayed.tally
     last = held[0][2]
     tally.late_max = max(tally.late_max, now - held[0][0])  # the oldest is the latest
     while held and held[0][0] <= now + early:
@@ -186,9 +196,9 @@ def _release(lane: _Lane, now: float, early: float) -> int:
 
 
 class DelayServer:
-    """A delay line between the kernel's queues and the clock; bound once constructed.
+    """A delay line that serves queues of the kernel. The constructor binds the queues.
 
-    `serve` runs in one thread; every other method may be called from another one. The constructor and
+    `serve` runs in one thread; the other methods may be called from other threads. The constructor and
     `serve` raise QueueError.
     """
 
@@ -196,12 +206,12 @@ class DelayServer:
         self,
         impairments: Mapping[int, Impairment],
         uniform: Callable[[], float],
-        cells: Mapping[int, Cell] = MappingProxyType({}),
+        shared_rates: Mapping[int, SharedRate] = MappingProxyType({}),
         length: int = _LENGTH,
     ) -> None:
         """`length`: packets that each queue may hold, at least 1.5 × rate × delay."""
-        self._line = DelayLine(impairments, uniform, cells)
-        self._sized = frozenset(cells)
+        self._line = DelayLine(impairments, uniform, shared_rates)
+        self._sized = frozenset(shared_rates)
         self._stopping = False
         self._early = 0.0001
         self._queues = PacketQueues()
@@ -209,29 +219,31 @@ class DelayServer:
         self._sources = [self._queues.fileno(), self._wake]
         try:
             for queue, impairment in impairments.items():
-                whole = self._whole(queue, impairment)
-                self._queues.bind(queue, length, whole=whole, sized=queue in cells)
+                merged = self._may_be_merged(queue, impairment)
+                self._queues.bind(queue, length, merged=merged, sized=queue in shared_rates)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let the kernel drop what is held, and all that follows. After `serve` has returned."""
+        """Let the kernel drop all held and later packets. Call after `serve` has returned."""
         self._queues.close()
         os.close(self._wake)
 
     def change(self, queue: int, impairment: Impairment) -> None:
-        """For what arrives from now on. KeyError for a queue that is not served."""
+        """Set the impairment of packets that arrive from now on. Raises KeyError for a queue not
+        served."""
         self._line.change(queue, impairment)
-        self._queues.keep_whole(queue, whole=self._whole(queue, impairment))
+        self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
 
-    def _whole(self, queue: int, impairment: Impairment) -> bool:
-        """Whether merged packets may count as one: it would be lost, or fill a shared link, as up to 45
-        of the wire in a row. Where all or none are lost, that makes no difference."""
+    def _may_be_merged(self, queue: int, impairment: Impairment) -> bool:
+        """Whether the kernel may hand over several packets merged into one. A merged packet is lost, or
+        passes a shared link, as a whole: up to 45 packets in a row. That makes no difference if all or
+        no packets are lost and the rate is not shared."""
         return impairment.loss in (0, 1) and queue not in self._sized
 
-    def tally(self, queue: int) -> Tally:
-        """What became of the packets of `queue` that got here."""
+    def tally(self, queue: int) -> QueueTally:
+        """Return the counters of the packets of `queue` that were received."""
         return self._line.tally(queue)
 
     def stop(self) -> None:
@@ -240,8 +252,9 @@ class DelayServer:
         os.eventfd_write(self._wake, 1)
 
     def serve(self) -> None:
-        """Hold and accept packets until `stop`; the calling thread becomes a real-time one if it may."""
-        realtime()
+        """Hold and accept packets until `stop` is called. The calling thread gets real-time priority if
+        permitted."""
+        make_realtime()
         line, queues = self._line, self._queues
         readable = True
         while not self._stopping:
@@ -252,7 +265,8 @@ class DelayServer:
             readable = self._wait()
 
     def _accept(self) -> None:
-        """What is due. To wake takes a while, which varies: we learn by how much to be early."""
+        """Accept the packets that are due. Waking up takes a varying time, so this learns how early to
+        wake."""
         now, due = time.monotonic(), self._line.next_due()
         if due is not None and due <= now + self._early:
             late = min(now - due, _EARLY_MAX)
@@ -260,7 +274,8 @@ class DelayServer:
             self._queues.accept(self._line.due(now, self._early))
 
     def _wait(self) -> bool:
-        """Until a packet comes (True) or one falls due, or a while less; precise to about 0.1 ms."""
+        """Wait until a packet arrives or one is due, or slightly less; precise to about 0.1 ms. Return
+        whether a packet arrived."""
         due = self._line.next_due()
         timeout = None if due is None else max(0.0, due - self._early - time.monotonic())
         if timeout is not None and timeout > _DOZE:

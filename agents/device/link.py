@@ -1,16 +1,17 @@
 """The access link of a device, shaped by the kernel in the device's own network namespace.
 
-Uplink: tbf at the interface's egress. Downlink: ingress is redirected to an IFB device whose egress has
-a tbf (u32 matches everything; many kernels lack matchall). tc gets integer bit/s only: its own `mbps`
-means megabytes. What was applied is read back; any difference from what was requested is a LinkError.
+Uplink: a tbf at the interface's egress. Downlink: ingress is redirected to an IFB device whose egress
+has a tbf (by a u32 filter that matches everything; many kernels lack matchall). tc gets rates as whole
+bit/s, because its `mbps` means megabytes. The settings are read back; any difference from the requested
+link is a LinkError.
 
-A TCP sender hands over several packets as one (GSO), which tbf queues as one where they fit into its
-bucket. If the rate falls meanwhile, they never fit into the smaller bucket, and nothing leaves any more.
-So each tbf has a peak rate that is never met, with a bucket of one packet: larger ones are cut up before
-they are queued.
+A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into its
+bucket. If the rate is then reduced, they never fit into the smaller bucket, and nothing leaves the queue
+any more. So each tbf also has a peak rate, which is never reached, with a bucket of one packet: larger
+packets are split before they are queued.
 
-With netem, where the kernel has it, each tbf has a netem as its child, which makes delay, jitter and
-loss. A packet is lost or delayed, then it queues for the rate:
+If the kernel has netem, each tbf has a netem as its child, for delay, jitter and loss. A packet is first
+lost or delayed, then it queues for the rate:
 
     tbf 1: ── netem 10: ── bfifo 100:
 """
@@ -32,27 +33,27 @@ from agents.wire.messages import QueueUse
 
 _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
-"""Major numbers of handles: of the tbf, and, with netem, of what waits for its rate."""
+"""Major numbers of handles: of the tbf and, with netem, of the queue for its rate."""
 LIFTED = 100_000_000_000
-"""bit/s: a limit that is never met, for one that there was."""
+"""Rate that replaces a limit that was removed, in bit/s; it is never reached."""
 _PEAK = 2 * LIFTED
 _MTU = 1500
 """Bytes of a full packet, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
-"""Packets: more than 1 Gbit/s sends in a minute."""
+"""Packets that netem may hold: more than 1 Gbit/s sends in a minute."""
 _MAX_JITTER_SECONDS = 2.1
-"""The kernel draws from twice the jitter in 32 bits of nanoseconds."""
+"""Upper limit of the jitter: the kernel draws from twice the jitter in 32 bits of nanoseconds."""
 
 
 class LinkError(Exception):
-    """The link cannot be made as requested."""
+    """The link cannot be set up as requested."""
 
 
 def burst(rate: int) -> int:
-    """Bucket size in bytes for `rate` in bit/s: 2 ms of it, at least one full packet.
+    """Return the bucket size in bytes for `rate` in bit/s: 2 ms of the rate, at least one full packet.
 
-    What the bucket holds passes at once after a pause, however slow the link: a bigger one would let a
-    small model through unshaped.
+    After a pause, a full bucket passes immediately, however slow the link. So a larger bucket would let
+    a small model pass unshaped.
     """
     return max(PACKET, rate // 8 // 500)
 
@@ -60,12 +61,12 @@ def burst(rate: int) -> int:
 def commands(
     link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> list[list[str]]:
-    """What is to be executed, in order, for `link` on `interface`, where it is now as `before` (None:
-    nothing was ever made). Without `netem` its rates alone; with it all of it.
+    """Return the commands, in order, that change `interface` from the link `before` to `link`; `before`
+    is None if it was never shaped. Without `netem` they set only the rates.
 
-    Changes are made in place: tc's `replace` changes a qdisc that is there, and packets in its queue
-    stay. Nothing is ever taken apart: a limit is lifted by asking for the rate LIFTED. With netem there
-    is a tbf each way from the start, so that no netem has to take the place of a queue with packets.
+    Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
+    Nothing is ever removed: a limit is lifted by the rate LIFTED. With netem, both directions have a tbf
+    from the start, so that no netem has to replace a queue that holds packets.
     """
     if netem:
         link, before = _complete(link), before and _complete(before)
@@ -90,7 +91,7 @@ def commands(
 def apply(
     link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> None:
-    """Shape `interface` as `link` asks, and read it back. Raises LinkError."""
+    """Shape `interface` as in `link`, and read the settings back. Raises LinkError if they differ."""
     if before is None:
         _limit_packets(interface)
     for command in commands(link, interface, before, netem=netem):
@@ -102,18 +103,19 @@ def apply(
             _check(link, rate, device, netem=netem)
 
 
-class Usage:
-    """Counts what the two queues of a shaped link carry in the run, by direction: `up` and `down`."""
+class LinkUsage:
+    """Measures what the two queues of a shaped link carry during the run, by direction: `up` and
+    `down`."""
 
     def __init__(self, interface: str, netlink: Netlink) -> None:
         self._netlink = netlink
         self._interfaces = {"up": interface, "down": _IFB}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
-    def look(self, link: AccessLink, at: float) -> bool:
-        """Read the counters; `link` is the one from now on, `at` seconds of the monotonic clock. Returns
-        whether packets wait. Raises OSError."""
-        queues, waits = self._netlink.queues(), False
+    def read(self, link: AccessLink, at: float) -> bool:
+        """Read the counters of the queues. `link` is the link from now on; `at` is the time on the
+        monotonic clock, in seconds. Return whether packets wait. Raises OSError."""
+        queues, is_waiting = self._netlink.queues(), False
         for way, rate in (("up", link.up), ("down", link.down)):
             if rate in (None, LIFTED):
                 self._backlogs[way].pause()
@@ -124,32 +126,32 @@ class Usage:
             unsent = 0
             if way == "up" and waiting:
                 unsent = sum(one.unsent for one in self._netlink.connections())
-            self._backlogs[way].look(at, passed.left, waiting, rate, unsent)
-            waits |= waiting > 0
-        return waits
+            self._backlogs[way].read(at, passed.left, waiting, rate, unsent)
+            is_waiting |= waiting > 0
+        return is_waiting
 
     def pause(self) -> None:
-        """Count nothing until the next look."""
+        """Do not count the time until the next reading."""
         for backlog in self._backlogs.values():
             backlog.pause()
 
     def uses(self) -> dict[str, QueueUse]:
+        """Return the use of each direction's queue."""
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
-        """When something left the queue last, for each direction in which nothing leaves any more though
-        packets wait."""
+        """Return, for each direction whose queue is stuck, the time at which a packet left it last."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 
 
 def plug(interface: str, *, up: bool) -> None:
-    """Take the cable out, or put it back in: no packet passes meanwhile. Raises LinkError."""
+    """Set the interface up or down, like plugging or unplugging a cable. Raises LinkError."""
     run(["ip", "link", "set", interface, "up" if up else "down"])
 
 
-def carries(interface: str) -> bool:
-    """Whether the interface is there, and its other end is up."""
+def has_carrier(interface: str) -> bool:
+    """Whether the interface exists and its other end is up."""
     try:
         return Path(f"/sys/class/net/{interface}/carrier").read_text().strip() == "1"
     except OSError:
@@ -157,7 +159,7 @@ def carries(interface: str) -> bool:
 
 
 def interface_towards(address: str) -> str:
-    """The interface that routes to `address`. Raises LinkError."""
+    """Return the interface that routes to `address`. Raises LinkError."""
     route = run(["ip", "route", "get", address])
     match = re.search(r"\bdev (\S+)", route)
     if match is None:
@@ -166,28 +168,28 @@ def interface_towards(address: str) -> str:
 
 
 def interface() -> str:
-    """The container's one interface that is not the kernel's own. Raises LinkError."""
+    """Return the container's only veth interface. Raises LinkError if there is none or several."""
     names = [each["ifname"] for each in json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))]
     if len(names) != 1:
-        raise LinkError(f"expected one interface, found {', '.join(names) or 'none'}")
+        raise LinkError(f"expected one veth interface, found {', '.join(names) or 'none'}")
     return str(names[0])
 
 
 def _limit_packets(interface: str) -> None:
-    """Limit the packets of an interface that would take larger ones, as where a network has jumbo
-    frames: a bucket holds no more than an ordinary packet. Raises LinkError."""
+    """Reduce the MTU of an interface with jumbo frames, because a bucket holds only an ordinary packet.
+    Raises LinkError."""
     (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", interface]))
     if found["mtu"] > _MTU:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
 
 
 def _complete(link: AccessLink) -> AccessLink:
-    """`link` with a rate each way."""
+    """Return `link` with a rate in both directions."""
     return replace(link, up=link.up or LIFTED, down=link.down or LIFTED)
 
 
 def _impairment(link: AccessLink) -> tuple[float, float, float]:
-    """Of each way: delay and jitter in seconds, share of packets lost."""
+    """Return delay and jitter in seconds and the share of lost packets, of each direction."""
     return link.rtt / 2, link.jitter, link.loss
 
 
@@ -201,14 +203,15 @@ def _redirect(interface: str) -> list[str]:
     ]
 
 
-def slowness(link: AccessLink | None) -> float:
-    """Seconds that full queues of both directions take."""
+def full_queue_seconds(link: AccessLink | None) -> float:
+    """Return the seconds that full queues of both directions need to drain."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
     return sum(8 * _queue(rate) / rate for rate in rates)
 
 
 def _queue(rate: int) -> int:
-    """Bytes that wait for `rate`: 200 ms of it, as in an access router; at least a dozen packets."""
+    """Return the queue length in bytes for `rate`: 200 ms, as in an access router; at least 12
+    packets."""
     return max(12 * PACKET, rate // 8 // 5)
 
 
@@ -219,17 +222,18 @@ def _tbf(rate: int) -> str:
 
 
 def _netem(link: AccessLink) -> str:
-    """Delay uniform in delay ± jitter, independent losses, and packets in order.
+    """Return the netem settings of `link`: delay uniform in delay ± jitter, independent losses, no
+    reordering.
 
-    The `rate`, which is never met, makes netem time a packet after the one before it. Without one it
-    sorts packets by the time when each is due, so that they overtake each other under jitter and when
-    the delay is cut. The limit is never met either: it counts packets, however small, and would drop
-    acknowledgements that are under way. What waits for the rate is limited by the bfifo, in bytes.
+    The `rate`, which is never reached, makes netem schedule each packet after the one before it. Without
+    it, netem sorts packets by due time, so that they overtake each other under jitter and when the delay
+    is reduced. The limit is never reached either: it counts packets of any size, and would drop
+    acknowledgements in flight. The queue for the rate is limited by the bfifo, in bytes.
     """
     delay, jitter, loss = _impairment(link)
     if jitter >= _MAX_JITTER_SECONDS:
         raise LinkError(
-            f"netem takes no jitter of {jitter:g} s: lower it below {_MAX_JITTER_SECONDS:g} s"
+            f"jitter is {jitter:g} s, but netem supports only less than {_MAX_JITTER_SECONDS:g} s"
         )
     return (
         f"netem limit {_NETEM_LIMIT} delay {round(1e6 * delay)}us {round(1e6 * jitter)}us "
@@ -238,7 +242,7 @@ def _netem(link: AccessLink) -> str:
 
 
 def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
-    """Raises LinkError unless `device`'s egress is as `link` asks."""
+    """Raise LinkError if the egress of `device` is not shaped as in `link`."""
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None
@@ -258,7 +262,7 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
 
 
 def run(command: list[str]) -> str:
-    """What `command` prints. Raises LinkError with what it says where it fails."""
+    """Run `command` and return its output. Raises LinkError with its error output if it fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

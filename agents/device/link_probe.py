@@ -1,9 +1,9 @@
-"""Measurement of a device's link, through the link itself, before the run clock starts.
+"""Measurement of a device's link before the run clock starts, by packets over the link.
 
-Rates are measured by `agents.links.packet_train`; round trips by ICMP echoes, which the other side's
-kernel answers by itself, so that neither its processes nor TCP's retransmissions are in the figures.
-The socket is the kernel's "ping socket", which takes no privilege where `net.ipv4.ping_group_range`
-allows our group.
+Rates are measured with `agents.links.packet_train`, and round trips with ICMP echoes. The kernel of the
+other side answers echoes, so its processes and TCP's retransmissions do not affect the figures. The
+socket is the kernel's "ping socket", which needs no privilege if `net.ipv4.ping_group_range` includes
+the device's group.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ _MAX_ROUND_TRIPS = 500
 _ROUND_TRIPS_SECONDS = 2.0
 """Time spent on all round trips."""
 _MIN_INTERVAL_SECONDS = 0.002
-"""Between two round trips."""
+"""Minimum time between two round trips."""
 _MAX_LINK_SHARE = 0.25
-"""Share of the link's rate that round trips use, so that none queues behind another."""
+"""Maximum share of the link's rate that round trips use, so that none queues behind another."""
 _LOST_AFTER_SECONDS = 1.0
 """Time after which an answer counts as lost, in addition to the link's own delay."""
 _MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
-"""Transfers are repeated until one reaches this share of the rate: a busy host slows a transfer, and
-nothing speeds it up."""
+"""Maximum number of transfers, and the share of the rate at which no further one is made. A busy host
+can make a transfer slower, but nothing can make it faster than the link."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
 """Type, code, checksum, id, sequence number; the kernel fills in two of them."""
 _ECHO_BYTES = 64
-"""Bytes of each packet, its IP header included; on the wire Ethernet's 14 come on top."""
+"""Bytes of each packet with its IP header; Ethernet adds 14 on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
-"""Tries to have one echo answered before those that count."""
+"""Maximum number of echoes sent before the measurement, until one is answered."""
 
 
 def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
-    """Figures of the link `requested` to the router `host`: `rtt` and `jitter` (their standard
-    deviation) in seconds and `loss` (share), all of round trips; `up` and `down` in bit/s on the wire
-    where rates are requested. `shared` names the link, which only one device measures at a time;
-    `timeout` is the number of seconds within which the router must answer. Raises OSError.
+    """Measure the link `requested` to the router `host`.
+
+    The result has `rtt`, `jitter` (standard deviation of the round trips), both in seconds, `loss`
+    (share of the round trips), and, if rates are requested, `up` and `down` in bit/s on the wire.
+    `shared` names the link if devices share it: only one device measures it at a time. `timeout`:
+    maximum number of seconds until the router answers. Raises OSError.
     """
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
@@ -70,19 +72,20 @@ def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> Li
 
 
 def pace(requested: AccessLink, size: int) -> tuple[int, float]:
-    """Number of round trips of `size` bytes on the wire to make through `requested`, and seconds between
-    them: far enough apart that none queues behind another or, as order is kept, is delayed by the jitter
-    of the one before."""
+    """Return the number of round trips of `size` bytes on the wire for the link `requested`, and the
+    seconds between them. The interval is long enough that no packet queues behind another, and that none
+    is delayed by the jitter of the packet before it (packets are not reordered)."""
     slowest = min(rate for rate in (requested.up, requested.down, 10**12) if rate is not None)
     interval = max(_MIN_INTERVAL_SECONDS, 8 * size / slowest / _MAX_LINK_SHARE, 2 * requested.jitter)
     return min(_MAX_ROUND_TRIPS, max(5, int(_ROUND_TRIPS_SECONDS / interval))), interval
 
 
 def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[str, float]:
-    """`rtt` and `jitter`, in seconds, of round trips through `requested`; empty without round trips.
+    """Return `rtt` and `jitter`, in seconds, of round trips over the link `requested`; empty without
+    round trips.
 
-    `rtt` is the median under jitter, else the minimum: anything above that is delay of a busy host, not
-    of the link.
+    `rtt` is the median if the link has jitter. Otherwise it is the minimum, because longer round trips
+    are delays of a busy host, not of the link.
     """
     if not trips:
         return {}
@@ -91,7 +94,7 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
-    """The highest rate that `measured` found, of a link for which `rate` is requested."""
+    """Return the highest of several results of `measured`, for a link with the requested rate `rate`."""
     best = 0.0
     for _ in range(_MAX_TRANSFERS):
         best = max(best, measured())
@@ -101,10 +104,11 @@ def fastest(measured: Callable[[], float], rate: float) -> float:
 
 
 def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
-    """Seconds of each of `count` round trips to `host`, one sent every `interval_s` seconds.
+    """Return the seconds of each of `count` round trips to `host`, one sent every `interval_s` seconds;
+    None for a packet that was lost, or not back `timeout_s` seconds after the last one was sent.
 
-    None: lost, or not back `timeout_s` seconds after the last was sent. One goes ahead and does not
-    count: packets that come while a router has yet to learn of their flow are lost. Raises OSError.
+    An echo before the measurement does not count, because packets are lost until a router knows their
+    flow. Raises OSError.
     """
     sent: list[int] = []
     found: list[float | None] = [None] * count

@@ -2,10 +2,10 @@
 
     python -m agents.device.main CONFIG
 
-It holds NET_ADMIN in its own network namespace only; kernel state dies with the container. The client
-runs as an ordinary user without capabilities. Orders and telemetry go over a Unix socket of the broker,
-which the client may not use, so that watching does not disturb what is watched. Fails closed: no client
-starts on a link that is not as requested.
+It has NET_ADMIN only in its own network namespace; the kernel's state ends with the container. The
+client runs as an ordinary user without capabilities. Orders and telemetry use a Unix socket of the
+broker, which the client has no access to, so that monitoring does not load the emulated link. Fails
+closed: no client starts unless the link is as requested.
 """
 
 from __future__ import annotations
@@ -46,20 +46,23 @@ from agents.device_actions import (
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import messages
 from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, MessageError, RemoteAction
 
 _NO_NEW_PRIVILEGES = 38
-"""PR_SET_NO_NEW_PRIVS: not every engine can be asked for it."""
-_LOOK_SECONDS = 0.1
-"""Between two looks at a link's queue in which packets wait: half of what it holds at most."""
+"""PR_SET_NO_NEW_PRIVS; set here because not every engine can set it."""
+_READ_SECONDS = 0.1
+"""Time between two readings of a link's queue while packets wait: half of the time that a full queue
+lasts."""
 
 
 def main() -> None:
     cfg = config.load(DeviceConfig, Path(sys.argv[1]))
-    ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)  # nor may what it starts get any back
+    ctypes.CDLL(None).prctl(
+        _NO_NEW_PRIVILEGES, 1, 0, 0, 0
+    )  # child processes cannot gain privileges either
     try:
         sys.exit(Init(cfg).run())
     except (link.LinkError, ConnectionFailedError, OSError) as error:
@@ -67,39 +70,41 @@ def main() -> None:
 
 
 class Init:
-    """Init process: keeps one client in the state that the controller orders."""
+    """The init process: keeps one client in the state that the controller orders."""
 
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
-        self._clock = Clock(1.0, cfg.clock)
+        self._clock = DeviceClock(1.0, cfg.clock)
         self._link: AccessLink | None = None
-        """The link last applied; None: the interface has not been changed."""
+        """The link last applied; None if the interface was never shaped."""
         self._interface = link.interface()
-        self._usage: link.Usage | None = None
-        """Counts what the link carries; None while it is not shaped."""
-        self._look_due = math.inf
-        """When to read what the link carries, before the next sample."""
+        self._usage: link.LinkUsage | None = None
+        """Measures what the link carries; None while it is not shaped."""
+        self._reading_due = math.inf
+        """Time of the next reading of the link's counters, on the monotonic clock; infinite if not
+        needed before the next sample."""
         self._plugged = True
-        """Whether the last order about the interface was to plug it in."""
+        """Whether the interface was last ordered to be up."""
         self._suspected: dict[str, float] = {}
-        """When each disturbance was seen first, by its reason, on the monotonic clock."""
+        """Time at which each disturbance was first seen, by its reason, on the monotonic clock."""
         self._disturbances = Ongoing()
         self._netlink = Netlink()
-        self._group = ControlGroup.of()
+        self._group = ControlGroup.of_process()
         self._limits: CgroupLimits | None = None
-        """Limits last sent to the controller; None before the first."""
+        """CgroupLimits last sent to the controller; None if none were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
-        """Whether a client should run; where the previous one is still ending, the next one starts
-        after it."""
+        """Whether a client should run. If the previous one is still ending, the next one starts after
+        it."""
         self._ending = False
-        """The client was ordered to end, so that its exit does not end the container."""
+        """Whether the client was ordered to end, so that its exit does not end the container."""
         self._paused = False
         self._stopped = False
-        self._unknown = False
-        """The link could not be measured."""
+        """Whether SIGTERM or SIGINT has arrived."""
+        self._unmeasured = False
+        """Whether the link could not be measured."""
         self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
-        """None: a child process has ended, or SIGTERM has arrived."""
+        """ReceivedMessage messages; None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         self._connection = Connection(cfg.broker, [control], self._orders.put)
@@ -109,15 +114,15 @@ class Init:
         signal.signal(signal.SIGCHLD, self._wake)
 
     def run(self) -> int:
-        """Serve until the client ends by itself or SIGTERM arrives. Returns the client's exit code, 128
-        + n where signal n ended it, or 1 where the link could not be measured. Raises LinkError,
+        """Serve until the client exits without an order or SIGTERM arrives. Returns the client's exit
+        code, 128 + n if signal n ended it, or 1 if the link could not be measured. Raises LinkError,
         ConnectionFailedError."""
         if self._group.limits() is None:
-            raise OSError("the container's control group cannot be read, so its limits are unknown")
+            raise OSError("the limits are unknown, because the container's control group cannot be read")
         if self._config.link is not None:
             self._shape(self._config.link)
-        # Before that it could reach other devices, and, where there is a router, the broker not yet. The
-        # launch of a large fleet takes as long as it takes: timeouts are for what comes then.
+        # Wait until the devices are isolated from each other and the router, if any, forwards to the
+        # broker. There is no timeout, because the launch of a large fleet may take long.
         while not Path(self._config.isolated).exists():
             if self._stopped:
                 return 0
@@ -125,7 +130,7 @@ class Init:
         for path, digest in self._config.hashes.items():
             with Path(path).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise OSError(f"{path} is not as it was sent")
+                    raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
         if self._wanted:
             self._start()
         self._connection.open()
@@ -133,32 +138,34 @@ class Init:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
         try:
             code = self._serve()
-            return 1 if self._unknown else code
+            return 1 if self._unmeasured else code
         finally:
             self._connection.close()
             self._netlink.close()
 
     def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result."""
-        from agents.device import link_probe  # which devices without a link do not need
+        # Imported here, because devices without a link do not need it.
+        from agents.device import link_probe
 
         try:
             cfg = self._config
             found = link_probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
-        except OSError as error:  # fail closed: the link is unknown
+        except OSError as error:  # fail closed
             self._log(f"the link cannot be measured: {error}")
-            self._unknown = True
+            self._unmeasured = True
             os.kill(os.getpid(), signal.SIGTERM)
-        else:  # the barrier waits for it, and may not even have subscribed yet
+        else:  # retained, because the start barrier waits for it and may subscribe later
             result = messages.LinkProbe(cfg.device, self._now(), found)
             telemetry = self._topics.telemetry(cfg.device)
             self._connection.publish(telemetry, messages.encode(result), retain=True)
 
     def _now(self) -> float:
-        """The monotonic clock of the aggregator's host, in seconds."""
+        """Return the time on the monotonic clock of the aggregator's host, in seconds."""
         return to_seconds(self._clock.now())
 
     def _sample(self) -> None:
+        """Publish a telemetry sample, and limits and disturbances if they are new."""
         device, client = self._config.device, self._client.pid if self._client else None
         queues = {} if self._usage is None else self._usage.uses()
         sample = resource_usage.sample(device, self._group, client, self._now)
@@ -166,32 +173,32 @@ class Init:
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
         if (limits := self._group.limits()) != self._limits:
             self._send_limits(limits)
-        for reason, since in self._disturbances.update(self._disturbing(time.monotonic())):
+        for reason, since in self._disturbances.update(self._present_disturbances(time.monotonic())):
             self._report(reason, since)
 
-    def _look(self) -> None:
-        """Read what the link has carried; soon again while packets wait, as only what happens while they
-        do says something about the link."""
-        self._look_due = math.inf
+    def _read_usage(self) -> None:
+        """Read the counters of the link, and schedule the next reading if packets wait: only the time
+        during which packets wait says something about the link."""
+        self._reading_due = math.inf
         if self._usage is None or self._link is None or not self._plugged:
             return
         now = time.monotonic()
         try:
-            waits = self._usage.look(self._link, now)
-        except (OSError, KeyError):  # somebody else has taken the interface or its queue away
+            is_waiting = self._usage.read(self._link, now)
+        except (OSError, KeyError):  # the interface or its queue was removed from outside
             self._usage.pause()
         else:
-            self._look_due = now + _LOOK_SECONDS if waits else math.inf
+            self._reading_due = now + _READ_SECONDS if is_waiting else math.inf
 
-    def _disturbing(self, now: float) -> dict[str, float]:
-        """When each disturbance began that is there now, by its reason."""
+    def _present_disturbances(self, now: float) -> dict[str, float]:
+        """Return the time at which each present disturbance began, by its reason."""
         name, client = self._config.device, self._client
         seen = {
             f"the client of {name} was stopped by a signal": client is not None
             and not self._paused
             and resource_usage.is_stopped(client.pid),
             f"the network interface of {name} was cut off from outside": self._plugged
-            and not link.carries(self._interface),
+            and not link.has_carrier(self._interface),
         }
         self._suspected = {
             reason: self._suspected.get(reason, now) for reason, holds in seen.items() if holds
@@ -200,20 +207,19 @@ class Init:
         for way, since in ({} if self._usage is None else self._usage.stuck_since()).items():
             found[f"the {way}link of {name} carried nothing though packets waited"] = since
         silent = max((one.unanswered for one in self._netlink.connections()), default=0.0)
-        if self._plugged and silent >= UNANSWERED_SECONDS + link.slowness(self._link):
+        if self._plugged and silent >= UNANSWERED_SECONDS + link.full_queue_seconds(self._link):
             found[cut(name)] = now - silent
         return found
 
     def _report(self, reason: str, since: float) -> None:
-        """Publish that something nobody ordered disturbs the run since `since`, on this host's monotonic
-        clock."""
+        """Publish a disturbance that nobody ordered, since `since` on this host's monotonic clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
         found = messages.Disturbance(device, self._now(), begin, reason)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: CgroupLimits | None) -> None:
-        """Publish the limits that the kernel enforces: an engine may have set others than asked."""
+        """Publish the limits that the kernel enforces, which may differ from the requested ones."""
         self._limits = limits
         if limits is not None:
             device = self._config.device
@@ -221,17 +227,17 @@ class Init:
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
-        """Handle orders and publish samples. Sleeps in between, as init's work counts against the
-        device's CPU share."""
+        """Handle orders and publish samples. Sleeps in between, because the work of init counts against
+        the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            now, wake = time.monotonic(), min(due, self._look_due)
+            now, wake = time.monotonic(), min(due, self._reading_due)
             if now >= wake:
-                self._look()
+                self._read_usage()
                 if now >= due:
                     self._sample()
-                    missed = time.monotonic()  # it stays missed
-                    due = max(due + self._config.telemetry_every, missed)
+                    # Missed samples are skipped, not made up for.
+                    due = max(due + self._config.telemetry_every, time.monotonic())
                 continue
             try:
                 self._carry_out(self._orders.get(timeout=wake - now))
@@ -243,8 +249,8 @@ class Init:
         return code
 
     def _exit_code(self) -> int | None:
-        """Exit code of the container; None while a client runs or may still be started. Starts the next
-        client where the one before was ordered to end."""
+        """Return the exit code of the container; None while a client runs or may still be started.
+        Starts the next client if the previous one was ordered to end."""
         if self._client is None or (code := self._client.poll()) is None:
             return 0 if self._stopped and self._client is None else None
         if self._ending and not self._stopped:
@@ -254,13 +260,13 @@ class Init:
             return None
         if code == -signal.SIGKILL and (limit := self._group.killed_for_memory()) is not None:
             self._fail(
-                f"out of memory: its client needed more than the device's {limit / 2**20:.0f} MiB, "
-                "and was killed. Raise memory in the topology, or lower batch_size"
+                f"out of memory: its client was killed, because it needed more than the device's "
+                f"{limit / 2**20:.0f} MiB: raise memory in the topology, or lower batch_size"
             )
         return int(code) if code >= 0 else 128 - code
 
     def _carry_out(self, message: ReceivedMessage | None) -> None:
-        """Carry out an order. One that is invalid or fails is reported; the device stays as it is."""
+        """Carry out an order. If it is invalid or fails, report it and leave the device unchanged."""
         if message is None:
             return
         try:
@@ -270,7 +276,7 @@ class Init:
                 case LimitsRequest():
                     self._send_limits(self._group.limits())
                 case _:
-                    raise MessageError("a device takes orders only")
+                    raise MessageError("expected an order")
         except MessageError as error:
             self._refusals.add(message.topic, error)
         except (link.LinkError, OSError) as error:
@@ -290,7 +296,7 @@ class Init:
         match action:
             case Restart():
                 self._restart()
-            case Join():  # lifts earlier pauses and disconnections
+            case Join():  # ends earlier pauses and disconnections
                 self._resume()
                 self._plug(up=True)
                 self._restart()
@@ -327,16 +333,16 @@ class Init:
         self._signal(signal.SIGCONT)
 
     def _shape(self, wanted: AccessLink) -> None:
-        self._look()
+        self._read_usage()
         link.apply(wanted, self._interface, self._link, netem=self._config.netem)
         self._link = wanted
         if self._usage is None:
-            self._usage = link.Usage(self._interface, self._netlink)
-        self._usage.pause()  # in between, the rate was either
-        self._look()
+            self._usage = link.LinkUsage(self._interface, self._netlink)
+        self._usage.pause()  # since the last reading, either rate may have applied
+        self._read_usage()
 
     def _plug(self, *, up: bool) -> None:
-        self._look()
+        self._read_usage()
         link.plug(self._interface, up=up)
         self._plugged = up
         if self._usage is not None:
@@ -372,7 +378,7 @@ class Init:
 
 
 def _reap_orphans(client: int | None) -> None:
-    """PID 1 inherits the orphans of its container; the client itself is waited for by Popen."""
+    """Reap the orphans of the container, which PID 1 inherits. Popen waits for the client itself."""
     while True:
         try:
             status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,6 +1,8 @@
-"""Read the queues and sockets of this network namespace from the kernel by netlink. A call of `tc` or
-`ss` would cost a slow device some per cent of its CPU time; pyroute2 takes 15 times as long for a look
-at the queues (35 and 550 µs), and 12 MB of an init's memory (27)."""
+"""Queues and sockets of this network namespace, read from the kernel by netlink.
+
+Calling `tc` or `ss` would cost a slow device some per cent of its CPU time. pyroute2 needs 15 times as
+long to read the queues (550 instead of 35 µs), and 12 MB of memory (an init has 27 MB).
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _TCP_INFO, _ESTABLISHED = 2, 1 << 1
 """INET_DIAG_INFO, the mask of TCP_ESTABLISHED (linux/inet_diag.h)."""
 _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), _ESTABLISHED)
 _ANY = bytes(48)
-"""In place of the struct inet_diag_sockid of a socket."""
+"""A struct inet_diag_sockid that matches any socket."""
 _STATE, _ID, _SOURCE, _SOCKET_BYTES = 1, slice(4, 52), 8, 72
-"""Places in a struct inet_diag_msg: state, id, the first byte of the own address; and its length."""
+"""Offsets in a struct inet_diag_msg: state, id, first byte of the local address; and its length."""
 _IS_ESTABLISHED, _LOOPBACK = 1, 127
 _FIELD = struct.Struct("=I")
 _UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
@@ -38,36 +40,38 @@ _UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
 (linux/tcp.h, since Linux 4.6)."""
 
 
-class Queue(NamedTuple):
+class QueueCounters(NamedTuple):
     """Counters of a queueing discipline."""
 
     left: int
-    """Bytes that have left it."""
+    """Bytes that have left it so far."""
     waiting: int
-    """Bytes in it, those in its children included."""
+    """Bytes in it and its children."""
 
 
-class Connection(NamedTuple):
-    """A TCP connection."""
+class TcpConnection(NamedTuple):
+    """State of a TCP connection."""
 
     unsent: int
-    """Bytes that its process has handed over and TCP has not sent yet."""
+    """Bytes that its process has written and TCP has not sent yet."""
     unanswered: float
-    """Seconds for which the other side has acknowledged nothing, though something waits for that."""
+    """Seconds since the other side acknowledged anything, while data waits for acknowledgement; else
+    0."""
 
 
 class Netlink:
-    """Raises OSError where the kernel does not answer, or not with what was asked for."""
+    """Sockets to the kernel. Methods raise OSError if the kernel does not answer as expected."""
 
     def __init__(self) -> None:
-        self._route = _opened(socket.NETLINK_ROUTE)
-        self._diag: socket.socket | None = _opened(_SOCK_DIAG)
-        """None: this kernel says nothing of sockets."""
+        self._route = _open_socket(socket.NETLINK_ROUTE)
+        self._diag: socket.socket | None = _open_socket(_SOCK_DIAG)
+        """None if this kernel does not report sockets."""
         self._known: list[bytes] = []
-        """Ids of the connections: to list them, the kernel looks through those of the whole host."""
+        """Ids of the connections. Listing them is slow, because the kernel searches those of the whole
+        host."""
 
-    def queues(self) -> dict[tuple[int, int], Queue]:
-        """Counters by number of the interface and major number of the handle (16 for `10:`)."""
+    def queues(self) -> dict[tuple[int, int], QueueCounters]:
+        """Return counters by number of the interface and major number of the handle (16 for `10:`)."""
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)
@@ -76,18 +80,18 @@ class Netlink:
                     values = dict(_attributes(statistics))
                     (left,) = _BYTES.unpack_from(values[_BASIC])
                     _, waiting = _LENGTH_AND_BACKLOG.unpack_from(values[_QUEUE])
-                    found[interface, handle >> 16] = Queue(left, waiting)
+                    found[interface, handle >> 16] = QueueCounters(left, waiting)
         return found
 
-    def connections(self) -> list[Connection]:
-        """The established TCP connections with other hosts, of IPv4; none if the kernel says nothing of
-        sockets."""
+    def connections(self) -> list[TcpConnection]:
+        """Return the established IPv4 TCP connections with other hosts; empty if the kernel does not
+        report sockets."""
         if self._diag is None:
             return []
         try:
             if self._known:
                 return [_connection(_ask(self._diag, _BY_FAMILY, _SOCKETS + one)) for one in self._known]
-        except OSError:  # one has ended
+        except OSError:  # a connection was closed
             self._known = []
         try:
             found = [*_dump(self._diag, _BY_FAMILY, _SOCKETS + _ANY)]
@@ -105,25 +109,25 @@ class Netlink:
             self._diag.close()
 
 
-def _opened(protocol: int) -> socket.socket:
-    found = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-    found.settimeout(1.0)
-    return found
+def _open_socket(protocol: int) -> socket.socket:
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    netlink.settimeout(1.0)
+    return netlink
 
 
-def _connection(answer: memoryview) -> Connection:
-    """A connection, of a struct inet_diag_msg and its attributes. Raises OSError if it is not
-    established any more."""
+def _connection(answer: memoryview) -> TcpConnection:
+    """Parse a struct inet_diag_msg and its attributes. Raises OSError if the connection is no longer
+    established."""
     if answer[_STATE] != _IS_ESTABLISHED:
         raise OSError("the connection is closed")
     info = dict(_attributes(answer[_SOCKET_BYTES:])).get(_TCP_INFO, b"")
     if len(info) < _UNSENT + _FIELD.size:
-        return Connection(0, 0.0)
+        return TcpConnection(0, 0.0)
     waiting, silent, unsent = (
         int(_FIELD.unpack_from(info, offset)[0])
         for offset in (_UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT)
     )
-    return Connection(unsent, silent / 1000 if waiting else 0.0)
+    return TcpConnection(unsent, silent / 1000 if waiting else 0.0)
 
 
 def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:
@@ -143,10 +147,10 @@ def _dump(netlink: socket.socket, kind: int, question: bytes) -> Iterator[memory
         answers = memoryview(netlink.recv(_MAX_ANSWER_BYTES))
         at = 0
         while at + _HEADER.size <= len(answers):
-            length, of, *_ = _HEADER.unpack_from(answers, at)
-            if of == _DONE:
+            length, answer_kind, *_ = _HEADER.unpack_from(answers, at)
+            if answer_kind == _DONE:
                 return
-            if of == _ERROR or length < _HEADER.size:
+            if answer_kind == _ERROR or length < _HEADER.size:
                 raise OSError(f"netlink refuses request {kind}")
             yield answers[at + _HEADER.size : at + length]
             at += length + 3 & ~3

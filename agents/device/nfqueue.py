@@ -1,13 +1,14 @@
-"""Packets that an NFQUEUE rule hands to userspace: a client of the kernel's nfnetlink_queue.
+"""Client of the kernel's nfnetlink_queue, which passes packets of an NFQUEUE rule to userspace.
 
-The kernel holds the packets; here only their numbers are seen (copy mode META) and, of queues where it
-matters, their length (copy mode PACKET, four bytes of the IPv4 header). A verdict is sent for each.
-Numbers rise within a queue, so one message accepts everything up to a number. Formats and constants:
-linux/netfilter/nfnetlink_queue.h. Needs CAP_NET_ADMIN in the network namespace, at every message: a
-process that gives up the capability can no longer send verdicts.
+The kernel holds the packets. This process gets only their numbers (copy mode META) or, for some queues,
+also their lengths (copy mode PACKET, four bytes of the IPv4 header), and sends a verdict for each.
+Numbers increase within a queue, so one message can accept all packets up to a number. Formats and
+constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in the network namespace:
+a process that drops the capability can no longer send verdicts.
 
-Fail closed: a packet of a queue nobody is bound to, or that overruns a buffer, is dropped by the kernel
-(as long as its rule has no --queue-bypass), and closing the socket drops what is still held.
+Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which a
+buffer has no space (provided that the rule has no --queue-bypass). Closing the socket drops all held
+packets.
 """
 
 from __future__ import annotations
@@ -39,26 +40,26 @@ _NUMBER = struct.Struct(">H")  # rest of nfgenmsg: the queue
 _ATTRIBUTE = struct.Struct("=HH")
 _TWO_WORDS = struct.Struct(">II")
 _BUFFER = 16 << 20
-"""Bytes of packets' notices (about 1 KiB each) that wait for us; the kernel doubles it."""
+"""Bytes of notices (about 1 KiB each) that may wait to be received; the kernel doubles this value."""
 _NOTICE_SIZE = 1024
-"""Bytes; a notice without payload has about 200."""
+"""Maximum bytes of a notice; without payload it has about 200."""
 _TABLE = Path("/proc/thread-self/net/netfilter/nfnetlink_queue")
 
 _PACKET_TYPE = struct.pack("=H", _PACKET)
 _VERDICT_ATTRIBUTE = _ATTRIBUTE.pack(12, _VERDICT_HDR)
 _HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
 _NOTICE = struct.Struct(">18xH4xI")
-"""Queue and packet number of a packet's notice, whose first attribute is its packet header."""
-_SEEN = 4
-"""Bytes of a packet that are looked at: an IPv4 header's first, with the length."""
+"""Queue and packet number in a notice whose first attribute is the packet header."""
+_COPIED = 4
+"""Bytes of each packet that are copied: the first ones of the IPv4 header, which contain the length."""
 _LENGTH = struct.Struct(">2xH")
-_PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _SEEN, _PAYLOAD)
+_PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _COPIED, _PAYLOAD)
 Notice = tuple[int, int, int]
-"""Queue, packet, and length in bytes (of IP), 0 where the queue does not look at it."""
+"""Queue, packet number, and length of the IP packet in bytes; 0 if the queue does not report lengths."""
 
 
 class QueueError(Exception):
-    """The kernel does not provide a queue or refuses a request; the text names what is missing."""
+    """The kernel does not provide a queue or refuses a request; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,14 @@ class QueueState:
     held: int
     """Packets that wait for a verdict."""
     overrun: int
-    """Packets dropped because the queue, or the socket's buffer, was full."""
+    """Packets dropped because the queue or the socket's buffer was full."""
 
 
 class PacketQueues:
-    """A netlink socket and the queues bound to it. Closing it drops all packets held.
+    """A netlink socket and the queues bound to it. Closing it drops all held packets.
 
-    One thread receives; the other methods may be called by any. Raises QueueError where the kernel has
-    no nfnetlink.
+    Only one thread may receive; the other methods may be called from any thread. Raises QueueError if
+    the kernel has no nfnetlink.
     """
 
     def __init__(self) -> None:
@@ -84,8 +85,8 @@ class PacketQueues:
         except OSError as error:
             raise QueueError(f"the kernel has no nfnetlink: {error.strerror}") from error
         self._socket.bind((0, 0))
-        # Overruns are read from the kernel's counters; as an error each would also stop the flow until
-        # the buffer is empty.
+        # Overruns are read from the kernel's counters. Reported as errors, each would also stop the flow
+        # until the buffer is empty.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
@@ -97,38 +98,39 @@ class PacketQueues:
         self._socket.close()
 
     def fileno(self) -> int:
-        """Readable when packets are there."""
+        """File descriptor that is readable while packets wait."""
         return self._socket.fileno()
 
-    def bind(self, queue: int, length: int, *, whole: bool, sized: bool = False) -> None:
-        """Take queue number `queue`, of at most `length` packets; what comes beyond them is dropped.
+    def bind(self, queue: int, length: int, *, merged: bool, sized: bool = False) -> None:
+        """Bind queue number `queue` and set its length to `length` packets; further packets are dropped.
 
-        `whole`: see `keep_whole`; `sized`: whether packets come with their length. Not while another
-        thread receives. Raises QueueError, and ValueError for a number that no queue can have.
+        `merged`: see `set_merged`. `sized`: whether notices include the packet length. Must not be
+        called while another thread receives. Raises QueueError, and ValueError for an impossible queue
+        number.
         """
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
         attributes = [
             _attribute(_CFG_CMD, struct.pack(">BxH", _BIND, 0)),
-            _attribute(_CFG_PARAMS, struct.pack(">IB", _SEEN, _COPY_PACKET if sized else _COPY_META)),
+            _attribute(_CFG_PARAMS, struct.pack(">IB", _COPIED, _COPY_PACKET if sized else _COPY_META)),
             _attribute(_CFG_MAXLEN, struct.pack(">I", length)),
-            *_flags(whole=whole),
+            *_flags(merged=merged),
         ]
         self._socket.send(_message(_CONFIG, queue, attributes, _REQUEST | _ACK))
         if code := self._acknowledged():
             raise QueueError(self._refusal(queue, code))
 
-    def keep_whole(self, queue: int, *, whole: bool) -> None:
-        """Whether packets that the kernel had merged (GSO, up to 64 KiB) count as one from now on.
+    def set_merged(self, queue: int, *, merged: bool) -> None:
+        """Set whether packets that the kernel has merged (GSO, up to 64 KiB) stay merged from now on.
 
-        Whole they are cheap; cut, each is a packet of the wire again.
+        Merged packets cost less CPU time. Otherwise each is split into the packets on the wire.
         """
-        self._socket.send(_message(_CONFIG, queue, _flags(whole=whole), _REQUEST))
+        self._socket.send(_message(_CONFIG, queue, _flags(merged=merged), _REQUEST))
 
     def receive(self, limit: int = 64) -> list[Notice]:
-        """Packets that came, oldest first, about `limit` at most; does not wait.
+        """Return the packets that have arrived, oldest first, at most about `limit`; does not wait.
 
-        Raises QueueError where the kernel reports that a queue is no longer ours.
+        Raises QueueError if the kernel reports that a queue is no longer bound to this socket.
         """
         if self._pending:
             data, self._pending = b"".join(self._pending), []
@@ -147,20 +149,20 @@ class PacketQueues:
         return packets
 
     def accept(self, upto: Iterable[tuple[int, int]]) -> None:
-        """For each (queue, packet): accept the packet and all before it that are still held."""
+        """For each (queue, packet), accept the packet and all held packets before it."""
         self._verdicts(_VERDICT_BATCH, _ACCEPT, upto)
 
     def drop(self, packets: Iterable[tuple[int, int]]) -> None:
-        """Drop these (queue, packet), and no others."""
+        """Drop each (queue, packet), and no other packets."""
         self._verdicts(_VERDICT, _DROP, packets)
 
     def state(self) -> dict[int, QueueState]:
-        """Counters of this process's queues by queue number. Raises OSError."""
-        ours = self._socket.getsockname()[0]
+        """Return the counters of the queues bound to this socket, by queue number. Raises OSError."""
+        own_port = self._socket.getsockname()[0]
         return {
             row[0]: QueueState(held=row[2], overrun=row[5] + row[6])
             for row in _table()
-            if row[1] == ours
+            if row[1] == own_port
         }
 
     def _verdicts(self, kind: int, verdict: int, packets: Iterable[tuple[int, int]]) -> None:
@@ -173,7 +175,8 @@ class PacketQueues:
             self._socket.send(b"".join(messages))
 
     def _acknowledged(self) -> int:
-        """The kernel's answer to a request, 0 or an errno; packets that come before it are kept."""
+        """Return the kernel's answer to a request: 0 or an errno. Packets received before it are
+        kept."""
         while True:
             data = self._socket.recv(1024)
             kind = _HEADER.unpack_from(data)[1]
@@ -186,30 +189,31 @@ class PacketQueues:
             try:
                 owners = {row[0]: row[1] for row in _table()}
             except OSError:
-                owners = {}  # the table is root's
+                owners = {}  # only root may read the table
             if queue in owners:
-                return f"queue {queue} is taken by another process (netlink port {owners[queue]})"
+                return f"queue {queue} is used by another process (netlink port {owners[queue]})"
             return f"queue {queue}: no CAP_NET_ADMIN in this network namespace"
         if code == errno.EBUSY:
-            return f"queue {queue} is bound already"
+            return f"queue {queue} is already bound"
         if code == errno.EINVAL:
             return f"queue {queue}: the kernel has no nfnetlink_queue (module of that name)"
         return f"queue {queue}: {os.strerror(code)}"
 
 
 def _size(notice: bytes) -> int:
-    """Of a packet, from its notice: what was seen of it stands last there."""
+    """Return the length of a packet, from the copied bytes at the end of its notice; 0 if there are
+    none."""
     if notice[-8:-4] != _PAYLOAD_ATTRIBUTE:
         return 0
-    size: int = _LENGTH.unpack_from(notice, len(notice) - _SEEN)[0]
+    size: int = _LENGTH.unpack_from(notice, len(notice) - _COPIED)[0]
     return size
 
 
 def parse(data: bytes) -> list[Notice]:
-    """Every packet in a netlink datagram, whatever its layout.
+    """Return every packet in a netlink datagram, whatever its layout.
 
-    Raises QueueError for an error other than that a packet left before its verdict (its interface may
-    have gone).
+    Raises QueueError for an error in the datagram, except if a packet was gone before its verdict (e.g.
+    because its interface was removed).
     """
     packets = []
     at = 0
@@ -251,8 +255,8 @@ def _attribute(kind: int, value: bytes) -> bytes:
     return (head + value).ljust(_aligned(_ATTRIBUTE.size + len(value)), b"\0")
 
 
-def _flags(*, whole: bool) -> list[bytes]:
-    value = struct.pack(">I", _GSO if whole else 0)
+def _flags(*, merged: bool) -> list[bytes]:
+    value = struct.pack(">I", _GSO if merged else 0)
     return [_attribute(_CFG_MASK, struct.pack(">I", _GSO)), _attribute(_CFG_FLAGS, value)]
 
 
@@ -261,5 +265,6 @@ def _aligned(length: int) -> int:
 
 
 def _table() -> list[list[int]]:
-    """The kernel's rows: number, port, held, copy mode and range, overruns of queue and socket, ..."""
+    """Return the kernel's rows: number, port, held, copy mode and range, overruns of queue and socket,
+    ..."""
     return [[int(field) for field in line.split()] for line in _TABLE.read_text().splitlines()]

@@ -1,4 +1,5 @@
-"""What a device used, read from its own cgroup (v1 and v2): CPU time, throttling, memory, bytes."""
+"""Resource usage of a device, read from its own cgroup (v1 or v2): CPU time, throttling, memory,
+network."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from agents.wire.messages import UsageSample
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
 ) -> UsageSample:
-    """Return what `device` has used since its start. `group` is its control group, `pid` its client's
-    process. Raises OSError, KeyError."""
+    """Return the resource usage of `device` since its start. `group` is its control group, `pid` the
+    process of its client; None if no client runs. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
@@ -32,8 +33,9 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """`ran` and `waited` of the process's main thread, in seconds (see
-    `agents.wire.messages.UsageSample`); empty where it has ended, or the kernel does not count them."""
+    """Return `ran` and `waited` of the process's main thread, in seconds (see
+    `agents.wire.messages.UsageSample`); empty if the process has ended, or the kernel does not count
+    them."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -51,7 +53,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _memory(pid: int | None) -> int:
-    """Resident bytes of its client; 0 where there is none."""
+    """Return the resident memory of the client in bytes; 0 if it is not running."""
     try:
         resident = "0 0" if pid is None else Path(f"/proc/{pid}/statm").read_text()
     except OSError:
@@ -72,7 +74,8 @@ def _cpu(group: ControlGroup) -> dict[str, Any]:
 
 
 def _traffic() -> tuple[int, int]:
-    """Bytes received and sent over all interfaces except loopback and ifb (counted twice there)."""
+    """Return bytes received and sent over all interfaces except loopback and ifb. Traffic over ifb would
+    count twice."""
     received = sent = 0
     for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
         name, _, counters = line.partition(":")

@@ -1,6 +1,6 @@
-"""A model's buffers: what it has beside its parameters, such as BatchNorm's running statistics.
+"""Buffers of a model: its state besides the parameters, such as BatchNorm's running statistics.
 
-Rules never see them. The aggregator's core averages those of the updates that a version is made of.
+Rules never see them. The aggregator's core averages the buffers of the updates in each version.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from agents.models.vectors import Vector, finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """All buffers of a model, each kind as one flat vector, in the module's order. Not changed."""
+    """All buffers of a model: floats and integers as one flat vector each, in the module's order. The
+    vectors are never changed."""
 
     floats: Vector
     """Shape (b,), float32."""
     integers: NDArray[np.int64]
-    """Shape (i,); booleans among them as 0 and 1."""
+    """Shape (i,); booleans are 0 and 1."""
 
     nbytes: int = field(init=False)
-    """0 of a model without buffers."""
+    """Size in bytes; 0 for a model without buffers."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nbytes", self.floats.nbytes + self.integers.nbytes)
 
     def equals(self, other: Buffers) -> bool:
-        """Whether both are the same to the bit."""
+        """Whether both are bitwise equal."""
         return [one.tobytes() for one in self._arrays] == [one.tobytes() for one in other._arrays]
 
     def unfit(self, other: Buffers) -> str | None:
-        """Why `other` cannot be buffers of the same model, or None."""
+        """Return why `other` cannot be buffers of the same model; None if it can."""
         sizes, expected = ([array.size for array in each._arrays] for each in (other, self))
         if sizes != expected:
             return f"another model: {sum(sizes)} numbers in its buffers, expected {sum(expected)}"
@@ -49,18 +50,19 @@ class Buffers:
 
 
 NONE = Buffers(np.zeros(0, np.float32), np.zeros(0, np.int64))
-"""Of a model without."""
+"""Buffers of a model that has none."""
 
 
 def averaged(old: Buffers, contributions: Sequence[tuple[float, Buffers]], *, shares: bool) -> Buffers:
-    """Buffers b of a new version, made of `contributions`, in the order of their arrival, with the
-    weights ω_i that the rule gave them:
+    """Return the buffers b of a new version. `contributions` are (ω_i, b_i) in the order of arrival,
+    where ω_i is the weight that the rule gave to update i:
 
         floats:    b ← (1 − s) b + s Σ ω_i b_i / Σ ω_i
-        integers:  those of the last
+        integers:  those of the last contribution
 
-    s is 1: the weights of deltas and gradients are sizes of steps. Where they are `shares` of a mean of
-    models, in which the old model has the rest, s is Σ ω_i, at most 1. Without weight b stays.
+    For deltas and gradients, s is 1, because their weights are step sizes. With `shares`, the weights
+    are shares in a mean of models, of which the old model has the rest: then s is Σ ω_i, at most 1. If
+    all weights are 0, the floats are unchanged.
     """
     weights = np.array([weight for weight, _ in contributions])
     total, newest = float(weights.sum()), contributions[-1][1]

@@ -1,4 +1,4 @@
-"""All arithmetic on models: one flat vector per model, in place, no temporaries of model size."""
+"""Arithmetic on models: one flat vector per model, in place, without temporaries of model size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[Any]
-"""Shape (d,), float32 on the wire; the arithmetic keeps whatever float type it is given."""
+"""Shape (d,), float32 on the wire. The arithmetic keeps the float type of its arguments."""
 
 _BLOCK = 1 << 15
-"""Elements handled at once: the scratch of one block stays in the processor's cache."""
+"""Elements per block: the temporaries of one block fit into the processor's cache."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -30,20 +30,20 @@ def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
         np.add(part, product, out=part)
 
 
-def pour(target: Vector, source: Vector, scale: float) -> None:
+def add_and_clear(target: Vector, source: Vector, scale: float) -> None:
     """target ← target + scale · source, and source ← 0. Shapes (d,)."""
     for start in range(0, target.size, _BLOCK):
-        part, given = target[start : start + _BLOCK], source[start : start + _BLOCK]
-        np.multiply(given, scale, out=given)
-        np.add(part, given, out=part)
-        given.fill(0)
+        part, addend = target[start : start + _BLOCK], source[start : start + _BLOCK]
+        np.multiply(addend, scale, out=addend)
+        np.add(part, addend, out=part)
+        addend.fill(0)
 
 
 def mix(target: Vector, vector: Vector, share: float) -> None:
     """target ← (1 − share) · target + share · vector. Shapes (d,).
 
-    As target + share · (vector − target): equal vectors are a fixed point to the last bit. A share that
-    is 1 in the vectors' precision makes a copy.
+    Computed as target + share · (vector − target), so that mixing equal vectors changes no bit. A share
+    that is 1 in the vectors' precision makes an exact copy.
     """
     if target.dtype.type(share) == 1:
         np.copyto(target, vector)
@@ -58,12 +58,12 @@ def mix(target: Vector, vector: Vector, share: float) -> None:
 
 
 def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Vector:
-    """Of each coordinate, the weighted mean of the values without the k smallest and the k largest:
-    shape (d,).
+    """Return, for each coordinate, the weighted mean of the values without the k smallest and the k
+    largest; shape (d,).
 
-    `rows` are n vectors of shape (d,), n > 2k, with weights of 0 or more; where what is left has none,
-    the mean is 0. Their order changes nothing, not even a bit: of equal values the one with the smaller
-    weight counts as the smaller.
+    `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
+    0, the mean is 0. The result does not depend on the order of the rows, bit by bit: of equal values,
+    the one with the smaller weight counts as the smaller.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
@@ -76,17 +76,17 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
             values.sort(axis=0)
             np.mean(values[k : n - k], axis=0, out=mean[part])
             continue
-        kept = np.argsort(values, axis=0, kind="stable")[k : n - k]
-        counts = weight[kept]
-        total = (counts * np.take_along_axis(values, kept, axis=0)).sum(axis=0)
-        whole = counts.sum(axis=0)
-        np.divide(total, whole, out=mean[part], where=whole > 0)
+        middle = np.argsort(values, axis=0, kind="stable")[k : n - k]
+        weights_left = weight[middle]
+        total = (weights_left * np.take_along_axis(values, middle, axis=0)).sum(axis=0)
+        total_weight = weights_left.sum(axis=0)
+        np.divide(total, total_weight, out=mean[part], where=total_weight > 0)
     return mean
 
 
 def norm(vector: Vector) -> float:
-    """‖vector‖, summed in float64: in float32 equal elements, 30 million of them, come to 0.3 % less.
-    Infinite where the vector is not `finite`."""
+    """Return ‖vector‖; infinite if the vector is not `finite`. Summed in float64, because in float32 the
+    norm of 30 million equal elements is 0.3 % too small."""
     scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, vector.size, _BLOCK):
@@ -98,8 +98,8 @@ def norm(vector: Vector) -> float:
 
 
 def finite(vector: Vector) -> bool:
-    """Whether all elements are finite, and the square of the norm, too, in the vector's precision: in
-    float32 that of a norm up to 1.8e19. In one pass, faster than `norm`."""
+    """Whether all elements and the square of the norm are finite in the vector's precision. In float32,
+    norms up to 1.8e19 are. Needs one pass, and is faster than `norm`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(vector, vector))
 

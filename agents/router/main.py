@@ -27,7 +27,7 @@ from typing import Any
 
 from agents import config, disturbances
 from agents.config import RouterConfig, SharedLink
-from agents.device.delayline import Cell, DelayServer, Impairment
+from agents.device.delayline import DelayServer, Impairment, SharedRate
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
 from agents.device_actions import SetLink
@@ -60,17 +60,17 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 
 def shared_cells(
     access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
-) -> dict[int, Cell]:
+) -> dict[int, SharedRate]:
     """Return the shared cell of each queue, by number. `access`: shared link by device; `queues`:
     numbers of the queues (up, down) by device."""
-    made: dict[tuple[str, str], Cell] = {}
+    made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():
         for queue, way, rate in zip(
             queues[device], ("up", "down"), (shared.up, shared.down), strict=True
         ):
             if rate is not None:
-                found[queue] = made.setdefault((shared.name, way), Cell(rate))
+                found[queue] = made.setdefault((shared.name, way), SharedRate(rate))
     return found
 
 

@@ -36,7 +36,7 @@ from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.payloads import ModelMessage
 
 _WAITING = "waiting"
-"""Name of a vector in a client's memory, before the number of a dispatch."""
+"""Prefix of names in a client's saved memory; the number of a dispatch follows."""
 _TIMER = "aggregate"
 
 _NEEDS = (
@@ -50,14 +50,16 @@ _NEEDS = (
     ("step", "theorem7", "local_steps"),
     ("step", "theorem7", "pi_min"),
 )
-"""Which choice needs which parameter, that no other takes."""
+"""(field, choice, parameter): this choice needs the parameter, and other choices of the field refuse
+it."""
 
 
 @dataclass(frozen=True)
 class Area(Rule):
-    """Client i remembers y_i, where its last local training ended (x_0 before its first). It trains from
-    the x that it got, with the step size α that came with it, and sends the residual m_i = end − y_i.
-    On a message, and then where the criterion holds (Iakovidou & Kim, Algorithms 1-2):
+    """Average the clients' models by importance, however often each client sends. Client i remembers
+    y_i, the end of its last local training (x_0 before the first). It trains from the received x with
+    the step size α received with it, and sends the residual m_i = end − y_i. The server does the first
+    line on every message, and the second when the criterion holds (Iakovidou & Kim, Algorithms 1-2):
 
         u ← u + p_i m_i, and the sender gets x and α_k
         x ← x + η_g u,   u ← (1 − η_g) u
@@ -65,42 +67,44 @@ class Area(Rule):
     The paper has p_i = 1/N and η_g = 1. k counts both kinds of event; the first models carry α_0. The
     message that fulfils the criterion is answered first, with the old x.
 
-    At all times x + u = Σ p_i y_i over the members, so that fast clients pull no harder than slow ones.
-    y_i is as of the last message of client i that was applied, and the p_i are the importances of the
-    members, scaled to sum 1. A client is a member from its join to its goodbye:
+    At all times x + u = Σ p_i y_i over the members, so fast clients have no more influence than slow
+    ones. y_i is that of client i's last applied message. The p_i are the importances of the members,
+    scaled to sum 1. A client is a member from its join to its goodbye:
 
-    - One that joins, for the first time or after a goodbye, begins with y_i = the x that it is sent. Its
-      first message carries its whole model, of which the server makes the residual.
-    - One that says goodbye hands in its y_i, which is taken out of the mean: with p_i = 1/N,
+    - A client that joins, for the first time or after a goodbye, starts with y_i = the x that it is
+      sent. Its first message is its full model, from which the server computes the residual.
+    - A client that says goodbye sends its y_i, which is removed from the mean: with p_i = 1/N,
       u ← (N(x+u) − y_i)/(N−1) − x.
-    - One that is gone without a goodbye stays in the mean with its last y_i, which pulls the limit until
-      it is back; the log says so.
-    - One whose memory is not the y_i of the mean has lost it. That y_i stays in the mean, as of a client
-      that is gone for good, and the client joins anew.
+    - A client that leaves without a goodbye stays in the mean with its last y_i, which biases the limit
+      until the client is back; the log says so.
+    - A client whose memory differs from the y_i in the mean has lost its memory. The old y_i stays in
+      the mean for the rest of the run, and the client joins as a new one.
 
-    With secure aggregation u gets the sum of Δ messages as soon as that is opened. Where it cannot be,
-    each of its senders is told so with the next model, and takes that message out of its y_i, so that
-    its next one makes up for it. Nobody hands in a y_i: a goodbye is a departure like any other.
+    With secure aggregation, u gets the sum of Δ messages when the sum is unmasked. If that fails, each
+    sender learns it with its next model and subtracts the message from its y_i, so that its next message
+    includes the lost one. Clients never send their y_i then, so a goodbye is handled like any other
+    leave.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
     equation: ClassVar[str] = "x ← x + u,   u = Σ p_i m_i"
 
     criterion: Literal["every", "period", "random"] = "every"
-    """When to aggregate: at every n-th message, periodically, or at exponential intervals."""
+    """When to aggregate: at every Δ-th message, periodically, or at exponentially distributed
+    intervals."""
     every: int | None = None
-    """Criterion `every`: messages per aggregation, Δ."""
+    """Criterion `every`: Δ, messages per aggregation. None with other criteria."""
     period: Annotated[float, "s"] | None = None
-    """Criterion `period`: time between aggregations."""
+    """Criterion `period`: time between aggregations. None with other criteria."""
     rate: float | None = None
-    """Criterion `random`: aggregations per second on average, λ_s."""
+    """Criterion `random`: λ_s, mean number of aggregations per second. None with other criteria."""
     tuned: bool = False
-    """Criterion `random`: λ_s* = √(Σλ_i / ((2/N) Σ 1/λ_i)) (section 4.2) over the clients that are
-    present, with λ_i = 1/mean round trip; `rate` until all of these have answered."""
+    """Criterion `random`: whether to use λ_s* = √(Σλ_i / ((2/N) Σ 1/λ_i)) (section 4.2) over the present
+    clients, with λ_i = 1/mean round trip. `rate` is used until all of them have answered once."""
     step: Literal["constant", "harmonic", "theorem7"] = "constant"
-    """α_k: `lr`; c/(k + d); or that of Theorem 7."""
+    """α_k: `lr`; c/(k + d); or the step size of Theorem 7."""
     lr: float | None = None
-    """Step `constant`: α; None for the clients' own."""
+    """Step `constant`: α; None: clients use their configured step size."""
     c: float | None = None
     """Step `harmonic`: numerator."""
     d: float | None = None
@@ -112,10 +116,10 @@ class Area(Rule):
     local_steps: int | None = None
     """Step `theorem7`: local steps M of every client."""
     pi_min: float | None = None
-    """Step `theorem7`: probability of the rarest event, the server's included (with `every`, that has
-    1/(Δ+1)); at most 1/2."""
+    """Step `theorem7`: probability of the rarest event, at most 1/2. Aggregations are events, too; with
+    criterion `every` their probability is 1/(Δ+1)."""
     server_lr: float = 1.0
-    """η_g, at most 1; what it leaves of u counts the next time."""
+    """η_g, at most 1; the rest of u is kept for the next aggregation."""
 
     def __post_init__(self) -> None:
         for choice, option, name in _NEEDS:
@@ -123,12 +127,12 @@ class Area(Rule):
             if option == chosen and value is None:
                 raise ValueError(f"{choice}: {chosen} needs `{name}`")
             if option != chosen and value is not None:
-                raise ValueError(f"{name} belongs to {choice}: {option}")
+                raise ValueError(f"{name} needs {choice}: {option}, but {choice} is {chosen}")
             (duration if name == "period" else positive)(name, value)
         if self.tuned and self.criterion != "random":
-            raise ValueError("tuned belongs to criterion: random")
+            raise ValueError(f"tuned needs criterion: random, but criterion is {self.criterion}")
         if self.lr is not None and self.step != "constant":
-            raise ValueError("lr belongs to step: constant")
+            raise ValueError(f"lr needs step: constant, but step is {self.step}")
         positive("lr", self.lr)
         if self.pi_min is not None and self.pi_min > 0.5:
             raise ValueError(f"pi_min is {self.pi_min:g}, expected at most 0.5")
@@ -144,12 +148,14 @@ class Area(Rule):
     def sums(self) -> Sums:
         if self.criterion != "every":
             raise ValueError(
-                f"with criterion: {self.criterion} an aggregation may be of one message, and its sum is "
-                "that message: take criterion: every"
+                f"with criterion: {self.criterion} a sum may have only one message, which reveals it: "
+                "use criterion: every"
             )
-        if _given(self.every) < 2:
-            raise ValueError("a sum of one message is that message: take `every` of 2 or more")
-        return Sums(int(_given(self.every)))
+        if _not_none(self.every) < 2:
+            raise ValueError(
+                f"every is {self.every}, but the sum of one message reveals it: use at least 2"
+            )
+        return Sums(int(_not_none(self.every)))
 
     def begin(self, server: Server) -> AreaState:
         return AreaState(self, server)
@@ -158,27 +164,31 @@ class Area(Rule):
         return AreaClient(self.client_side, settings)
 
     def step_size(self, k: int) -> float | None:
-        """α_k; None for the clients' own."""
+        """Return α_k; None: clients use their configured step size."""
         if self.step == "harmonic":
-            return _given(self.c) / (k + _given(self.d))
+            return _not_none(self.c) / (k + _not_none(self.d))
         if self.step == "theorem7":
-            mu, smoothness, pi_min = _given(self.mu), _given(self.smoothness), _given(self.pi_min)
+            mu, smoothness, pi_min = (
+                _not_none(self.mu),
+                _not_none(self.smoothness),
+                _not_none(self.pi_min),
+            )
             return theorem7(k, mu, smoothness, self.local_steps or 1, pi_min)
         return self.lr
 
 
-def _given(value: float | None) -> float:
-    """A parameter that `__post_init__` has made sure of."""
+def _not_none(value: float | None) -> float:
+    """Return `value`, of which `__post_init__` has checked that it is not None."""
     if value is None:
-        raise TypeError("not given")
+        raise TypeError("a parameter is missing")
     return value
 
 
 def theorem7(k: int, mu: float, smoothness: float, local_steps: int, pi_min: float) -> float:
-    """α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L).
+    """Return α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L).
 
-    𝒟 is the paper's min{2/(M(μ+L)), γ/(L²(M−1)), √(Mγ²/(64 L⁴(M−1)³)), ∛(γ/(32 L⁴(M−1)³))}: as μ ≤ L,
-    the third for M > 1 and, as the others are infinite, the first for M = 1.
+    In the paper, 𝒟 = min{2/(M(μ+L)), γ/(L²(M−1)), √(Mγ²/(64 L⁴(M−1)³)), ∛(γ/(32 L⁴(M−1)³))}. Because μ ≤
+    L, that is the third term for M > 1. For M = 1 it is the first, because the others are infinite.
     """
     gamma = 2 * mu * smoothness / (mu + smoothness)
     if local_steps == 1:
@@ -189,29 +199,30 @@ def theorem7(k: int, mu: float, smoothness: float, local_steps: int, pi_min: flo
 
 
 class AreaState(State):
-    """The message that fulfils `every` is to be answered with the old x, and actions are carried out
-    after the rule has returned. So that aggregation waits for a timer of no time, or for the next event,
-    whichever is first."""
+    """The server half. The message that fulfils `every` must be answered with the old x, but actions are
+    carried out only after the rule has returned. So the aggregation is delayed until a timer of 0 s
+    expires or the next event arrives."""
 
     def __init__(self, params: Area, server: Server) -> None:
         self.params, self.server = params, server
         self.u = np.zeros_like(server.w)
-        """What x lacks of Σ p_i y_i, y_i as of client i's last message."""
+        """u = Σ p_i y_i − x, where y_i is that of client i's last message; shape (d,)."""
         self._members: dict[str, float] = {}
         """Clients whose y_i is in the mean, present or not, with their importance in the run."""
         self._lost = 0.0
-        """Importance of the y_i in the mean that nobody remembers any more."""
+        """Importance of the y_i in the mean whose clients have lost their memory."""
         self._total = 0.0
-        """P, the importance of all that is in the mean."""
+        """P, the importance of all y_i in the mean."""
         self._begun_with: dict[str, Vector] = {}
-        """y_i of the members of which no message was applied: the x that they began with."""
+        """y_i of the members without an applied message: the x that they started with, shape (d,)."""
         self._events = 0
-        """k."""
+        """k: number of messages and aggregations so far."""
         self._settled = True
-        """Whether x has taken in all of u but what rounding keeps out of x."""
+        """Whether all of u was added to x, except for rounding."""
         self._arrived: list[Contribution] = []
+        """Messages since the last aggregation."""
         self._round_trips: dict[str, tuple[int, float]] = {}
-        """Of each client: how many, and their sum in seconds."""
+        """Round trips of each client: number, and sum in seconds."""
 
     def start(self) -> Actions:
         self._admit(list(self.server.clients))
@@ -223,21 +234,22 @@ class AreaState(State):
         if client not in self._members:
             return [*actions, Ignored(f"{client} has said goodbye")]
         if (update.kind == "model") != (client in self._begun_with):
-            return [*actions, *self._begin_anew(client)]
+            return [*actions, *self._restart_member(client)]
         self._add(update)
         self._events += 1
         actions.append(self._send(client))
-        if not self._due:
+        if not self._is_due:
             return actions
         if self.server.masked:
-            wanted, self._arrived = tuple(self._arrived), []
-            return [*actions, SumUp(wanted)]
+            contributions, self._arrived = tuple(self._arrived), []
+            return [*actions, SumUp(contributions)]
         return [*actions, SetTimer(_TIMER, 0)]
 
-    def summed(self, wanted: SumUp, total: Vector) -> Aggregated:
+    def apply_sum(self, request: SumUp, total: Vector) -> Aggregated:
         p = self._share(next(iter(self.server.population.values())))
         add_scaled(self.u, total, p)
-        return self._aggregate([replace(one, weight=p) for one in wanted.contributions])
+        used = [replace(contribution, weight=p) for contribution in request.contributions]
+        return self._aggregate(used)
 
     def join(self, client: str) -> Actions:
         actions = self._aggregate_if_due()
@@ -248,31 +260,35 @@ class AreaState(State):
     def leave(self, client: str) -> Actions:
         if client not in self._members:
             return []
-        last = "the model that it began with" if client in self._begun_with else "its last model"
+        last = "the model it started with" if client in self._begun_with else "its last model"
         return [
             Remark(
-                f"{client} is away: until it is back, {last} keeps its weight of "
-                f"{self._weight(client):.3g} in the mean and pulls the limit"
+                f"{client} left without a goodbye: until it is back, {last} stays in the mean with "
+                f"weight {self._weight(client):.3g} and biases the limit"
             )
         ]
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
-        """u ← (P (x+u) − p_i y_i)/(P − p_i) − x, with P the sum of all p_i that are in the mean."""
+        """u ← (P (x+u) − p_i y_i)/(P − p_i) − x, where P is the sum of all p_i in the mean."""
         if client not in self._members:
             return []
         y = self._begun_with.pop(client, memory)
         if y is None:
-            raise ValueError(f"{client} hands in no memory, but messages of it were applied")
+            raise ValueError(
+                f"{client} says goodbye without its memory, but messages of it were applied"
+            )
         weight, before = self._weight(client), self._total
         del self._members[client]
         self._count_members()
         if self._total == 0:
-            return [Remark(f"{client} retired, the last client: the model stays as it is")]
+            return [Remark(f"{client} retired, the last client: the model is unchanged")]
         shift = self.server.w - y
         self._settled = self._settled and not shift.any()
         add_scaled(self.u, shift, weight)
         self.u *= before / self._total
-        text = f"{client} retired: its model is out of the mean, its weight of {weight:.3g} the others'"
+        text = (
+            f"{client} retired: its model was removed from the mean, in which it had weight {weight:.3g}"
+        )
         return [Remark(text)]
 
     def timer(self, name: str) -> Actions:
@@ -288,18 +304,18 @@ class AreaState(State):
         return Send(client, lr=self.params.step_size(self._events))
 
     def _count_members(self) -> None:
-        """Bring P up to date."""
+        """Recompute P from the members."""
         self._total = math.fsum((*self._members.values(), self._lost))
 
     def _weight(self, client: str) -> float:
-        """p_i of a member."""
+        """Return p_i of a member."""
         return self._share(self._members[client])
 
     def _share(self, importance: float) -> float:
         return importance / self._total
 
     def _admit(self, clients: Sequence[str]) -> None:
-        """They join the mean with y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
+        """Add `clients` to the mean with y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
         if not clients:
             return
         before, x = self._total, self.server.w.copy()
@@ -310,8 +326,9 @@ class AreaState(State):
         self.u *= before / self._total
 
     def _add(self, update: Update) -> None:
-        """u ← u + p_i m_i, where the model that a client sends first is a residual from its y_i. Of a
-        masked one only what it was trained from is known: that is its y_i until the sum is opened."""
+        """u ← u + p_i m_i. A client's first message is a model, whose residual is its difference to y_i.
+        If updates are masked, `update.vector` is the model that the client trained from: y_i has that
+        value until the sum is unmasked."""
         client, p = update.client, self._weight(update.client)
         begun_with = self._begun_with.pop(client, None)
         residual = update.vector if begun_with is None else update.vector - begun_with
@@ -321,37 +338,38 @@ class AreaState(State):
         count, total = self._round_trips.get(client, (0, 0.0))
         self._round_trips[client] = (count + 1, total + to_seconds(update.round_trip))
 
-    def _begin_anew(self, client: str) -> list[Action]:
-        """Its residuals would not start from the y_i of the mean: that one stays there, frozen."""
+    def _restart_member(self, client: str) -> list[Action]:
+        """Make `client` a new member, because its residuals do not start from the y_i in the mean. That
+        y_i stays in the mean, constant."""
         weight = self._weight(client)
-        never = self._begun_with.pop(client, None) is not None
+        first_lost = self._begun_with.pop(client, None) is not None
         self._lost += self._members.pop(client)
         self._admit([client])
-        reason = "its first message was lost" if never else "it lost its memory"
+        reason = "its first message was lost" if first_lost else "it lost its memory"
         return [
-            Ignored(f"{reason}: {client} begins anew"),
+            Ignored(f"{reason}: {client} restarts as a new member"),
             Remark(
-                f"{client} begins anew, as {reason}: what is in the mean of it keeps its weight of "
-                f"{weight:.3g} there, beside what it sends from now on, and pulls the limit"
+                f"{client} restarts as a new member, because {reason}: its old model stays in the mean "
+                f"with weight {weight:.3g} and biases the limit"
             ),
             self._send(client),
         ]
 
     @property
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         return self.params.every is not None and len(self._arrived) >= self.params.every
 
     def _aggregate_if_due(self) -> list[Action]:
-        return [self._aggregate_arrived()] if self._due else []
+        return [self._aggregate_arrived()] if self._is_due else []
 
     def _aggregate_arrived(self) -> Aggregated:
         used, self._arrived = self._arrived, []
         return self._aggregate(used)
 
     def _aggregate(self, used: Sequence[Contribution]) -> Aggregated:
-        """x ← x + η_g u. What rounding keeps out of x stays in u, for the next message: small steps are
-        not lost. Without a message since the last time, x moves only where a client has said goodbye, or
-        η_g < 1 has left some of u."""
+        """x ← x + η_g u. The rounding error of x stays in u for the next aggregation, so that small
+        steps are not lost. If no message arrived since the last aggregation, x changes only if a client
+        said goodbye or η_g < 1 left some of u."""
         self._events += 1
         if self._settled and not used:
             return Aggregated(self.server.version, ())
@@ -369,20 +387,20 @@ class AreaState(State):
             case "every":
                 return []
             case "period":
-                return [SetPeriodicTimer(_TIMER, from_seconds(_given(self.params.period)))]
+                return [SetPeriodicTimer(_TIMER, from_seconds(_not_none(self.params.period)))]
             case "random":
                 return [self._random_timer()]
 
     def _random_timer(self) -> SetTimer:
         rate = self._tuned_rate() if self.params.tuned else None
-        seconds = self.server.rng.exponential(1 / (rate or _given(self.params.rate)))
+        seconds = self.server.rng.exponential(1 / (rate or _not_none(self.params.rate)))
         return SetTimer(_TIMER, from_seconds(seconds))
 
     def _tuned_rate(self) -> float | None:
-        """λ_s* per second, or None where a client that is present has not answered yet."""
+        """Return λ_s* per second; None if a present client has not answered yet."""
         clients = self.server.clients
-        seen = [self._round_trips[c] for c in clients if c in self._round_trips]
-        means = [total / count for count, total in seen if total > 0]
+        round_trips = [self._round_trips[c] for c in clients if c in self._round_trips]
+        means = [total / count for count, total in round_trips if total > 0]
         if not means or len(means) < len(clients):
             return None
         return math.sqrt(sum(1 / t for t in means) / (2 / len(means) * sum(means)))
@@ -390,59 +408,63 @@ class AreaState(State):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A client's y_i: result of the last training that the aggregator has applied, and of one that it
-    may have applied, each with the sequence number of its update. The next dispatch tells which of them
-    holds.
+    """A client's y_i: the end of the last training that the aggregator has applied, and of one that it
+    may have applied, each with the sequence number of its update. The next dispatch says which of them
+    is y_i.
 
-    With secure aggregation a message may still be lost after it has arrived, with the sum that it is in.
-    y_i is then the sum of what was sent and is not known to be lost."""
+    With secure aggregation, a message may be discarded after it has arrived, together with its sum. y_i
+    is then the sum of all messages that were sent and are not known to be discarded.
+    """
 
     applied: tuple[int, Vector] | None = None
+    """Sequence number and y_i of the last applied update, shape (d,); None before the first."""
     sent: tuple[int, Vector] | None = None
+    """Sequence number and y_i of an update that was sent later, shape (d,); None if there is none."""
     waiting: Mapping[int, Vector] = field(default_factory=dict)
-    """By the dispatch that it answered, what was sent and may still be lost."""
+    """Messages that may still be discarded, shape (d,), by the dispatch that they answer."""
 
     @classmethod
-    def of(cls, saved: SavedVectors) -> Memory:
-        """What was `saved`."""
-        waiting = dict(known for name, known in saved.items() if name.startswith(_WAITING))
+    def from_saved(cls, saved: SavedVectors) -> Memory:
+        """Return the memory that was `saved`."""
+        waiting = dict(entry for name, entry in saved.items() if name.startswith(_WAITING))
         return cls(saved.get("applied"), saved.get("sent"), waiting)
 
     @property
     def saved(self) -> SavedVectors:
-        """As it is kept on the disk."""
+        """The memory as it is written to disk."""
         ends = {"applied": self.applied, "sent": self.sent}
         waiting = {f"{_WAITING} {dispatch}": (dispatch, sent) for dispatch, sent in self.waiting.items()}
-        return {name: known for name, known in ends.items() if known is not None} | waiting
+        return {name: end for name, end in ends.items() if end is not None} | waiting
 
     @property
     def newest(self) -> int:
         """Highest sequence number in memory; 0 for none."""
-        return max((known[0] for known in (self.applied, self.sent) if known), default=0)
+        return max((end[0] for end in (self.applied, self.sent) if end), default=0)
 
     def acknowledged(
         self, sequence: int, waiting: Container[int] = (), lost: Iterable[int] = ()
     ) -> Memory:
-        """Memory after the aggregator has acknowledged `sequence` as the last update that it took:
-        empty where that update is unknown here, or is none of this membership (0). Of the messages that
-        answered the dispatches in `lost` nothing came, and of those in `waiting` nothing may come."""
-        for known in (self.sent, self.applied):
-            if known is not None and known[0] == sequence:
-                y = known[1]
-                for gone in self.waiting.keys() & set(lost):
-                    y = y - self.waiting[gone]
-                kept = {number: one for number, one in self.waiting.items() if number in waiting}
-                return Memory((sequence, y), None, kept)
+        """Return the memory after the aggregator has acknowledged `sequence` as the last update that it
+        applied. It is empty if this client does not know that update, or if no update of this membership
+        was applied (0). Messages that answer the dispatches in `lost` were discarded; those in `waiting`
+        may still be."""
+        for end in (self.sent, self.applied):
+            if end is not None and end[0] == sequence:
+                y = end[1]
+                for dispatch in self.waiting.keys() & set(lost):
+                    y = y - self.waiting[dispatch]
+                still_waiting = {n: message for n, message in self.waiting.items() if n in waiting}
+                return Memory((sequence, y), None, still_waiting)
         return Memory()
 
 
 class AreaClient(ClientState):
-    """The client's half: m_i = x_i^M − y_i; without a y_i that the aggregator knows, x_i^M itself."""
+    """The client half: sends m_i = x_i^M − y_i, or x_i^M if the aggregator has no y_i of this client."""
 
     def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
         super().__init__(side, settings)
         self._as_sent = settings.as_sent
-        self._memory = Memory.of(settings.memory or {})
+        self._memory = Memory.from_saved(settings.memory or {})
 
     @property
     def newest(self) -> int:
@@ -452,22 +474,22 @@ class AreaClient(ClientState):
         self._memory = self._memory.acknowledged(message.acknowledged, message.waiting, message.lost)
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
-        """What rounding keeps out of m_i, and what is cut off, is not in y_i either: the next message
-        makes up for it."""
+        """Return the message for training result `end()`. If rounding or clipping changes m_i, y_i
+        changes by the same amount, so that the next message makes up for it."""
         y = x = end()
-        known, waiting = self._memory.applied, self._memory.waiting
+        applied, waiting = self._memory.applied, self._memory.waiting
         if self._as_sent is not None:
-            begun = model.vector if known is None else known[1]
-            sent = self._as_sent(sequence, model.dispatch, x - begun)
-            y = (begun + sent).astype(x.dtype)
+            previous = model.vector if applied is None else applied[1]
+            sent = self._as_sent(sequence, model.dispatch, x - previous)
+            y = (previous + sent).astype(x.dtype)
             waiting = {**waiting, model.dispatch: sent}
-        self._memory = Memory(known, (sequence, y), waiting)
-        if known is None:
+        self._memory = Memory(applied, (sequence, y), waiting)
+        if applied is None:
             return Form("model", lambda: x, memory=self._memory.saved)
-        return Form("residual", lambda: x - known[1], memory=self._memory.saved)
+        return Form("residual", lambda: x - applied[1], memory=self._memory.saved)
 
-    def farewells(self) -> Sequence[tuple[int, Vector]]:
-        """y_i, as of nothing, of what was applied or of what was sent last: the aggregator knows which
-        of it is the last that it has applied."""
-        known = (self._memory.applied or (0, np.zeros(0, np.float32)), self._memory.sent)
-        return [one for one in known if one is not None]
+    def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
+        """Return y_i of the last update known to be applied (empty, with number 0, if there is none) and
+        of the last one sent. The aggregator knows which of them it has applied last."""
+        candidates = (self._memory.applied or (0, np.zeros(0, np.float32)), self._memory.sent)
+        return [candidate for candidate in candidates if candidate is not None]

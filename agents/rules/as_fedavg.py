@@ -27,22 +27,23 @@ from agents.rules.interface import (
 
 @dataclass(frozen=True)
 class AsFedAvg(Rule):
-    """At every Δ-th arrival, over the Δ models that came since the last (Iakovidou & Kim, section 5):
+    """Aggregate at every Δ-th arrival the Δ models received since the last aggregation (Iakovidou & Kim,
+    section 5):
 
         w ← (1 − η_g) w + η_g (1/Δ) Σ w_i
 
-    The paper has η_g = 1. Every sender gets the w of before that aggregation, the Δ-th too: our reading,
-    as the paper does not say. The server keeps the running mean only.
+    The paper has η_g = 1. Every sender, also the Δ-th, gets w as it was before that aggregation. This is
+    our reading: the paper does not say. The server keeps only the running mean.
 
-    A client that joins, for the first time or again, gets w at once. What a client has handed in stays
-    in the mean, also if it leaves.
+    A client that joins, for the first time or again, gets w immediately. Models of a client that leaves
+    stay in the mean.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123 (section 5)"
     equation: ClassVar[str] = "w ← (1/Δ) Σ w_i"
 
     every: int
-    """Δ."""
+    """Δ: models per aggregation."""
     server_lr: float = 1.0
     """η_g."""
 
@@ -56,7 +57,9 @@ class AsFedAvg(Rule):
 
     def sums(self) -> Sums:
         if self.every < 2:
-            raise ValueError("a sum of one update is that update: take `every` of 2 or more")
+            raise ValueError(
+                f"every is {self.every}, but the sum of one update reveals it: use at least 2"
+            )
         return Sums(self.every)
 
     def begin(self, server: Server) -> AsFedAvgState:
@@ -64,8 +67,9 @@ class AsFedAvg(Rule):
 
 
 class AsFedAvgState(State):
-    """The Δ-th sender is to get the old w, and actions are carried out after the rule has returned. So
-    the aggregation waits for a timer of no time, or for the next event, whichever is first."""
+    """The server half. The Δ-th sender must get the old w, but actions are carried out only after the
+    rule has returned. So the aggregation is delayed until a timer of 0 s expires or the next event
+    arrives."""
 
     def __init__(self, params: AsFedAvg, server: Server) -> None:
         self.params, self.server = params, server
@@ -93,8 +97,8 @@ class AsFedAvgState(State):
             return []
         used, self._arrived = self._arrived, []
         share = self.params.server_lr
-        if self.server.masked:  # of each model the mean has what it was trained from
-            whole = tuple(replace(one, weight=1.0) for one in used)
-            return [SumUp(whole, share / self.params.every, share, self._mean.copy())]
+        if self.server.masked:  # the mean is then that of the models that the updates were trained from
+            contributions = tuple(replace(contribution, weight=1.0) for contribution in used)
+            return [SumUp(contributions, share / self.params.every, share, self._mean.copy())]
         mix(self.server.w, self._mean, share)
         return [self.server.aggregated(used)]

@@ -15,51 +15,58 @@ from agents.timing.nanoseconds import to_seconds
 
 @dataclass(frozen=True)
 class AsyncFedAvg(Rule):
-    """On every update, at once (Fraboni et al., 4.3):
+    """Apply every update on arrival (Fraboni et al., 4.3):
 
         w ← w + η_g d_i Δ_i
 
-    d_i: `identical` 1, which favours fast clients; `time_based` (Σ_j 1/τ_j) τ_i p_i with τ_j the update
-    time of client j, which makes up for it: a client that uploads half as often counts twice. The
-    sender gets the new w.
+    With `weights: identical`, d_i = 1, which favours fast clients. With `weights: time_based`, d_i =
+    (Σ_j 1/τ_j) τ_i p_i, where τ_j is the update time of client j: a client that uploads half as often
+    counts twice. The sender gets the new w.
 
-    Where `update_times` are not given, τ_j is the running mean of client j's round trips; d_i is 1 until
-    every client of the run has been seen once. A client that joins, for the first time or again, gets w
-    at once; the τ_j of who leaves is kept for its return.
+    If `update_times` is not set, τ_j is the running mean of client j's round trips, and d_i is 1 until
+    every client of the run has sent an update. A client that joins, for the first time or again, gets w
+    immediately. The τ_j of a client that leaves is kept for its return.
     """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.3)"
     equation: ClassVar[str] = "w ← w + η_g d_i Δ_i,   d_i = 1 or (Σ_j 1/τ_j) τ_i p_i"
 
     weights: Literal["identical", "time_based"] = "identical"
+    """d_i: 1, or by the update times of the clients."""
     update_times: tuple[Annotated[float, "s"], ...] | None = None
-    """τ of every device, in device order; None to estimate them."""
+    """τ of every device, in device order; None: estimated during the run."""
     server_lr: float = 1.0
     """η_g."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
         if self.update_times is not None and self.weights != "time_based":
-            raise ValueError("update_times are of use to `weights: time_based` only")
+            raise ValueError(
+                f"update_times has no effect with weights: {self.weights}: remove it, or set "
+                "weights: time_based"
+            )
         check_update_times(self.update_times)
 
     def check(self, clients: int) -> None:
         check_update_times(self.update_times, clients)
 
     def sums(self) -> Sums:
-        raise ValueError("it applies each update as it comes")
+        raise ValueError("the rule applies every update on arrival")
 
     def begin(self, server: Server) -> AsyncFedAvgState:
         return AsyncFedAvgState(self, server)
 
 
 class AsyncFedAvgState(State):
+    """The server half: applies updates and estimates update times."""
+
     def __init__(self, params: AsyncFedAvg, server: Server) -> None:
         self.params, self.server = params, server
-        given = params.update_times
-        self._times = {} if given is None else dict(zip(server.population, given, strict=True))
-        """τ_j in seconds, of the clients of which it is known."""
-        self._seen: Counter[str] = Counter()
+        times = params.update_times
+        self._times = {} if times is None else dict(zip(server.population, times, strict=True))
+        """τ_j in seconds, by client; clients whose τ_j is not known yet are missing."""
+        self._round_trips: Counter[str] = Counter()
+        """Number of round trips in the mean, by client."""
 
     def update(self, update: Update) -> Actions:
         weight = self.params.server_lr
@@ -72,13 +79,13 @@ class AsyncFedAvgState(State):
     def _observe(self, update: Update) -> None:
         if self.params.update_times is not None or update.round_trip <= 0:
             return
-        self._seen[update.client] += 1
+        self._round_trips[update.client] += 1
         mean = self._times.get(update.client, 0.0)
         latest = to_seconds(update.round_trip)
-        self._times[update.client] = mean + (latest - mean) / self._seen[update.client]
+        self._times[update.client] = mean + (latest - mean) / self._round_trips[update.client]
 
     def _time_weight(self, client: str) -> float:
-        """d_i."""
+        """Return d_i."""
         if len(self._times) < len(self.server.population):
             return 1.0
         rate = sum(1 / time for time in self._times.values())

@@ -7,36 +7,38 @@ from typing import Annotated, ClassVar
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, State, Update
-from agents.rules.parts import Trim, check_trim, gathered
+from agents.rules.parts import Trim, check_trim, make_sum
 
 
 @dataclass(frozen=True)
 class AsySG(Rule):
-    """At every n gradients, each taken at whatever version its client had (Lian et al., Algorithm 1):
+    """Aggregate every n gradients, whatever version each was computed at (Lian et al., Algorithm 1):
 
         w ← w − γ (1/n) Σ g_i
 
-    A client sends the gradient of one mini-batch and takes no local step; it gets the new w after the
-    aggregation that it contributed to. The paper adds the gradients up (`mean: false`); with the mean,
-    γ compares with the step sizes of other rules. The weight that is logged of a gradient is γ/n (or γ),
-    without the sign.
+    A client sends the gradient of one mini-batch and takes no local step. It gets the new w after the
+    aggregation that it contributed to. The paper uses the sum of the gradients (`mean: false`); with the
+    mean, γ is comparable with the step sizes of other rules. The logged weight of a gradient is γ/n (or
+    γ), without the sign.
 
-    A client that joins, for the first time or again, gets w at once. What a client has handed in counts,
-    also if it leaves; where those that left leave too few for n, the aggregation takes what there is.
+    A client that joins, for the first time or again, gets w immediately. Gradients of a client that
+    leaves still count. If fewer than n clients are left, the aggregation is done when all of them wait
+    for it.
     """
 
     paper: ClassVar[str] = "Lian, Huang, Li, Liu 2015, arXiv 1506.08272 (AsySG-con)"
     equation: ClassVar[str] = "w ← w − γ (1/n) Σ g_i"
 
     gradients: int
-    """n."""
+    """n: gradients per aggregation."""
     server_lr: float = 1.0
     """γ, the step size."""
     mean: bool = True
     """Whether the sum of gradients is divided by n."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates that is left out at each end of every coordinate, so that few attackers
-    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates removed at each end of every coordinate, as protection against a few
+    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
+    1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("gradients", self.gradients, 1)
@@ -49,7 +51,7 @@ class AsySG(Rule):
 
     @property
     def weight(self) -> float:
-        """Of one gradient."""
+        """Weight of one gradient: γ/n, or γ."""
         return self.server_lr / self.gradients if self.mean else self.server_lr
 
     def check(self, clients: int) -> None:
@@ -64,28 +66,29 @@ class AsySG(Rule):
 
 
 class AsySGState(State):
-    """A present client computes a gradient, or waits for the aggregation that it contributed to."""
+    """The server half. A present client computes a gradient, or waits for the aggregation that it
+    contributed to."""
 
     def __init__(self, params: AsySG, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
+        self._sum = make_sum(server, params.trim)
         self._waiting: set[str] = set()
 
     def update(self, update: Update) -> Actions:
         self._sum.add(update)
         self._waiting.add(update.client)
-        return self._go_on()
+        return self._aggregate_if_ready()
 
     def leave(self, client: str) -> Actions:
         self._waiting.discard(client)
-        return self._go_on()
+        return self._aggregate_if_ready()
 
-    def _go_on(self) -> Actions:
-        """Clients that left may leave too few for n gradients: aggregate what there is."""
+    def _aggregate_if_ready(self) -> Actions:
+        """Aggregate if n gradients arrived, or if every present client waits for the aggregation."""
         nobody_computes = 0 < len(self._waiting) == len(self.server.clients)
         if len(self._sum) < self.params.gradients and not nobody_computes:
             return []
-        receivers = self.server.in_order(self._waiting)
+        receivers = self.server.in_device_order(self._waiting)
         self._waiting.clear()
         aggregated = self._sum.apply(self.params.weight, sign=-1)
         return [aggregated, *(Send(client, deferred=True) for client in receivers)]

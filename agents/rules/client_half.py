@@ -1,4 +1,4 @@
-"""The half of a rule that runs at a client: which updates it makes of local trainings. Pure vector
+"""The client half of a rule: how it turns the result of a local training into an update. Pure vector
 arithmetic."""
 
 from __future__ import annotations
@@ -14,31 +14,35 @@ from agents.models.vectors import Vector
 from agents.wire.payloads import ModelMessage
 
 Kind = Literal["delta", "model", "gradient", "residual"]
-"""`delta`: end minus start of local training, so servers add. `model`: its end. `gradient`: one
-mini-batch gradient at the start, no step taken. `residual`: the end minus the end that the client sent
-before (AREA); a client that has sent none sends `model`."""
+"""Content of an update. `delta`: end minus start of the local training, so servers add it. `model`: the
+end of the local training. `gradient`: one mini-batch gradient at the start, without a step. `residual`:
+the end minus the end that the client sent before (AREA); a client that has sent none yet sends
+`model`."""
 
 SavedVectors = Mapping[str, tuple[int, Vector]]
-"""What a client keeps on its disk: by name, vectors, each with a sequence or dispatch number."""
+"""Vectors that a client keeps on its disk, by name, each with a sequence or dispatch number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """What a rule asks of its clients."""
+    """What a rule requires of its clients."""
 
     kind: Kind = "delta"
     as_model: bool = False
-    """A delta comes as the model that it leads to, to the last bit, of all clients that do nothing more
-    with it: with FedNova, compression or privacy it comes as `delta`. Of use where w is still the model
-    that the client began with, so that it may be put in w's place."""
+    """Whether clients send the trained model in place of a delta, so that no bit is lost by rounding.
+    Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w is
+    unchanged since the client received it, because w can then be replaced by the trained model."""
     send_buffer: Literal["overwrite", "hold"] | None = None
-    """None: an update is sent when it is done. Else it waits to be pulled: `overwrite` goes on training
-    meanwhile and replaces it, `hold` trains anew only once it was fetched."""
+    """None: an update is sent when it is finished. Otherwise it waits in the send buffer until the
+    server pulls it. `overwrite`: meanwhile the client trains on newer models and replaces the update.
+    `hold`: the client trains again only after the update was pulled."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What its updates may be."""
-        either = self.as_model or self.kind == "residual"  # who has no memory has no residual to send
+        """Kinds of update that the server accepts."""
+        either = (
+            self.as_model or self.kind == "residual"
+        )  # a client without memory has no residual to send
         return (self.kind, "model") if either else (self.kind,)
 
 
@@ -48,30 +52,34 @@ class Form:
 
     kind: Kind
     vector: Callable[[], Vector]
+    """Compute the vector to send, shape (d,)."""
     effective_steps: float = 1.0
+    """FedNova: see `agents.rules.interface.Update.effective_steps`."""
     memory: SavedVectors | None = None
-    """Memory that the client must save before it sends the update."""
+    """Memory that the client must save before it sends the update; None if there is nothing to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """What the client half of a rule is made of."""
+    """Arguments from which the client half of a rule is made."""
 
     local: LocalTraining
     sends_changes: bool = False
-    """Whether more is done with an update that is a change of the model: compression, privacy."""
+    """Whether later steps (compression, privacy) need the update as a change of the model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """What arrives of the change in the update with this sequence number that answers this dispatch,
-    where it may be lost after it has arrived; None: all of it, and it cannot be lost."""
+    """Function from (sequence number, dispatch, change of the model) to the change that the server
+    receives, for updates that may still be discarded after they arrived (secure aggregation). None: the
+    change arrives unmodified and is not discarded."""
     memory: SavedVectors | None = None
-    """What the client's process before has saved last."""
+    """Memory that the previous process of this client saved last; None if there is none."""
 
 
 class ClientState:
-    """A rule at one client in a run; the server's half is `agents.rules.interface.State`.
+    """The client half of a rule during a run; the server half is `agents.rules.interface.State`.
 
-    This one keeps nothing from one update to the next: it sends the end of the training, the difference
-    to its start or, with FedNova, that difference divided by a_i."""
+    This default keeps no memory between updates. It sends the trained model, the difference to its start
+    or, with FedNova, that difference divided by a_i.
+    """
 
     def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
         self.side = side
@@ -84,10 +92,11 @@ class ClientState:
         return 0
 
     def acknowledge(self, message: ModelMessage) -> None:
-        """A dispatch says which of the client's updates was applied last."""
+        """Read from a dispatch which update of this client was applied last."""
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
-        """The form of update `sequence`: `steps` local steps from `model` to `end()`, shape (d,)."""
+        """Return the content of update number `sequence`, after `steps` local steps from `model` to
+        `end()`, shape (d,)."""
         start, fednova = model.vector, self.local.fednova
         if self.side.kind != "delta":
             return Form(self.side.kind, end)
@@ -99,14 +108,14 @@ class ClientState:
         reported_steps = float(steps) if self.local.proximal else a
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
-    def farewells(self) -> Sequence[tuple[int, Vector]]:
-        """What the client hands in when it says goodbye: each model that may be the last one that was
-        applied of it, with its sequence number; nothing, where the rule does not ask for it."""
+    def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
+        """Models that the client sends back with its goodbye, each with its sequence number: every one
+        that may be the last that the server has applied. Empty if the rule does not need them."""
         return ()
 
 
 def effective_steps(local: LocalTraining, lr: float, steps: int) -> float:
-    """FedNova's a_i (Wang et al. 2020): by how much `steps` steps multiply one step's progress.
+    """Return FedNova's a_i (Wang et al. 2020): the progress of `steps` steps in units of a single step.
 
     Momentum ρ: c ← ρc + 1, a ← a + c. Proximal term μ: a ← (1 − ημ)a + 1; with both, momentum first.
     """

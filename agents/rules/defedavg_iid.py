@@ -8,33 +8,35 @@ from typing import Annotated, ClassVar
 
 from agents.checks import at_least, positive
 from agents.rules.interface import Action, Actions, Broadcast, Rule, Server, State, Update
-from agents.rules.parts import Trim, check_trim, gathered
+from agents.rules.parts import Trim, check_trim, make_sum
 
 
 @dataclass(frozen=True)
 class DeFedAvgIid(Rule):
-    """A round takes the first n clients whose updates arrive, however stale (Wang et al., Algorithm 2):
+    """In each round, aggregate the first n updates that arrive from different clients, however stale
+    (Wang et al., Algorithm 2):
 
         w ← w + η_g (1/n) Σ Δ_i
 
-    Then w is broadcast to all; each client trains anew from the newest model that it got, never twice on
-    one. A round takes a client once: its second update waits for the next. Where fewer than n clients
-    are left, a round ends once it has all of these, with the mean over them.
+    Then w is broadcast to all clients. A client trains on the newest model received, never twice on the
+    same one. A second update of the same client waits for the next round. If fewer than n clients are
+    present, the round ends when all of them have contributed, with the mean over their updates.
 
-    A client that joins, for the first time or again, gets w at once. What a client has handed in counts,
-    also if it leaves.
+    A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
+    still count.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 2)"
     equation: ClassVar[str] = "w ← w + η_g (1/n) Σ Δ_i"
 
     buffer_size: int
-    """n."""
+    """n: updates per round."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates that is left out at each end of every coordinate, so that few attackers
-    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates removed at each end of every coordinate, as protection against a few
+    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
+    1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("buffer_size", self.buffer_size, 1)
@@ -53,13 +55,16 @@ class DeFedAvgIid(Rule):
 
 
 class DeFedAvgIidState(State):
+    """The server half: one round after the other."""
+
     def __init__(self, params: DeFedAvgIid, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
+        self._sum = make_sum(server, params.trim)
         self._round: set[str] = set()
-        """The clients whose updates are in it."""
+        """Clients whose updates are in the sum."""
         self._held: list[Update] = []
-        """Further updates of clients that the round has already, in order."""
+        """Further updates of clients in this round, in order of arrival; they wait for the next
+        round."""
 
     def start(self) -> Actions:
         return [Broadcast()]
@@ -68,20 +73,21 @@ class DeFedAvgIidState(State):
         if update.client in self._round:
             self._held.append(dataclasses.replace(update, vector=update.vector.copy()))
             return []
-        self._take(update)
+        self._add_to_round(update)
         return self._end_complete_rounds()
 
     def leave(self, client: str) -> Actions:
         return self._end_complete_rounds()
 
-    def _take(self, update: Update) -> None:
+    def _add_to_round(self, update: Update) -> None:
         self._sum.add(update)
         self._round.add(update.client)
 
     def _end_complete_rounds(self) -> Actions:
-        """What was held may complete the next round at once."""
+        """End the round if it is complete. Updates that waited for the next round may complete it,
+        too."""
         actions: list[Action] = []
-        while self._complete():
+        while self._is_complete():
             actions += [self._sum.apply(self.params.server_lr / len(self._sum)), Broadcast()]
             self._round.clear()
             held, self._held = self._held, []
@@ -89,9 +95,9 @@ class DeFedAvgIidState(State):
                 if update.client in self._round:
                     self._held.append(update)
                 else:
-                    self._take(update)
+                    self._add_to_round(update)
         return actions
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         nobody_else = self._round and self.server.clients.keys() <= self._round
         return len(self._round) >= self.params.buffer_size or bool(nobody_else)

@@ -15,28 +15,30 @@ from agents.rules.interface import (
     Broadcast,
     ClientSide,
     Ignored,
-    Request,
+    RequestUpdate,
     Rule,
     Send,
     Server,
     State,
     Update,
 )
-from agents.rules.parts import Trim, check_trim, gathered
+from agents.rules.parts import Trim, check_trim, make_sum
 
 
 @dataclass(frozen=True)
 class DeFedAvgNiid(Rule):
-    """A round draws n clients uniformly with replacement, pulls one update of each of them, however
-    stale, and waits for these (Wang et al., Algorithm 1):
+    """In each round, draw n clients uniformly with replacement, pull one update from each of them,
+    however stale, and wait for all of these (Wang et al., Algorithm 1):
 
         w ← w + η_g (1/n) Σ m_i Δ_i
 
-    for a client that was drawn m_i times. Then w is broadcast to all, and the next round draws. Clients
-    train on the newest model that they got, never twice on one, and leave the result in a send buffer.
-    So a fast client counts no more often than a slow one. A drawn client that leaves is dropped: the
-    round is then as if it had drawn fewer, and one that loses all is one in which w stays. A client that
-    joins, for the first time or again, gets w at once, and may be drawn from the next round on.
+    where client i was drawn m_i times. Then w is broadcast to all clients, and the next round starts.
+    Clients train on the newest model received, never twice on the same one, and put the result into a
+    send buffer. So a fast client counts no more often than a slow one.
+
+    A drawn client that leaves is dropped from the round, and n is reduced by its draws. If all drawn
+    clients leave, w is unchanged. A client that joins, for the first time or again, gets w immediately
+    and may be drawn from the next round on.
     """
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"
@@ -45,13 +47,14 @@ class DeFedAvgNiid(Rule):
     sample: int
     """n: draws per round."""
     send_buffer: Literal["overwrite", "hold"] = "overwrite"
-    """A client whose update nobody has fetched goes on training and replaces it, or trains anew only
-    once it was fetched."""
+    """What a client does while its update waits in the send buffer. `overwrite`: train on the next model
+    and replace the update. `hold`: train again only after the server has pulled the update."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates that is left out at each end of every coordinate, so that few attackers
-    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates removed at each end of every coordinate, as protection against a few
+    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
+    1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("sample", self.sample, 1)
@@ -67,14 +70,15 @@ class DeFedAvgNiid(Rule):
 
 
 class DeFedAvgNiidState(State):
-    """One round after the other."""
+    """The server half: one round after the other."""
 
     def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
-        """With how often each client was drawn as its weight."""
+        self._sum = make_sum(server, params.trim)
+        """Each update has as weight the number of times that its client was drawn."""
         self._waiting: dict[str, int] = {}
-        """How often each client was drawn whose update is still to come."""
+        """Drawn clients whose update has not arrived, each with the number of times that it was
+        drawn."""
 
     def start(self) -> Actions:
         return [Broadcast(), *self._draw()]
@@ -82,7 +86,7 @@ class DeFedAvgNiidState(State):
     def update(self, update: Update) -> Actions:
         times = self._waiting.pop(update.client, 0)
         if not times:
-            # Its send buffer is empty now: a later request is to find something to wait for.
+            # Its send buffer is now empty. It must train again, or a later request would wait forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._sum.add(update, times=times)
         return self._end_round_if_complete()
@@ -96,7 +100,7 @@ class DeFedAvgNiidState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._sum:  # all left: a round without contributions, in which w stays
+        if not self._sum:  # all clients left: a round without contributions, w is unchanged
             return [Aggregated(self.server.version, ()), *self._draw()]
         aggregated = self._sum.apply(self.params.server_lr / self._sum.weight)
         return [aggregated, Broadcast(), *self._draw()]
@@ -108,4 +112,4 @@ class DeFedAvgNiidState(State):
         drawn = self.server.rng.integers(len(clients), size=self.params.sample)
         indices, times = np.unique(drawn, return_counts=True)
         self._waiting = {clients[i]: int(m) for i, m in zip(indices, times, strict=True)}
-        return [Request(client, "pull") for client in self._waiting]
+        return [RequestUpdate(client, "pull") for client in self._waiting]

@@ -19,7 +19,7 @@ from agents.rules.interface import (
     ClientSide,
     ClientState,
     Ignored,
-    Request,
+    RequestUpdate,
     Rule,
     Send,
     Server,
@@ -34,17 +34,19 @@ from agents.wire.payloads import ModelMessage
 
 @dataclass(frozen=True)
 class Favano(Rule):
-    """Every `period`, s clients drawn uniformly without replacement are interrupted in their training:
+    """Every `period`, draw s clients uniformly without replacement and interrupt their training:
 
         w ← (1 − η_g) w + η_g (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i
 
-    with w_b the model that client i began with, and α_i the steps that it makes of it as a rule (see
-    `debias`): fast clients move w no further than slow ones. The paper has η_g = 1. The drawn clients
-    get the new w, the others train on, up to their number of local steps K, then wait to be drawn.
+    w_b is the model that client i trained from, and α_i its typical number of local steps (see
+    `debias`). So fast clients move w no further than slow ones. The paper has η_g = 1. The drawn clients
+    get the new w. The others continue up to their number of local steps K, then wait until they are
+    drawn.
 
-    A round that takes longer than a period is followed by the next at once; rounds do not overlap. A
-    drawn client that leaves is dropped: s is then one less, and where it is 0 w stays. A client that
-    joins, for the first time or again, gets w at once, and may be drawn in the next round.
+    If a round takes longer than a period, the next one starts immediately after it; rounds do not
+    overlap. A drawn client that leaves is dropped and s is reduced by one; with s = 0, w is unchanged. A
+    client that joins, for the first time or again, gets w immediately, and may be drawn in the next
+    round.
     """
 
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
@@ -55,7 +57,8 @@ class Favano(Rule):
     sample: int
     """s: clients per round."""
     debias: Literal["stochastic", "deterministic"] = "stochastic"
-    """α_i, with E_i the local steps done when interrupted: P(E_i > 0)·min(E_i, K), or E[min(E_i, K)]."""
+    """α_i: `stochastic` P(E_i > 0)·min(E_i, K), `deterministic` E[min(E_i, K)], where E_i is the number
+    of local steps done at the interruption."""
     server_lr: float = 1.0
     """η_g."""
 
@@ -82,20 +85,23 @@ class Favano(Rule):
 
 
 class FavanoState(State):
+    """The server half: one round per period."""
+
     def __init__(self, params: Favano, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = WeightedSum(server)
-        """Σ (ŵ_i − w): w stays as it is while a round goes on."""
+        """Σ (ŵ_i − w); w does not change during a round."""
         self._waiting: set[str] = set()
+        """Drawn clients whose update has not arrived."""
         self._overdue = False
-        """Whether a period ended while a round was going on."""
+        """Whether a period ended during the current round."""
 
     def start(self) -> Actions:
         return [*super().start(), SetPeriodicTimer("round", from_seconds(self.params.period))]
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
-            # Its send buffer is empty now: a later request is to find something to wait for.
+            # Its send buffer is now empty. It must train again, or a later request would wait forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._waiting.remove(update.client)
         self._sum.add(update)
@@ -117,7 +123,7 @@ class FavanoState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        # Without any that is left it is a round without contributions, in which w stays.
+        # If all drawn clients left, it is a round without contributions, and w is unchanged.
         actions = self._aggregate() if self._sum else [Aggregated(self.server.version, ())]
         if self._overdue:
             self._overdue = False
@@ -127,7 +133,7 @@ class FavanoState(State):
     def _aggregate(self) -> list[Action]:
         aggregated = self._sum.apply(self.params.server_lr / (len(self._sum) + 1))
         drawn = {contribution.client for contribution in aggregated.contributions}
-        return [aggregated, *(Send(c, deferred=True) for c in self.server.in_order(drawn))]
+        return [aggregated, *(Send(c, deferred=True) for c in self.server.in_device_order(drawn))]
 
     def _draw(self) -> list[Action]:
         clients = list(self.server.clients)
@@ -135,12 +141,11 @@ class FavanoState(State):
             return [Aggregated(self.server.version, ())]
         drawn = sorted(self.server.rng.permutation(len(clients))[: self.params.sample])
         self._waiting = {clients[i] for i in drawn}
-        return [Request(clients[i], "interrupt") for i in drawn]
+        return [RequestUpdate(clients[i], "interrupt") for i in drawn]
 
 
 class FavanoClient(ClientState):
-    """The client's half: it sends ŵ_i, and counts the local steps that it had done whenever it was
-    interrupted."""
+    """The client half: sends ŵ_i, and keeps statistics of the local steps done at each interruption."""
 
     def __init__(self, params: Favano, settings: ClientSettings) -> None:
         super().__init__(params.client_side, settings)
@@ -153,7 +158,8 @@ class FavanoClient(ClientState):
         return Form("model", lambda: start + (end() - start) / divisor)
 
     def divisor(self, steps: int) -> float:
-        """α_i of an update after `steps` local steps: P(E > 0)·E (`stochastic`) or E[E]."""
+        """Count an update after `steps` local steps, and return its α_i: P(E > 0)·E (`stochastic`) or
+        E[E]."""
         self._count += 1
         self._positive += steps > 0
         self._steps += steps

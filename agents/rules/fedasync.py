@@ -12,15 +12,15 @@ from agents.rules.interface import Actions, ClientSide, Rule, Send, Server, Stat
 
 @dataclass(frozen=True)
 class FedAsync(Rule):
-    """On every update, at once:
+    """Apply every update on arrival:
 
         w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)
 
-    s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1). The sender gets the
-    new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
+    `staleness` chooses s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1).
+    The sender gets the new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
 
-    A client that joins, for the first time or again, gets w at once; the rule remembers nothing of who
-    leaves.
+    A client that joins, for the first time or again, gets w immediately. The rule keeps no state of
+    clients that leave.
     """
 
     paper: ClassVar[str] = "Xie, Koyejo, Gupta 2019, arXiv 1903.03934"
@@ -29,12 +29,13 @@ class FedAsync(Rule):
     mixing: float = 0.6
     """β, above 0 and at most 1."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    """s, the discount of stale updates."""
     a: float | None = None
-    """Default 0.5 for `polynomial`, 10 for `hinge`."""
+    """Strength of the discount; None: 0.5 for `polynomial`, 10 for `hinge`."""
     b: float = 4
-    """`hinge`: staleness up to b is not discounted."""
+    """`hinge`: largest staleness that is not discounted."""
     server_lr: float = 1.0
-    """η_g; the paper has none."""
+    """η_g; 1 in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mixing <= 1:
@@ -48,13 +49,13 @@ class FedAsync(Rule):
         return ClientSide("model")
 
     def sums(self) -> Sums:
-        raise ValueError("it applies each update as it comes")
+        raise ValueError("the rule applies every update on arrival")
 
     def begin(self, server: Server) -> FedAsyncState:
         return FedAsyncState(self, server)
 
     def discount(self, staleness: int) -> float:
-        """s(τ), in (0, 1]."""
+        """Return s(τ), in (0, 1]."""
         if self.staleness == "constant":
             return 1.0
         if self.staleness == "polynomial":
@@ -64,6 +65,8 @@ class FedAsync(Rule):
 
 
 class FedAsyncState(State):
+    """The server half."""
+
     def __init__(self, params: FedAsync, server: Server) -> None:
         self.params, self.server = params, server
 

@@ -26,23 +26,25 @@ from agents.timing.nanoseconds import from_seconds
 
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """A round sends w to all clients (or to `sample` of them) and waits for all of these:
+    """In each round, send w to all clients (or to `sample` of them) and wait for all of their updates:
 
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
-    with p' the importance p renormalised over S, multiplicity counted (Wang et al., DeFedAvg,
-    (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)).
-    With non-uniform p and sampling that is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni
-    et al. 2023, Appendix C). A selected client that goes offline, or is not back within
-    `round_timeout` seconds, is dropped from the round; a round that loses all is one in which w stays.
-    A client that joins, for the first time or again, takes part from the next round on.
+    p' is the importance p renormalised over S, multiplicity counted (Wang et al., DeFedAvg, (2)-(3),
+    whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)). With
+    non-uniform p and sampling this is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni et al.
+    2023, Appendix C).
 
-    τ_eff is 1 or, with `local.fednova`, where the Δ_i are normalised, the mean effective number of local
-    steps, weighted as the updates are (Wang et al. 2020, arXiv 2007.07481). It is part of the weight
-    that is logged.
+    A selected client that goes offline, or does not answer within `round_timeout`, is dropped from the
+    round. If all are dropped, w is unchanged. A client that joins, for the first time or again, takes
+    part from the next round on.
 
-    Clients send their models, but for `trim`, `local.fednova`, compression and privacy, which need
-    Δ_i: with one client and η_g = 1, w is what it trained, to the last bit.
+    τ_eff is 1. With `local.fednova`, where the Δ_i are normalised, it is the mean effective number of
+    local steps, weighted like the updates (Wang et al. 2020, arXiv 2007.07481). The logged weights
+    include it.
+
+    Clients send their trained models. With `trim`, `local.fednova`, compression or privacy they send
+    Δ_i. So with one client and η_g = 1, the new w is exactly the model that it trained.
     """
 
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
@@ -50,16 +52,19 @@ class FedAvg(Rule):
     takes_fednova: ClassVar[bool] = True
 
     sample: int | None = None
-    """Clients per round; None selects all."""
+    """Clients per round; None: all."""
     replacement: bool = False
     """Whether `sample` draws with replacement."""
     weights: Literal["renormalised", "unbiased"] = "renormalised"
+    """p': p renormalised over the clients of the round, or p N/n."""
     round_timeout: Annotated[float, "s"] | None = None
+    """Maximum duration of a round; None: no limit."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates that is left out at each end of every coordinate, so that few attackers
-    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates removed at each end of every coordinate, as protection against a few
+    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
+    1803.01498)."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -86,17 +91,18 @@ class FedAvg(Rule):
 
 
 class FedAvgState(State):
-    """One round after the other."""
+    """The server half: one round after the other."""
 
     def __init__(self, params: FedAvg, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = RobustSum(server, params.trim) if params.trim else SumOfModels(server)
-        """With p_i, multiplicity counted, as weight."""
+        """Each update has the weight p_i, times the number of times that its client was drawn."""
         self._effective_steps: list[float] = []
-        """Of the updates in it."""
+        """Effective number of local steps of each update in the sum."""
         self._round: Counter[str] = Counter()
-        """How often each client was drawn for this round, without those that were dropped."""
+        """Number of times that each client was drawn for this round; dropped clients are removed."""
         self._waiting: set[str] = set()
+        """Clients of this round whose update has not arrived."""
 
     def start(self) -> Actions:
         return self._new_round()
@@ -120,7 +126,7 @@ class FedAvgState(State):
         return self._drop(set(self._waiting))
 
     def _drop(self, clients: set[str]) -> Actions:
-        """The round goes on without `clients`, of those that it waits for."""
+        """Remove `clients`, which the round waits for, from the round."""
         if not clients:
             return []
         self._waiting -= clients
@@ -131,19 +137,19 @@ class FedAvgState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        if not self._sum:  # all left: a round without contributions, in which w stays
+        if not self._sum:  # all clients left: a round without contributions, w is unchanged
             return [Aggregated(self.server.version, ()), *self._new_round()]
         aggregated = self._sum.apply(self._scale())
         self._effective_steps = []
         return [aggregated, *self._new_round()]
 
     def _scale(self) -> float:
-        """What Σ p_i Δ_i is multiplied by: η_g τ_eff, and what makes p' of p."""
+        """Return the factor of Σ p_i Δ_i: η_g τ_eff, times the factor from p to p'."""
         arrived, total = self._sum.contributions, self._sum.weight
         weighted = zip(arrived, self._effective_steps, strict=True)
         tau_eff = sum(update.weight * steps for update, steps in weighted) / total
         unbiased = self.params.weights == "unbiased"
-        # N counts who has sent an update and then left: nobody may be left at all.
+        # N includes clients that sent an update and then left; otherwise N could be 0.
         population = self.server.clients.keys() | {update.client for update in arrived}
         share = len(population) / self._round.total() if unbiased else 1 / total
         return self.params.server_lr * tau_eff * share
@@ -154,7 +160,9 @@ class FedAvgState(State):
             return []
         self._round = Counter(self._select(clients))
         self._waiting = set(self._round)
-        actions: list[Action] = [Send(c, deferred=True) for c in self.server.in_order(self._waiting)]
+        actions: list[Action] = [
+            Send(c, deferred=True) for c in self.server.in_device_order(self._waiting)
+        ]
         if self.params.round_timeout is not None:
             actions.append(SetTimer("round", from_seconds(self.params.round_timeout)))
         return actions

@@ -24,33 +24,35 @@ from agents.rules.interface import (
 
 @dataclass(frozen=True)
 class FedFa(Rule):
-    """A sliding window S holds the last K updates; at every arrival, from the one that fills it on
-    (Xu et al., Algorithm 1, (3)-(4)):
+    """Keep the last K updates in a sliding window S. Aggregate at every arrival, starting with the one
+    that fills the window (Xu et al., Algorithm 1, (3)-(4)):
 
         param:  w ← (1 − η_g) w + η_g (1/K) Σ_{k∈S} w_k
         delta:  w ← w + η_g τ_eff (1/K) Σ_{k∈S} Δ_k
 
-    The sender gets the current w at once. The paper's `param` has η_g = 1. τ_eff is 1 or, with
+    The sender gets the current w immediately. In the paper, `param` has η_g = 1. τ_eff is 1 or, with
     `local.fednova`, the mean effective number of local steps over the window; the paper combines
     FedNova with `delta` only, and finds it unstable there.
 
-    `delta` counts every update K times, so η_g ≈ 1/K matches FedBuff's pace. It diverges when local
-    training goes far: with η_g = 1 and four equally fast clients, K = 4, from about a third of the way
-    to the local optimum on.
+    `delta` counts every update K times, so η_g ≈ 1/K matches FedBuff's pace. It diverges if local
+    training makes large progress: with η_g = 1 and four equally fast clients, K = 4, it diverges if
+    local training covers more than about a third of the way to the local optimum.
 
-    The weight that is logged of an update is that of one application: η_g/K, for `delta` times τ_eff.
-    It is logged once, with the first version that the update goes into. The server keeps K updates.
+    The log has the weight of one application of an update: η_g/K, for `delta` times τ_eff. It is logged
+    once, with the first version that contains the update. The server keeps K updates in memory.
 
-    A client that joins, for the first time or again, gets w at once. The updates of who leaves stay in
-    the window until K others have come.
+    A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
+    stay in the window until K others have arrived.
     """
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024, arXiv 2404.11015"
     equation: ClassVar[str] = "w ← (1/K) Σ_{k∈S} w_k   or   w ← w + η_g (1/K) Σ_{k∈S} Δ_k"
 
     window_size: int
-    """K."""
+    """K: updates in the window."""
     variant: Literal["param", "delta"] = "param"
+    """`param`: clients send models, w is their mean. `delta`: clients send deltas, their mean is added
+    to w."""
     server_lr: float = 1.0
     """η_g."""
 
@@ -59,7 +61,7 @@ class FedFa(Rule):
         positive("server_lr", self.server_lr)
 
     @property
-    def takes_fednova(self) -> bool:  # type: ignore[override]  # a normalised model means nothing
+    def takes_fednova(self) -> bool:  # type: ignore[override]  # only deltas can be normalised
         return self.variant == "delta"
 
     @property
@@ -68,7 +70,7 @@ class FedFa(Rule):
 
     def sums(self) -> Sums:
         raise ValueError(
-            "its windows differ by one update that came and one that went, and so would sums of them"
+            "consecutive windows differ by two updates, so the difference of their sums reveals updates"
         )
 
     def begin(self, server: Server) -> FedFaState:
@@ -76,16 +78,21 @@ class FedFa(Rule):
 
 
 class FedFaState(State):
+    """The server half: the window and its running sum."""
+
     def __init__(self, params: FedFa, server: Server) -> None:
         self.params, self.server = params, server
         size = params.window_size
         self._window = np.zeros((size, server.w.size), server.w.dtype)
-        """A ring: the update of arrival n is in row n mod K."""
+        """Ring buffer, shape (K, d): arrival n is in row n mod K."""
         self._effective_steps = np.ones(size)
-        self._sum = np.zeros(server.w.size)  # float64: much is added and subtracted before it is renewed
+        self._sum = np.zeros(
+            server.w.size
+        )  # float64: rounding errors add up until the sum is recomputed
         self._mean = np.empty_like(server.w)
         self._arrivals = 0
         self._unlisted: list[Contribution] = []
+        """Updates in the window that no logged version contains yet."""
 
     def update(self, update: Update) -> Actions:
         self._put(update)
@@ -97,7 +104,8 @@ class FedFaState(State):
         return [self.server.aggregated(used, tau_eff), Send(update.client)]
 
     def _put(self, update: Update) -> None:
-        """The newcomer takes the place of the oldest: O(d), as the whole sum is done once a window."""
+        """Replace the oldest update by `update`. Takes O(d) per update: the sum is updated, and
+        recomputed in full only once per K arrivals."""
         size = self.params.window_size
         row = self._arrivals % size
         add_scaled(self._sum, self._window[row], -1.0)

@@ -1,15 +1,16 @@
-"""What a rule is: a pure state machine on the server. Updates come in, actions go out.
+"""The interface of aggregation rules. A rule is a pure state machine on the server: it receives updates
+and returns actions.
 
 A rule reads no clock and opens no socket; randomness comes from `Server.rng`. It owns the global model
-while the run lasts: it changes `server.w` in place and counts `server.version`.
+during the run: it changes `server.w` in place and counts `server.version`.
 
-The same inputs must give the same actions and models, to the bit: so a run goes on after a crash, and
-can be replayed: nothing may depend on the order of a set of texts. For the same reason a state consists
-of what `agents.aggregator.snapshot` keeps: numbers, texts, lists, tuples, dicts, sets, deques, NumPy
-arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of a rule's
-own modules; what such a class does when it is made is not done again when it is read back.
+The same inputs must give the same actions and models, bit by bit. Resuming after a crash and replay
+depend on it. So nothing may depend on the iteration order of a set of strings. And a state may hold only
+what `agents.aggregator.snapshot` can save: numbers, strings, lists, tuples, dicts, sets, deques, NumPy
+arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of the
+rule's own modules. Loading a snapshot does not call `__init__` of such a class.
 
-A complete rule (it adds every update at once), to copy from:
+A complete rule to copy from; it adds every update immediately:
 
     @dataclass(frozen=True)
     class Eager(Rule):
@@ -51,11 +52,12 @@ from agents.timing.nanoseconds import Nanoseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one client sends after local training. `vector` has shape (d,) and is not to be kept."""
+    """The update of one client after local training. `vector` has shape (d,); copy it if you keep it,
+    because its memory is reused."""
 
     client: str
     dispatch: int
-    """The dispatch that it answers: names the update, as no other in the run does."""
+    """Number of the dispatch that it answers; unique to this update within the run."""
     base_version: int
     vector: Vector
     kind: Kind = "delta"
@@ -64,20 +66,22 @@ class Update:
     steps: int = 1
     """Local steps done."""
     effective_steps: float = 1.0
-    """FedNova: what τ_eff counts this update for; 1 for a delta that is not normalised."""
+    """FedNova: the effective number of local steps, which τ_eff averages; 1 for a delta that is not
+    normalised."""
     round_trip: Nanoseconds = 0
-    """From the dispatch of the model to the update's arrival."""
+    """Time from the dispatch of the model to the arrival of the update."""
     dispatched: Nanoseconds = 0
-    """Device time at which the model left."""
+    """Device time at which the model was sent."""
 
     def contribution(self, weight: float) -> Contribution:
-        """What is to be kept of it until it is aggregated."""
+        """Return the entry for the log that says this update is aggregated with `weight`."""
         return Contribution(self.client, self.dispatch, self.base_version, weight)
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The weight that one update was given in an aggregation, or is to be given, up to a scale."""
+    """The weight of one update in an aggregation. Before the aggregation, the weight up to a common
+    scale."""
 
     client: str
     dispatch: int
@@ -87,10 +91,10 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """The global model became `version`; `contributions` went into it.
+    """The global model is now `version`, made from the updates in `contributions`.
 
-    Without contributions: a round to which nobody contributed. The version stays as it was, unless the
-    model moved all the same.
+    Without contributions, this is the end of a round in which no update arrived. The version is then
+    unchanged, unless the model changed for another reason.
     """
 
     version: int
@@ -99,26 +103,26 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Give `client` the global model: as it is now or, `deferred`, as it is when all arrivals of this
-    instant have been handled (a reply after aggregation)."""
+    """Send `client` the global model: as it is now or, if `deferred`, as it is after all arrivals of
+    this instant have been handled (a reply after aggregation)."""
 
     client: str
     deferred: bool = False
     lr: float | None = None
-    """Step size of this training; None for the client's own."""
+    """Step size for this local training; None: the client uses its configured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Give every client the global model as it is when this instant is over. In a client's receive
-    buffer it overwrites an older one. A client that joins later needs a `Send`."""
+    """Send every present client the global model as it is at the end of this instant. In a client's
+    receive buffer it replaces an older model. A client that joins later needs a `Send`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Ask `client` for its update: `pull` what lies in its send buffer, or comes next into it;
-    `interrupt` its training and send what is done by then. It leaves when this instant is over, after
-    the models of this instant."""
+class RequestUpdate:
+    """Ask `client` for its update. `pull`: send the update in the send buffer, or the next one if the
+    buffer is empty. `interrupt`: stop training and send the result so far. The request is sent at the
+    end of this instant, after the models of this instant."""
 
     client: str
     what: Literal["pull", "interrupt"]
@@ -126,7 +130,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call `timer(name)` once, `after` this event; setting it anew moves it."""
+    """Call `timer(name)` once, `after` nanoseconds from this event. Setting a timer again replaces
+    it."""
 
     name: str
     after: Nanoseconds
@@ -134,7 +139,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class SetPeriodicTimer:
-    """Call `timer(name)` at every multiple of `period` from now on."""
+    """Call `timer(name)` from now on at every device time that is a multiple of `period`."""
 
     name: str
     period: Nanoseconds
@@ -142,70 +147,87 @@ class SetPeriodicTimer:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """The update just handed in changed nothing, because of `reason`."""
+    """The update just received was not used; `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that a reader of the run should know."""
+    """A note for people who read the run's log."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """With secure aggregation: have the sum of these updates opened. As soon as it is, `State.summed` is
-    called; unless a rule has its own, w becomes
+    """With secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
+    is known. By default it does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
-    with v_i the updates or, of a `model`, its difference to what it was trained from. Where too few
-    clients are left to open it, nothing comes of these updates."""
+    where v_i is the update or, for an update of kind `model`, its difference to the model that it was
+    trained from. If too few clients are left to unmask the sum, these updates are discarded.
+    """
 
     contributions: tuple[Contribution, ...]
-    """With weights from 0 to 1."""
+    """The updates to sum, with weights from 0 to 1."""
     scale: float = 1.0
+    """Factor of the sum."""
     pull: float = 0.0
+    """Share of `known` in the new model, from 0 to 1."""
     known: Vector | None = None
+    """Vector that the server knows without the sum, shape (d,); None if the rule needs none."""
 
 
-Action = SumUp | Aggregated | Send | Broadcast | Request | SetTimer | SetPeriodicTimer | Ignored | Remark
+Action = (
+    SumUp
+    | Aggregated
+    | Send
+    | Broadcast
+    | RequestUpdate
+    | SetTimer
+    | SetPeriodicTimer
+    | Ignored
+    | Remark
+)
 Actions = Sequence[Action]
 
 
 @dataclass(slots=True)
 class Server:
-    """What every rule works on."""
+    """The state that every rule works on: global model, clients, random numbers."""
 
     w: Vector
     """Global model, shape (d,); changed in place."""
     clients: dict[str, float]
-    """Clients that are present, in device order, with their importance p_i."""
+    """Present clients, in device order, with their importance p_i."""
     rng: np.random.Generator
+    """The only source of randomness that a rule may use."""
     version: int = 0
+    """Version of the global model: number of aggregations so far."""
     began: Nanoseconds = 0
-    """Device time at which the run began."""
+    """Device time at which the run started."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
     buffers: Buffers = NONE
-    """The global model's. No rule looks at them: the aggregator's core averages them."""
+    """Buffers of the global model (e.g. of batch normalisation). Rules do not use them: the aggregator's
+    core averages them."""
     masked: bool = False
-    """Secure aggregation: the vectors of updates are not known. An update's is then what is known of it:
-    of kind `model` the model that it was trained from, else nothing, shape (0,). The rule asks for sums
-    of them (`SumUp`)."""
+    """Secure aggregation: whether the vectors of updates are hidden from the server. If so,
+    `Update.vector` is, for kind `model`, the model that the update was trained from, and otherwise
+    empty, shape (0,). The rule asks for sums of updates with `SumUp`."""
 
-    def in_order(self, clients: Container[str]) -> list[str]:
-        """Those of `clients` that are present, in device order."""
+    def in_device_order(self, clients: Container[str]) -> list[str]:
+        """Return the present clients among `clients`, in device order."""
         return [client for client in self.clients if client in clients]
 
     def staleness(self, update: Update) -> int:
-        """τ = current version − base version."""
+        """Return τ = current version − base version of `update`."""
         return self.version - update.base_version
 
     def aggregated(self, used: Iterable[Contribution], scale: float = 1.0) -> Aggregated:
-        """Count a new version, made of the updates in `used`, each with `scale` times its weight."""
+        """Count a new version, made from the updates in `used`, with weights multiplied by `scale`."""
         self.version += 1
         if scale != 1.0:
             used = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
@@ -214,84 +236,89 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The sums that a rule asks for (`SumUp`)."""
+    """The sums that a rule asks for with `SumUp`."""
 
     updates: int
-    """In each."""
+    """Updates per sum."""
     weighted: bool = False
-    """Whether their weights differ."""
+    """Whether the updates of a sum have different weights."""
 
 
 class State(ABC):
-    """A rule in a run. `server.clients` is already up to date when `join` and `leave` are called.
+    """The server half of a rule during a run. `server.clients` is already up to date when `join` and
+    `leave` are called.
 
-    By default every client is sent the model as soon as it is there.
+    By default every client gets the model as soon as it is present.
     """
 
     server: Server
 
     def start(self) -> Actions:
-        """The run clock starts; `server.clients` are ready."""
+        """Handle the start of the run clock. All of `server.clients` are ready."""
         return [Send(client) for client in self.server.clients]
 
     @abstractmethod
     def update(self, update: Update) -> Actions:
-        """A valid update of a present client."""
+        """Handle a valid update of a present client."""
 
     def join(self, client: str) -> Actions:
-        """`client` is ready: for the first time, or back after a crash, an outage or a goodbye. From
-        here on it is as any other; no rule shuts it out."""
+        """Handle that `client` is ready: for the first time, or again after a crash, an outage or a
+        goodbye. From now on it is treated like any other client; no rule excludes it."""
         return [Send(client)]
 
     def leave(self, client: str) -> Actions:
-        """`client` is gone, and what it was sent with it; it may be back. Updates that it has handed in
-        stay where they are."""
+        """Handle that `client` is no longer present. It will not answer the model that it has; it may
+        join again. Its updates that have arrived stay in the buffers of the rule."""
         return []
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
-        """`client` says goodbye and hands in its memory, shape (d,), or None where no update of it was
-        applied since it joined; `leave` comes next. If it is back later, it joins as a new client."""
+        """Handle the goodbye of `client`. `memory` is the memory that it sends back, shape (d,); None if
+        no update of it was applied since it joined. `leave` is called next. If the client returns later,
+        it joins as a new client."""
         return []
 
     def timer(self, name: str) -> Actions:
-        """A timer that the rule has set is due."""
+        """Handle the expiry of a timer that the rule has set."""
         return []
 
-    def summed(self, wanted: SumUp, total: Vector) -> Aggregated:
-        """What was to be summed up is opened: `total` is Σ weight_i v_i, shape (d,), with the weights in
-        `wanted`, which are those that were asked for up to rounding."""
-        if wanted.known is not None:
-            mix(self.server.w, wanted.known, wanted.pull)
-        add_scaled(self.server.w, total, wanted.scale)
-        return self.server.aggregated(wanted.contributions, wanted.scale)
+    def apply_sum(self, request: SumUp, total: Vector) -> Aggregated:
+        """Apply the unmasked sum of updates that `request` asked for: `total` is Σ weight_i v_i, shape
+        (d,). The weights in `request` are rounded to what was actually summed."""
+        if request.known is not None:
+            mix(self.server.w, request.known, request.pull)
+        add_scaled(self.server.w, total, request.scale)
+        return self.server.aggregated(request.contributions, request.scale)
 
 
 class Rule(Protocol):
     """The parameters of a rule: a frozen dataclass whose fields are what a topology may set."""
 
     paper: ClassVar[str] = ""
-    """Where the rule is from: authors, year, and where to read it."""
+    """Source of the rule: authors, year, and where to read it."""
     equation: ClassVar[str] = ""
-    """What becomes of w, in one line."""
+    """The change of w, in one line."""
     takes_fednova: ClassVar[bool] = False
-    """Whether it multiplies an aggregate of normalised deltas by τ_eff, as `local.fednova` needs."""
+    """Whether the rule multiplies an aggregate of normalised deltas by τ_eff, which `local.fednova`
+    needs."""
 
     @property
     def client_side(self) -> ClientSide:
-        """What it asks of its clients."""
+        """What the rule requires of its clients."""
         return ClientSide()
 
     def sums(self) -> Sums:
-        """The sums of updates that it can do with, for secure aggregation. Raises ValueError with the
-        reason where it cannot."""
-        raise ValueError("what it does with each update cannot be done with a sum of several")
+        """Return the sums of updates that the rule needs with secure aggregation. Raise ValueError with
+        the reason if the rule cannot work on sums."""
+        raise ValueError("the rule needs every single update, not only a sum of several")
 
     def check(self, clients: int) -> None:
-        """Raise ValueError where these parameters cannot work with `clients` clients."""
-        return  # a body: what has none is abstract to mypy
+        """Raise ValueError if these parameters cannot work with `clients` clients."""
+        return  # mypy takes a method without a body as abstract
 
-    def begin(self, server: Server) -> State: ...
+    def begin(self, server: Server) -> State:
+        """Return the server half of the rule, at the start of a run."""
+        ...
 
     def begin_client(self, settings: ClientSettings) -> ClientState:
-        """Its half at a client. Of kind `residual` a rule needs one of its own."""
+        """Return the client half of the rule. A rule of kind `residual` must define its own."""
         return ClientState(self.client_side, settings)

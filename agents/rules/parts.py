@@ -1,5 +1,5 @@
-"""Building blocks of rules: sums of updates, plain and robust, a set of clients of which only some train
-at once, checks."""
+"""Building blocks of rules: plain and robust sums of updates, clients of which only some train at a
+time, checks of parameters."""
 
 from __future__ import annotations
 
@@ -9,51 +9,52 @@ from typing import Literal
 
 import numpy as np
 
-from agents.models.vectors import Vector, add_scaled, mix, pour, trimmed_mean
+from agents.models.vectors import Vector, add_and_clear, add_scaled, mix, trimmed_mean
 from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
 
 Trim = float | Literal["median"]
-"""Share of the updates that is left out at each end of every coordinate; `median`: as many as leave one
-or two."""
+"""Share of the updates removed at each end of every coordinate, from 0 to below 0.5. `median`: all but
+the middle one or two are removed."""
 
 
-def gathered(server: Server, trim: Trim) -> WeightedSum | RobustSum:
-    """What gathers the updates for the next version."""
+def make_sum(server: Server, trim: Trim) -> WeightedSum | RobustSum:
+    """Return the sum that collects the updates for the next version."""
     return RobustSum(server, trim) if trim else WeightedSum(server)
 
 
 def check_trim(trim: Trim, updates: int | None = None) -> None:
-    """Raise ValueError, unless it is `median` or from 0 to below 0.5, and leaves out any of `updates`,
-    where it is known that an aggregation has so many."""
+    """Raise ValueError if `trim` is neither `median` nor in [0, 0.5), or if it is above 0 and would
+    remove none of `updates`. `updates` is the number of updates per aggregation; None if it varies."""
     if trim != "median" and not 0 <= trim < 0.5:
         raise ValueError(f"trim is {trim:g}, expected from 0 to below 0.5, or median")
-    if not trim or updates is None or trimmed(updates, trim):
+    if not trim or updates is None or count_trimmed(updates, trim):
         return
     if updates < 3:
-        raise ValueError(f"trim needs aggregations of 3 updates or more, and they have {updates}")
+        raise ValueError(f"trim needs at least 3 updates per aggregation, but there are {updates}")
     least = math.ceil(100 / updates) / 100
     raise ValueError(
-        f"trim is {trim}, which of {updates} updates is none: raise it to {least:g} or more"
+        f"trim {trim} removes nothing when only {updates} updates are aggregated: use at least {least:g}"
     )
 
 
-def trimmed(updates: int, trim: Trim) -> int:
-    """How many of `updates` values are left out at each end of a coordinate; one is left at least."""
+def count_trimmed(updates: int, trim: Trim) -> int:
+    """Return how many of `updates` values are removed at each end of a coordinate. At least one value
+    remains."""
     most = (updates - 1) // 2
     return most if trim == "median" else min(most, int(trim * updates + 1e-9))
 
 
 class WeightedSum:
-    """Σ a_i v_i of the updates gathered for the next version; the single updates are not kept."""
+    """Running sum Σ a_i v_i of the updates for the next version. The single updates are not kept."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.vector = np.zeros_like(server.w)
         self.contributions: list[Contribution] = []
-        """With a_i as weight."""
+        """The updates in the sum, with weights a_i."""
 
     def __len__(self) -> int:
-        """How many updates are in it."""
+        """Number of updates in the sum."""
         return len(self.contributions)
 
     @property
@@ -62,39 +63,40 @@ class WeightedSum:
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Take `update` with a = `weight`, so many times."""
+        """Add `update` with a = `weight`, counted `times` times."""
         weight *= times
         add_scaled(self.vector, update.vector, weight)
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """w ← w + sign · scale · Σ a_i v_i, with weights scale · a_i in the log; then start anew."""
+        """w ← w + sign · scale · Σ a_i v_i, logged with weights scale · a_i; then empty the sum."""
         self._move(sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
 
     def _move(self, scale: float) -> None:
-        pour(self._server.w, self.vector, scale)
+        """Add the sum, times `scale`, to w, and set the sum to zero."""
+        add_and_clear(self._server.w, self.vector, scale)
 
 
 class SumOfModels(WeightedSum):
-    """A `WeightedSum` of updates that began with the w that it is added to, and of which any may be the
-    model w_i that Δ_i leads to (`ClientSide.as_model`):
+    """A `WeightedSum` for updates that were all trained from the current w. An update may arrive as Δ_i
+    or as the trained model w_i (`ClientSide.as_model`):
 
         w ← w + s·Σ a_i Δ_i   is   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
 
-    m is kept as a running mean: of one model, and of equal ones, it is that to the last bit, and so is w
-    where s·A = 1. What comes as a delta is summed up beside it.
+    m is kept as a running mean. For one model, or several equal ones, m is exactly that model; so is the
+    new w if s·A = 1. Updates that arrive as Δ_i are summed separately.
     """
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self.vector = self._mean = np.zeros(0, server.w.dtype)  # each is made when it is needed
+        self.vector = self._mean = np.zeros(0, server.w.dtype)  # allocated on first use
         self._total = 0.0
-        """A, of the models."""
+        """A, over the updates that arrived as models."""
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """As `WeightedSum.add`."""
+        """Same as `WeightedSum.add`."""
         if update.kind != "model":
             if not self.vector.size:
                 self.vector = np.zeros_like(self._server.w)
@@ -116,8 +118,8 @@ class SumOfModels(WeightedSum):
 
 
 class MaskedSum:
-    """A `WeightedSum` of updates that nobody can read before they are summed up: it keeps the weights,
-    which are at most 1."""
+    """A `WeightedSum` for secure aggregation: the server cannot read the updates, so this keeps only
+    their weights, which are at most 1."""
 
     def __init__(self) -> None:
         self.contributions: list[Contribution] = []
@@ -126,40 +128,41 @@ class MaskedSum:
         return len(self.contributions)
 
     def add(self, update: Update, weight: float = 1.0) -> None:
-        """As `WeightedSum.add`."""
+        """Same as `WeightedSum.add`."""
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:
-        """w ← w + scale · Σ a_i v_i, as soon as that is known; then start anew."""
+        """Ask for w ← w + scale · Σ a_i v_i, to be done once the sum is known; then empty the sum."""
         used, self.contributions = tuple(self.contributions), []
         return SumUp(used, scale)
 
 
 class RobustSum:
-    """A `WeightedSum` in which, for each coordinate, the extremes of the n updates do not count (Yin,
-    Chen, Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2, with weights):
+    """A `WeightedSum` that leaves out, in each coordinate, the extremes of the n updates (Yin, Chen,
+    Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2, with weights):
 
         Σ a_i v_i   becomes   A · Σ_{j=k+1}^{n−k} a_(j) v_(j) / Σ_{j=k+1}^{n−k} a_(j),   A = Σ a_i
 
-    with v_(1) ≤ … ≤ v_(n) the values of the v_i in that coordinate, in order, and a_(j) their weights.
-    k = ⌊βn⌋ is the β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. As long as at most k
-    of the updates are an attacker's, no coordinate of the mean leaves the range of the others' values,
-    whatever the weights.
+    with v_(1) ≤ … ≤ v_(n) the values of the v_i in that coordinate, in order, and a_(j) their weights. k
+    = ⌊βn⌋ is the β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. If at most k of the
+    updates come from attackers, every coordinate of the mean stays within the range of the honest
+    values, whatever the weights.
 
-    The updates themselves are kept: n models' memory. The log has the weights of the plain sum.
+    All n updates are kept until the aggregation: memory for n models. The log has the weights of the
+    plain sum.
     """
 
     def __init__(self, server: Server, trim: Trim) -> None:
         self._server = server
         self._trim = trim
         self._rows: list[Vector] = []
-        """v_i, an update that counts several times as often."""
+        """The v_i; an update that counts m times is in it m times."""
         self._weights: list[float] = []
-        """a_i of each."""
+        """The a_i of the rows."""
         self.contributions: list[Contribution] = []
 
     def __len__(self) -> int:
-        """How many updates are in it."""
+        """Number of updates in the sum."""
         return len(self.contributions)
 
     @property
@@ -168,57 +171,60 @@ class RobustSum:
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """As `WeightedSum.add`."""
+        """Same as `WeightedSum.add`."""
         self._rows += [update.vector.astype(self._server.w.dtype)] * times
         self._weights += [weight] * times
         self.contributions.append(update.contribution(times * weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """As `WeightedSum.apply`."""
-        mean = trimmed_mean(self._rows, trimmed(len(self._rows), self._trim), self._weights)
+        """Same as `WeightedSum.apply`."""
+        mean = trimmed_mean(self._rows, count_trimmed(len(self._rows), self._trim), self._weights)
         add_scaled(self._server.w, mean, sign * scale * self.weight)
         used, self.contributions, self._rows, self._weights = self.contributions, [], [], []
         return self._server.aggregated(used, scale)
 
 
-class Workers:
-    """The present clients where at most `concurrency` train at once (None: all of them).
+class ClientPool:
+    """The present clients, of which at most `concurrency` train at the same time; None: no limit.
 
-    Each is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle one
-    takes the same time however many there are.
+    Each client is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle
+    client takes constant time.
     """
 
     def __init__(self, server: Server, concurrency: int | None) -> None:
         self._server = server
         self._concurrency = concurrency
         self.training: dict[str, int] = {}
-        """The version that each of them trains from."""
+        """The training clients, each with the version that it trains from."""
         self.waiting: set[str] = set()
+        """Clients that wait for the aggregation that they contributed to."""
         self._idle: list[str] = []
         self._position: dict[str, int] = {}
-        """Of each idle client, in that list."""
+        """Index of each idle client in `_idle`."""
 
     def add_idle(self, clients: Iterable[str]) -> None:
+        """Make `clients` idle."""
         for client in clients:
             if client not in self._position:
                 self._position[client] = len(self._idle)
                 self._idle.append(client)
 
     def discard(self, client: str) -> None:
-        """`client` is gone."""
+        """Remove `client`, which has left."""
         self.training.pop(client, None)
         self.waiting.discard(client)
         if client in self._position:
             self._remove_idle(client)
 
     def release(self) -> None:
-        """Those that wait become idle, in device order."""
+        """Make all waiting clients idle, in device order."""
         if self.waiting:
-            self.add_idle(self._server.in_order(self.waiting))
+            self.add_idle(self._server.in_device_order(self.waiting))
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Take the idle, as many as may train at once, drawn uniformly; they train from now on."""
+        """Draw idle clients uniformly, as many as may start training, and count them as training. Return
+        them in the order drawn."""
         if self._concurrency is None:
             chosen, self._idle = self._idle, []
             self._position.clear()
@@ -232,7 +238,7 @@ class Workers:
         return chosen
 
     def _remove_idle(self, client: str) -> None:
-        """The last of the list takes its place."""
+        """Remove `client` from the list of idle clients; the last one moves to its index."""
         position, last = self._position.pop(client), self._idle.pop()
         if last != client:
             self._idle[position] = last
@@ -240,14 +246,16 @@ class Workers:
 
 
 def training_at_once(clients: int, concurrency: int | None) -> int:
-    """How many of `clients` train at once. Raises ValueError where there are too few of them."""
+    """Return how many of `clients` train at the same time. Raise ValueError if `concurrency` is more
+    than `clients`."""
     if concurrency is not None and concurrency > clients:
         raise ValueError(f"concurrency is {concurrency}, but there are only {clients} clients")
     return concurrency or clients
 
 
 def check_update_times(times: Sequence[float] | None, clients: int | None = None) -> None:
-    """Raise ValueError, unless they are above 0 s and, where `clients` is given, one per client."""
+    """Raise ValueError if a time in `times` is not above 0 s, or if `clients` is given and there is not
+    one time per client."""
     if times is None:
         return
     if not all(time > 0 for time in times):

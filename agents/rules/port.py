@@ -14,7 +14,7 @@ from agents.models.vectors import Vector
 from agents.rules.interface import (
     Action,
     Actions,
-    Request,
+    RequestUpdate,
     Rule,
     Send,
     Server,
@@ -23,25 +23,27 @@ from agents.rules.interface import (
     Sums,
     Update,
 )
-from agents.rules.parts import Trim, Workers, check_trim, gathered, training_at_once
+from agents.rules.parts import ClientPool, Trim, check_trim, make_sum, training_at_once
 
 
 @dataclass(frozen=True)
 class Port(Rule):
-    """At `min_updates` deltas, and more where stale clients have to be waited for:
+    """Aggregate when `min_updates` deltas have arrived and no stale client is training:
 
         w ← w + η_g Σ ω_i Δ_i,   Σ ω_i = 1
         ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S))
 
-    with n_i the samples of client i, w_b the model it trained from, and cos 1 where τ ≤ 1, 0 where a
-    vector is zero. While a client trains from a model more than S versions old, the aggregation waits
-    for its update; with `urgent`, the client is asked to send what it has. μ, λ and S are by default
-    those of Plato, its authors' framework; that always takes the model of two versions ago for w_b.
+    n_i is the number of samples of client i, and w_b the model that it trained from. cos is 1 if τ ≤ 1,
+    and 0 if one of the vectors is zero. While a client trains from a model more than S versions old, the
+    aggregation waits for its update; with `urgent`, the client is asked to send its result so far. The
+    defaults of μ, λ and S are those of Plato, the framework of the authors. Plato always uses the model
+    of two versions ago as w_b.
 
-    The contributors then get the new w or, with `concurrency` below the number of clients, as many as
-    there is room for, drawn uniformly among the idle. A client that joins, for the first time or again,
-    gets w at once or, with `concurrency`, is idle. What a client has handed in stays in the buffer, also
-    if it leaves; nobody waits for it any more. Where nobody trains, the aggregation takes what there is.
+    The contributors then get the new w. With `concurrency` below the number of clients, the new w goes
+    to clients drawn uniformly among the idle ones, up to the limit. A client that joins, for the first
+    time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a client that
+    leaves stay in the buffer, but the aggregation does not wait for that client any more. If nobody
+    trains, it is done with the updates in the buffer.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
@@ -50,22 +52,24 @@ class Port(Rule):
     )
 
     min_updates: int = 15
-    """Updates that an aggregation takes at least."""
+    """Minimum number of updates per aggregation."""
     urgent: bool = True
-    """Whether stale clients are asked for what they have, instead of waited for until they finish."""
+    """Whether stale clients are asked to send their result so far; otherwise the server waits until they
+    finish."""
     similarity_weight: float = 1.0
-    """μ."""
+    """μ: weight of the similarity between update and recent change of the model."""
     staleness_weight: float = 3.0
-    """λ."""
+    """λ: weight of freshness."""
     staleness_bound: int = 10
     """S, in versions."""
     concurrency: int | None = None
-    """Clients that train at once; None for all."""
+    """Clients that train at the same time; None: all."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates that is left out at each end of every coordinate, so that few attackers
-    cannot move it far; or `median` (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates removed at each end of every coordinate, as protection against a few
+    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
+    1803.01498)."""
 
     def __post_init__(self) -> None:
         for name in ("min_updates", "staleness_bound", "concurrency"):
@@ -84,25 +88,26 @@ class Port(Rule):
             )
 
     def sums(self) -> Sums:
-        raise ValueError("it weights each update by its direction")
+        raise ValueError("the weight of an update depends on its direction")
 
     def begin(self, server: Server) -> PortState:
         return PortState(self, server)
 
 
 class PortState(State):
-    """The model does not change while updates are gathered. So the weight of an update, up to the common
-    factor 1/Σ, is known when it arrives, and a running sum is enough."""
+    """The server half. The model does not change while updates are collected. So the weight of an
+    update, up to the common factor 1/Σ, is known on arrival, and a running sum is enough."""
 
     def __init__(self, params: Port, server: Server) -> None:
         self.params, self.server = params, server
-        self._sum = gathered(server, params.trim)
-        self._workers = Workers(server, params.concurrency)
+        self._sum = make_sum(server, params.trim)
+        self._pool = ClientPool(server, params.concurrency)
         self._deferred: set[str] = set()
-        """Those whose model leaves when this instant is over, and is that of then."""
+        """Clients whose model is sent at the end of this instant, in the version of that moment."""
         self._interrupted: set[str] = set()
+        """Training clients that were asked to send their result so far."""
         self.models: dict[int, Vector] = {}
-        """Former versions, from the oldest that a client trains from on."""
+        """Previous models by version, shape (d,), starting with the oldest that a client trains from."""
 
     def start(self) -> Actions:
         return self._give_work(self.server.clients)
@@ -110,7 +115,7 @@ class PortState(State):
     def update(self, update: Update) -> Actions:
         self._sum.add(update, update.samples * self._factor(update))
         self._forget(update.client)
-        self._workers.waiting.add(update.client)
+        self._pool.waiting.add(update.client)
         return self._aggregate_if_ready()
 
     def join(self, client: str) -> Actions:
@@ -125,12 +130,12 @@ class PortState(State):
         return []
 
     def _forget(self, client: str) -> None:
-        self._workers.discard(client)
+        self._pool.discard(client)
         self._deferred.discard(client)
         self._interrupted.discard(client)
 
     def _factor(self, update: Update) -> float:
-        """μ·(1 + cos)/2 + λ·S/(τ + S), above 0."""
+        """Return μ·(1 + cos)/2 + λ·S/(τ + S), which is above 0."""
         params, staleness = self.params, self.server.staleness(update)
         cosine = 1.0
         if staleness > 1:
@@ -140,8 +145,9 @@ class PortState(State):
         return similarity + params.staleness_weight * bound / (staleness + bound)
 
     def _aggregate_if_ready(self) -> list[Action]:
-        """Clients that left may leave too few for `min_updates`: aggregate what there is."""
-        training = self._workers.training
+        """Aggregate if enough updates arrived and no stale client trains; with `urgent`, interrupt stale
+        clients. If nobody trains any more, aggregate even fewer than `min_updates`."""
+        training = self._pool.training
         enough = len(self._sum) >= self.params.min_updates or not training
         if not enough or not self._sum:
             return []
@@ -151,42 +157,44 @@ class PortState(State):
             return self._aggregate()
         if not self.params.urgent:
             return []
-        requests = [Request(client, "interrupt") for client in stale if client not in self._interrupted]
+        requests = [
+            RequestUpdate(client, "interrupt") for client in stale if client not in self._interrupted
+        ]
         self._interrupted.update(stale)
         return list(requests)
 
     def _aggregate(self) -> list[Action]:
         self._keep_model()
         aggregated = self._sum.apply(self.params.server_lr / self._sum.weight)
-        self._workers.training |= dict.fromkeys(self._deferred, self.server.version)
-        self._workers.release()
+        self._pool.training |= dict.fromkeys(self._deferred, self.server.version)
+        self._pool.release()
         return [aggregated, *self._give_work(deferred=True)]
 
     def _keep_model(self) -> None:
-        """Before w changes: all versions from the oldest that is trained from on."""
-        training = self._workers.training
+        """Save w before it changes, and discard versions older than any that a client trains from."""
+        training = self._pool.training
         oldest = min(training.values(), default=self.server.version + 1)
         self.models = {version: w for version, w in self.models.items() if version >= oldest}
         if training:
             self.models[self.server.version] = self.server.w.copy()
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> list[Action]:
-        """Send the model to the idle, as many as may train at once."""
-        self._workers.add_idle(newly_idle)
-        chosen = self._workers.assign()
+        """Make `newly_idle` idle, and send the model to as many idle clients as may start training."""
+        self._pool.add_idle(newly_idle)
+        chosen = self._pool.assign()
         sends: list[Action] = [Send(client, deferred=deferred) for client in chosen]
         if not deferred or not chosen:
             return sends
         self._deferred.update(chosen)
-        return [*sends, SetTimer("sent", 0)]  # timers are the last that happens before they leave
+        return [*sends, SetTimer("sent", 0)]  # in an instant, timers come last before deferred models
 
 
 def _cosine(a: Vector, b: Vector) -> float:
-    """Of the angle between `a` and `b`, shape (d,); 0 where one of them has no direction."""
+    """Return the cosine of the angle between `a` and `b`, shape (d,); 0 if one of them is zero."""
     norms = math.sqrt(_dot(a, a) * _dot(b, b))
     return _dot(a, b) / norms if norms else 0.0
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    """In float64: squares of float32 may overflow."""
+    """Dot product, summed in float64 because squares of float32 may overflow."""
     return float(np.einsum("i,i", a, b, dtype=np.float64))

@@ -1,8 +1,8 @@
 """BERT classifiers of sentences (Devlin et al. 2019, arXiv 1810.04805), with transformers and peft.
 
-Both are an optional extra: pip install 'edge-fl-testbed[bert]', and in containers
-`requirements: [transformers, peft]`. No network is used: the bundled set is synthetic, and weights are
-drawn at random unless `task.initial` gives others.
+Both packages are optional: pip install 'edge-fl-testbed[bert]', and `requirements: [transformers, peft]`
+in containers. Nothing is downloaded: the bundled dataset is synthetic, and weights are random unless
+`task.initial` is set.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _SIZES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Sent140TinyBert(Task):
-    """Sentiment of a sentence, all of a BERT trained: `tiny` is BERT-Tiny (2 layers of 128; 4,386,178
-    parameters), `small` a smaller one for the bundled synthetic sentences (45,090 parameters). Sentences
-    are rows of tokens, 0 where a shorter one is filled up; other data by `task.data`. Needs transformers
+    """Sentiment of sentences, training all parameters of a BERT: `tiny` is BERT-Tiny (2 layers of 128;
+    4,386,178 parameters), `small` a smaller one for the bundled synthetic sentences (45,090 parameters).
+    A sentence is a row of tokens, padded with 0. Set other data with `task.data`. Needs transformers
     (`requirements: [transformers]` in containers)."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
@@ -41,22 +41,22 @@ class Sent140TinyBert(Task):
     l2: float = 0.0
 
     def model(self) -> torch.nn.Module:
-        return _of_tokens(_classifier(self.size))
+        return _on_tokens(_classifier(self.size))
 
 
 @dataclass(frozen=True)
 class Sst2BertLora(Task):
-    """Sentiment of a sentence, low-rank adapters of BERT (LoRA, Hu et al. 2021, arXiv 2106.09685) for
-    queries and values: adapters and head are trained and travel, the rest is frozen and the same
-    everywhere. `base` is BERT-base: of 109 million parameters 38,402 travel at rank 1. `small` is for
-    the bundled synthetic sentences; other data by `task.data`. Needs transformers and peft
-    (`requirements: [transformers, peft]` in containers)."""
+    """Sentiment of sentences, training low-rank adapters of BERT (LoRA, Hu et al. 2021, arXiv
+    2106.09685) for queries and values. Adapters and head are trained and sent; the other parameters are
+    frozen and the same on all devices. `base` is BERT-base: 38,402 of its 109 million parameters are
+    sent at rank 1. `small` is for the bundled synthetic sentences. Set other data with `task.data`.
+    Needs transformers and peft (`requirements: [transformers, peft]` in containers)."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "synthetic-sentences"
     size: Literal["small", "tiny", "base"] = "small"
     rank: int = 1
-    """r of the adapters."""
+    """r: rank of the adapters."""
     l2: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,15 +67,15 @@ class Sst2BertLora(Task):
         import torch
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # what does not travel is the same wherever it is built
-            whole = _classifier(self.size)
+            torch.manual_seed(0)  # frozen parameters are not sent, so they must be equal on all devices
+            classifier = _classifier(self.size)
         peft = _imported("peft")
         settings = peft.LoraConfig(
             task_type="SEQ_CLS", r=self.rank, lora_alpha=8, target_modules=["query", "value"]
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft's own, about transformers
-            return _of_tokens(peft.get_peft_model(whole, settings))
+            return _on_tokens(peft.get_peft_model(classifier, settings))
 
 
 def _imported(package: str) -> Any:
@@ -85,13 +85,13 @@ def _imported(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ValueError(
-            f"it needs {package}, which cannot be imported ({error}): pip install "
-            "'edge-fl-testbed[bert]', and in containers requirements: [transformers, peft]"
+            f"it needs {package}, which cannot be imported ({error}): run pip install "
+            "'edge-fl-testbed[bert]'; in containers, set requirements: [transformers, peft]"
         ) from error
 
 
 def _classifier(size: str) -> torch.nn.Module:
-    """BERT with a head for two classes; without dropout, so that a seed gives the same run again."""
+    """Return a BERT with a head for two classes; without dropout, so that runs are reproducible."""
     transformers = _imported("transformers")
     dimensions = _SIZES[size]
     config = transformers.BertConfig(
@@ -105,8 +105,8 @@ def _classifier(size: str) -> torch.nn.Module:
     return classifier
 
 
-def _of_tokens(classifier: torch.nn.Module) -> torch.nn.Module:
-    """Rows of tokens to scores of the classes."""
+def _on_tokens(classifier: torch.nn.Module) -> torch.nn.Module:
+    """Return a module that maps rows of tokens to the classifier's scores."""
     import torch
 
     class Sentences(torch.nn.Module):
@@ -115,7 +115,7 @@ def _of_tokens(classifier: torch.nn.Module) -> torch.nn.Module:
             self.classifier = classifier
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Shape (batch, length) to (batch, 2)."""
+            """Map tokens, shape (batch, length), to scores, shape (batch, 2)."""
             tokens = x.long()
             outputs = self.classifier(input_ids=tokens, attention_mask=(tokens != 0).long())
             scores: torch.Tensor = outputs.logits

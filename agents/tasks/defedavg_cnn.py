@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Cifar10CnnDefedavg(Task):
     """CIFAR-10, DeFedAvg's model: two 5×5 convolutions (32, 64 channels), each with 2×2 max pooling,
-    whose 1600 outputs go into a linear layer of 512 and one of 10; 878,538 parameters."""
+    then linear layers from 1600 to 512 and 10 outputs; 878,538 parameters."""
 
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang: DeFedAvg"
     dataset: ClassVar[str] = "uoft-cs/cifar10"
@@ -43,8 +43,8 @@ class Cifar10CnnDefedavg(Task):
 @dataclass(frozen=True)
 class FashionMnistCnn(Cifar10CnnDefedavg):
     """Fashion-MNIST, DeFedAvg's model for it: two 5×5 convolutions (32, 64 channels), each with 2×2 max
-    pooling, and linear layers of 512 and 10. The convolutions leave 1024 outputs of 28×28 pixels where
-    the paper names 1600, which are CIFAR-10's; 582,026 parameters."""
+    pooling, then linear layers from 1024 to 512 and 10 outputs; 582,026 parameters. The paper says 1600
+    instead of 1024, but that is the size for CIFAR-10."""
 
     dataset: ClassVar[str] = "zalando-datasets/fashion_mnist"
     channels: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""The torch module of `agents.tasks.flower`: it speaks to the ClientApp, in Flower's messages."""
+"""The torch module of `agents.tasks.flower`. It exchanges Flower's messages with the ClientApp."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names that apps give to these figures; the first that there is counts."""
+"""Names under which apps report these figures; the first one present is used."""
 _LIFETIME_SECONDS = 43_200.0
-"""Of a message: what Flower has by default. Nothing here waits for its end."""
-_NET = 'Name what makes the initial model, as in net: "my_app.task:Net"'
+"""Lifetime of a message, Flower's default. Not used here."""
+_NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Numbers in Flower's messages: of the run, and of the node that sends them; partition k is
-node k + 2."""
+"""Ids in Flower's messages: of the run, and of the sending node. Partition k is node k + 2."""
 
 
 class FlowerModule(torch.nn.Module):
-    """Named arrays of a Flower model, and the app that trains and evaluates them.
+    """The named arrays of a Flower model, and the app that trains and evaluates them.
 
-    Raises ValueError where the app is none, or the initial model is not known.
+    Raises ValueError if `app` is not a ClientApp, or if the initial model is unknown.
     """
 
     def __init__(self, app: Any, initial: Any, run_config: Mapping[str, Any]) -> None:
@@ -39,10 +38,10 @@ class FlowerModule(torch.nn.Module):
         self._run_config = dict(run_config)
         self._contexts: dict[int, flower.Context] = {}
         self._trainings: dict[int, int] = {}
-        """How many each partition has begun."""
-        arrays, buffers = self._first(initial)
+        """Number of trainings that each partition has started."""
+        arrays, buffers = self._initial_arrays(initial)
         self._places: dict[str, tuple[torch.nn.Module, str]] = {}
-        """Of each array, in Flower's order: the part of this module that holds it, and by what name."""
+        """For each array, in Flower's order: the submodule that holds it, and its name there."""
         self._dtypes = {name: array.dtype for name, array in arrays.items()}
         for name, array in arrays.items():
             holder: torch.nn.Module = self
@@ -51,7 +50,7 @@ class FlowerModule(torch.nn.Module):
                 if step not in dict(holder.named_children()):
                     holder.add_module(step, torch.nn.Module())
                 holder = holder.get_submodule(step)
-            # A copy: what the app gave may be read-only. Models are exchanged in float32.
+            # A copy, because the app's array may be read-only. Models are exchanged in float32.
             if array.dtype.kind == "f" and name not in buffers:
                 tensor = torch.tensor(np.asarray(array, np.float32))
                 holder.register_parameter(last, torch.nn.Parameter(tensor))
@@ -60,35 +59,36 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Loss and accuracy on each of `partitions`, shape (n, 2), by the app: shape (n, 2), weighted by
-        the number of examples so that their mean is that over all examples."""
-        rows = [self._evaluated(int(k), int(count)) for k, count in partitions.tolist()]
-        found = torch.tensor(rows, dtype=torch.float64)
-        weights = found[:, 2:] / found[:, 2].mean()
-        return found[:, :2] * weights
+        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2); scaled by the number
+        of examples, so that the mean over partitions is the mean over all examples. `partitions` has
+        shape (n, 2): number of the partition, and number of partitions."""
+        rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
+        results = torch.tensor(rows, dtype=torch.float64)
+        weights = results[:, 2:] / results[:, 2].mean()
+        return results[:, :2] * weights
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Train on the partition, in place; the app's loss, NaN where it gives none."""
+        """Train in place on the partition. Return the app's loss; NaN if it reports none."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         config = {"lr": lr, "server-round": number, "server_round": number}
-        content = self._answer("train", partition, partitions, config)
+        content = self._request("train", partition, partitions, config)
         self._load(content)
         return _figure(content, _TRAIN_LOSS)
 
-    def _first(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
-        """The initial arrays by name, and which of them are buffers."""
+    def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
+        """Return the initial arrays by name, and the names of those that are buffers."""
         if initial is None:
             if not _has_client_fn(self._app):
                 raise ValueError(
-                    f"net is missing: an app of the message API has no model of its own. {_NET}"
+                    f"net is missing: an app of the message API provides no initial model. {_NET}"
                 )
             try:
-                content = self._answer("get_parameters", 0, 1, {})
+                content = self._request("get_parameters", 0, 1, {})
             except NotImplementedError as error:
                 raise ValueError(
                     f"net is missing, and the client has no get_parameters. {_NET}"
                 ) from error
-            self._contexts.clear()  # that was of a single partition, as their number is not known here
+            self._contexts.clear()  # made for a single partition, because their number is unknown here
             return {name: array.numpy() for name, array in _arrays(content).items()}, set()
         made = initial() if callable(initial) else initial
         if isinstance(made, torch.nn.Module):
@@ -104,8 +104,9 @@ class FlowerModule(torch.nn.Module):
             f"net returns {type(made).__name__}, expected a torch module, or a list or dict of arrays"
         )
 
-    def _evaluated(self, partition: int, partitions: int) -> tuple[float, float, float]:
-        content = self._answer("evaluate", partition, partitions, {"server-round": 0})
+    def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
+        """Return loss, accuracy and number of examples that the app reports; NaN for missing figures."""
+        content = self._request("evaluate", partition, partitions, {"server-round": 0})
         examples = _figure(content, _EXAMPLES)
         return (
             _figure(content, _LOSS),
@@ -113,11 +114,11 @@ class FlowerModule(torch.nn.Module):
             1.0 if math.isnan(examples) else max(examples, 1.0),
         )
 
-    def _answer(
+    def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
     ) -> flower.RecordDict:
-        """What the app replies to a message of this kind with the present arrays. Raises
-        NotImplementedError where its client does not know that kind."""
+        """Send the app a message of this kind with the present arrays, and return the content of its
+        reply. Raises NotImplementedError if its client does not support that kind."""
         context = self._context(partition, partitions)
         reply = self._app(_message(kind, partition, self._content(kind, config)), context)
         if reply.has_error():
@@ -137,7 +138,8 @@ class FlowerModule(torch.nn.Module):
         return self._contexts[partition]
 
     def _content(self, kind: str, config: Mapping[str, Any]) -> flower.RecordDict:
-        """In the form that the app knows: of NumPyClient and Client, or of the message API."""
+        """Return the content of a message in the format of the app: that of NumPyClient and Client, or
+        that of the message API."""
         settings = flower.ConfigRecord(dict(config))
         if kind == "get_parameters":
             return flower.RecordDict({"getparametersins.config": settings})
@@ -154,52 +156,54 @@ class FlowerModule(torch.nn.Module):
             yield name, tensor.cpu().numpy().astype(self._dtypes[name])  # a copy
 
     def _load(self, content: flower.RecordDict) -> None:
-        """Take the arrays of the app's reply. Raises ValueError where they are not as in the
-        model."""
-        found = [array.numpy() for array in _arrays(content).values()]
-        if len(found) != len(self._places):
+        """Load the arrays of the app's reply. Raises ValueError if their number or shapes differ from
+        the model's."""
+        arrays = [array.numpy() for array in _arrays(content).values()]
+        if len(arrays) != len(self._places):
             raise ValueError(
-                f"the ClientApp returns {len(found)} arrays, and the model has {len(self._places)}"
+                f"the ClientApp returned {len(arrays)} arrays, expected {len(self._places)} as in the "
+                "model"
             )
         with torch.no_grad():
-            for (name, (holder, last)), array in zip(self._places.items(), found, strict=True):
+            for (name, (holder, last)), array in zip(self._places.items(), arrays, strict=True):
                 tensor = getattr(holder, last)
                 if tuple(tensor.shape) != array.shape:
                     raise ValueError(
-                        f"the ClientApp returns an array of shape {array.shape} for {name}, and the "
-                        f"model has {tuple(tensor.shape)}"
+                        f"the ClientApp returned an array of shape {array.shape} for {name}, expected "
+                        f"{tuple(tensor.shape)} as in the model"
                     )
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
 
 
-def client_app(found: Any) -> Any:
-    """The ClientApp that `found` is, or returns when called without arguments. Raises ValueError."""
-    app = found
-    if not isinstance(found, ClientApp) and callable(found) and not _required(found):
-        app = found()
+def client_app(candidate: Any) -> Any:
+    """Return `candidate` if it is a ClientApp, or the ClientApp that it returns if it is a function.
+    Raises ValueError."""
+    app = candidate
+    if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
+        app = candidate()
     if not isinstance(app, ClientApp):
         raise ValueError(
-            f"app: found {type(app).__name__}, expected a ClientApp of Flower's, or a function without "
+            f"app is of type {type(app).__name__}, expected a Flower ClientApp, or a function without "
             "arguments that returns one"
         )
     return app
 
 
 def _required(function: Any) -> list[str]:
-    """Names of the parameters that it must be given."""
+    """Return the names of the parameters without default."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]
 
 
 def _has_client_fn(app: Any) -> bool:
-    """Whether it is made of a client_fn, and not of functions for messages: nothing public tells."""
+    """Whether the app was made from a client_fn, and not with the message API. Flower has no public
+    attribute for this."""
     return getattr(app, "_call", None) is not None
 
 
 def _message(kind: str, partition: int, content: flower.RecordDict) -> flower.Message:
-    # By its metadata, as Flower itself makes one that it has received: else it asks for a task of its
-    # own runtime.
+    # With metadata, as Flower does for received messages. Without it, Flower requires its own runtime.
     metadata = flower.Metadata(
         _RUN, "", _SERVER, partition + 2, "", "", time.time(), _LIFETIME_SECONDS, kind
     )
@@ -209,14 +213,14 @@ def _message(kind: str, partition: int, content: flower.RecordDict) -> flower.Me
 def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise ValueError(f"the ClientApp replies with {len(records)} records of arrays, expected one")
+        raise ValueError(f"the ClientApp replied with {len(records)} records of arrays, expected one")
     return records[0]
 
 
 def _figure(content: flower.RecordDict, names: tuple[str, ...]) -> float:
-    """The first of `names` that the reply has among its metrics; NaN: none."""
+    """Return the metric of the reply that has the first of `names`; NaN if it has none of them."""
     values: dict[str, Any] = {}
     for record in (*content.config_records.values(), *content.metric_records.values()):
         values.update(record)
-    found = next((values[name] for name in names if name in values), math.nan)
-    return float(found) if isinstance(found, int | float) else math.nan
+    figure = next((values[name] for name in names if name in values), math.nan)
+    return float(figure) if isinstance(figure, int | float) else math.nan

@@ -25,7 +25,7 @@ class DigitsLogreg(Task):
 
         layer = torch.nn.Linear(self.pixels, 10, bias=self.bias)
         for parameter in layer.parameters():
-            torch.nn.init.zeros_(parameter)  # convex: every start is as good, and this one is no one's
+            torch.nn.init.zeros_(parameter)  # convex, so any start leads to the same minimum
         return torch.nn.Sequential(torch.nn.Flatten(), layer)
 
 
@@ -33,8 +33,8 @@ class DigitsLogreg(Task):
 class MnistLogreg(DigitsLogreg):
     """Logistic regression on MNIST: 70,000 images of 28×28, 10 classes.
 
-    `scaling` of the images: from 0 to 1 (`unit`), from −1 to 1 (`signed`), or to mean 0 and variance 1
-    over all pixels of the training images (`standardised`). Papers often do not say which.
+    `scaling` of the pixels: from 0 to 1 (`unit`), from −1 to 1 (`signed`), or to mean 0 and variance 1
+    over all pixels of the training images (`standardised`). Papers often do not say which one they used.
     """
 
     dataset: ClassVar[str] = "ylecun/mnist"
@@ -51,14 +51,14 @@ class MnistLogreg(DigitsLogreg):
 
 
 _SCALINGS = {"unit": (0.0, 1.0), "signed": (0.5, 0.5), "standardised": (0.1307, 0.3081)}
-"""What is taken from a pixel between 0 and 1, and what the rest is divided by."""
+"""Mean and deviation: a pixel x from 0 to 1 becomes (x − mean) ÷ deviation."""
 
 
 def _shifted(mean: float, deviation: float) -> torch.nn.Module:
     import torch
 
     class Shifted(torch.nn.Module):
-        """(x − mean) ÷ deviation, without parameters: nothing of it travels."""
+        """The layer (x − mean) ÷ deviation, without parameters."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x - mean) / deviation

@@ -1,4 +1,4 @@
-"""Quadratics with known minima: what a rule converges to can be worked out by hand."""
+"""Quadratic objectives with known minima, so that the limit of a rule can be computed by hand."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quadratic(Task):
-    """f_i(w) = ½‖w − c_i‖² for device i, from w = 0: K local steps of size η make the delta
-    φ(c_i − w) with φ = 1 − (1−η)^K. Of uniform importance, f is least at the mean of the centers."""
+    """f_i(w) = ½‖w − c_i‖² for device i, starting at w = 0. K local steps of size η give the delta φ(c_i
+    − w) with φ = 1 − (1−η)^K. With uniform importance, the minimum of f is the mean of the centers."""
 
     dataset: ClassVar[None] = None
     has_accuracy: ClassVar[bool] = False
 
     centers: tuple[tuple[float, ...], ...]
-    """c_i, one per device in their order, all of one dimension."""
+    """c_i: one point per device, in device order, all of the same dimension."""
 
     def __post_init__(self) -> None:
         dimensions = {len(center) for center in self.centers}
         if len(dimensions) != 1 or 0 in dimensions:
             raise ValueError(
-                f"centers is {len(self.centers)} points of {sorted(dimensions)} numbers, expected one "
-                "per device, all of one dimension, such as [[0, 1], [2, 3]]"
+                f"centers has {len(self.centers)} points of {sorted(dimensions)} numbers, expected one "
+                "point per device, all of the same dimension, such as [[0, 1], [2, 3]]"
             )
 
     @property
@@ -39,7 +39,7 @@ class Quadratic(Task):
         return 0.0
 
     def model(self) -> torch.nn.Module:
-        """One parameter `w`, shape (d,); an input x becomes w − x."""
+        """Return a module with one parameter `w`, shape (d,), that maps an input x to w − x."""
         import torch
 
         class Difference(torch.nn.Module):
@@ -61,10 +61,10 @@ class Quadratic(Task):
     def check(self, clients: int) -> None:
         if clients != len(self.centers):
             raise ValueError(
-                f"centers is {len(self.centers)} points, expected one for each of the {clients} devices"
+                f"centers has {len(self.centers)} points, expected {clients}: one per device"
             )
 
     def shards(self) -> Sequence[Shard]:
-        """Shard i has the one sample x = c_i, shape (1, d)."""
+        """Return one shard per device: shard i has the one sample x = c_i, shape (1, d)."""
         label = np.zeros(1, np.int64)
         return [Shard(np.array([center], np.float32), label) for center in self.centers]

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 _GROUPS = 32
-"""Of GroupNorm, as Wu and He 2018 (arXiv 1803.08494) have it."""
+"""Groups of GroupNorm, as in Wu and He 2018 (arXiv 1803.08494)."""
 
 
 @dataclass(frozen=True)
 class Cifar10ResNet18(Task):
-    """CIFAR-10, ResNet-18 with a 3×3 stem and no pooling behind it, as is usual for 32×32 pixels;
-    11,173,962 parameters. BatchNorm has 9,600 running statistics and 20 counters beside them, which are
-    averaged over the clients; GroupNorm has none."""
+    """CIFAR-10, ResNet-18 with a 3×3 stem without pooling, as is usual for 32×32 pixels; 11,173,962
+    parameters. BatchNorm also has buffers: 9,600 running statistics, which are averaged over the
+    clients, and 20 counters. GroupNorm has none."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "uoft-cs/cifar10"
@@ -48,10 +48,10 @@ class Cifar10ResNet18(Task):
         return nn.BatchNorm2d(channels) if self.norm == "batch" else nn.GroupNorm(_GROUPS, channels)
 
     def _stage(self, before: int, channels: int, stride: int) -> Iterator[torch.nn.Module]:
-        """Two blocks; the first one halves the image where `stride` is 2."""
+        """Yield two residual blocks. The first one halves width and height if `stride` is 2."""
         from torch import nn
 
-        class Block(nn.Module):
+        class ResidualBlock(nn.Module):
             """relu(x + residual(x))."""
 
             def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
@@ -73,4 +73,4 @@ class Cifar10ResNet18(Task):
             if (inputs, step) != (channels, 1):
                 convolution = nn.Conv2d(inputs, channels, 1, step, bias=False)
                 shortcut = nn.Sequential(convolution, self._norm(channels))
-            yield Block(residual, shortcut)
+            yield ResidualBlock(residual, shortcut)

@@ -1,4 +1,4 @@
-"""The next character of a play, by a recurrent network."""
+"""Prediction of the next character of a play with a recurrent network."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShakespeareLstm(Task):
-    """Shakespeare, the character that follows 80 others, of 80 different ones: an embedding of 8, two
-    LSTM layers of 100 and a linear layer; 133,520 parameters. Each role of a play is a client's data
-    with `partition: {scheme: natural}`."""
+    """Shakespeare: predict the character that follows 80 others, with an alphabet of 80 characters. The
+    model has an embedding of size 8, two LSTM layers of 100 and a linear layer; 133,520 parameters. With
+    `partition: {scheme: natural}`, each client has the lines of one role of a play."""
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023: FedFix"
     dataset: ClassVar[str] = "flwrlabs/shakespeare"
@@ -26,7 +26,7 @@ class ShakespeareLstm(Task):
     def model(self) -> torch.nn.Module:
         from torch import nn
 
-        class Network(nn.Module):
+        class CharacterLstm(nn.Module):
             def __init__(self, characters: int) -> None:
                 super().__init__()
                 self.embedding = nn.Embedding(characters, 8)
@@ -34,9 +34,9 @@ class ShakespeareLstm(Task):
                 self.output = nn.Linear(100, characters)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
-                """Tokens, shape (batch, length), to a score for each character, (batch, 80)."""
+                """Map tokens, shape (batch, length), to a score per character, shape (batch, 80)."""
                 states, _ = self.lstm(self.embedding(x.long()))
                 scores: torch.Tensor = self.output(states[:, -1])
                 return scores
 
-        return Network(self.characters)
+        return CharacterLstm(self.characters)

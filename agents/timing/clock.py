@@ -1,4 +1,4 @@
-"""Device time: the host's monotonic clock, slowed down where the run is dilated."""
+"""Device time: the host's monotonic clock, slowed down by the dilation of the run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
-"""Of the dilation, by which fields of links and samples differ on the host: what takes a time takes
-longer there, and rates are lower. All else is the same, CPU seconds too: a share is CPU seconds of the
-host per device second."""
+"""Power of the dilation by which a field of a link or sample in host time differs from device time:
+times are longer, rates are lower. Other fields are the same. So are CPU seconds, because a CPU share is
+CPU seconds of the host per device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Fields of a link or of a sample in device time, as the host has them."""
+    """Convert the fields of a link or of a sample from device time to host time."""
 
     def converted(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -30,16 +30,16 @@ def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
-    """Fields of a link or of a sample as the host has them, in device time."""
+    """Convert the fields of a link or of a sample from host time to device time."""
     return in_host_time(values, 1 / dilation)
 
 
-class Clock:
-    """`dilation` is how many seconds of the host make one of the devices'.
+class DeviceClock:
+    """The device time of a run.
 
-    `aggregators` is the path of an estimate (`agents.timing.clock_sync`) of the clock of the
-    aggregator's host, which is read again when it changes: if there is one, that clock is shown, not
-    this host's.
+    `dilation`: host seconds per device second. `aggregators`: path of a file with an estimate
+    (`agents.timing.clock_sync`) of the clock of the aggregator's host, which is read again when it
+    changes. With it, device time follows that clock; None: this host's clock.
     """
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
@@ -47,16 +47,17 @@ class Clock:
         self._path = aggregators
         self._estimate: Estimate | None = None
         self._read = 0
-        """When the file was changed that was read last."""
+        """Modification time of the file when it was last read, in ns."""
         self._shown: Nanoseconds = 0
+        """Latest time returned, on the monotonic clock."""
 
     def now(self) -> Nanoseconds:
-        """Device time since some moment that is the same for all processes of the run. It never goes
-        back, also where a new estimate does."""
+        """Return the device time since a moment that is the same for all processes of the run. It never
+        goes back, even if a new estimate of the clock does."""
         return self.at(time.monotonic_ns(), now=True)
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
-        """What it showed when the monotonic clock showed `monotonic`."""
+        """Return the device time at the time `monotonic` of the monotonic clock."""
         if self._path is not None:
             monotonic = self._of_aggregator(monotonic, self._path)
             if now:
@@ -65,6 +66,8 @@ class Clock:
         return monotonic if self._dilation == 1 else round(monotonic / self._dilation)
 
     def _of_aggregator(self, monotonic: Nanoseconds, path: str) -> Nanoseconds:
+        """Convert this host's time to that of the aggregator's host, by the estimate in the file
+        `path`."""
         changed = Path(path).stat().st_mtime_ns
         if self._estimate is None or changed != self._read:
             self._estimate = Estimate.from_dict(json.loads(Path(path).read_text(encoding="ascii")))
@@ -72,5 +75,5 @@ class Clock:
         return self._estimate.other(monotonic)
 
     def takes(self, duration: Nanoseconds) -> float:
-        """Seconds of the host that `duration` of device time takes."""
+        """Return the host seconds that `duration` of device time takes."""
         return to_seconds(duration) * self._dilation

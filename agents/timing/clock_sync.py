@@ -1,11 +1,12 @@
-"""Clock synchronisation: this node's clock against another's, by questions and answers, as in NTP.
+"""Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
 
-Each exchange brackets the other clock: it was read between the sending of the question and the arrival
-of the answer. The middle is the best guess, half of the round trip the most by which it is wrong, and
-the shortest round trips are the best evidence. Clocks drift, evenly as far as we look: a line is fitted
-through the best exchange of each second, weighted by how sure each one is.
+In each exchange, the other clock is read between the sending of the question and the arrival of the
+answer. The middle of these two times is the best estimate, and its error is at most half of the round
+trip. So the shortest round trips are the most accurate. Clocks drift, and the drift is assumed constant
+over the window: a line is fitted through the best exchange of each second, weighted by accuracy.
 
-It needs nothing but Python, as it is handed to nodes as it is. All is whole nanoseconds.
+This module imports only Python's standard library, because it is sent to nodes as it is. All times are
+whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _SLOT = 10**9
-"""Of the exchanges in so much time the one with the shortest round trip counts."""
+"""Length of a slot, in ns. Of the exchanges in a slot, only the one with the shortest round trip is
+used."""
 _SLOTS = 120
-"""So many of them, the latest."""
-_MOST_DRIFT = 200e-6
-"""Of quartz clocks, against each other, as long as theirs is not known."""
-_LONG_ENOUGH = 5 * 10**9
-"""For a drift to be seen: over less, what the round trips leave open is more than what drifts."""
+"""Number of latest slots that are used."""
+_MAX_DRIFT = 200e-6
+"""Maximum drift between two quartz clocks, in seconds per second; assumed until the drift is known."""
+_MIN_SPAN = 5 * 10**9
+"""Minimum time between first and last exchange to estimate the drift, in ns. Over shorter times, the
+uncertainty of the round trips is larger than the drift."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The other clock shows own + offset + drift × (own − at)."""
+    """Linear estimate of the other clock: it shows own + offset + drift × (own − at)."""
 
     at: int
-    """On the own clock."""
+    """Reference time on this node's clock, in ns."""
     offset: int
+    """Other clock minus this node's clock at that time, in ns."""
     drift: float
     """Seconds per second."""
     uncertainty: int
-    """By which the converted time may be wrong."""
+    """Maximum error of a converted time, in ns."""
 
     def other(self, own: int) -> int:
-        """What the other clock shows when this one shows `own`."""
+        """Return the time of the other clock when this node's clock shows `own`; in ns."""
         return own + self.offset + round(self.drift * (own - self.at))
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,42 +56,43 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class _ClockReading:
     at: int
-    """The middle, on the own clock."""
+    """Middle between question and answer, on this node's clock, in ns."""
     offset: int
+    """Other clock minus `at`, in ns."""
     half: int
-    """Of the round trip."""
+    """Half of the round trip, in ns: the maximum error of `offset`."""
 
 
 @dataclass(slots=True)
 class Exchanges:
-    """What was asked and answered; of each second the best."""
+    """The exchanges with another node; of each slot only the best is kept."""
 
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
-    def add(self, asked: int, told: int, answered: int) -> None:
-        """The question left at `asked` and the answer came at `answered`, on the own clock; `told` is
-        what the other clock showed in between."""
+    def add(self, asked: int, other: int, answered: int) -> None:
+        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`, on
+        this node's clock; the other clock showed `other` in between."""
         middle = (asked + answered) // 2
-        new = _ClockReading(middle, told - middle, (answered - asked + 1) // 2)
+        new = _ClockReading(middle, other - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:
             self._best.append(new)
         elif new.half < self._best[-1].half:
             self._best[-1] = new
 
     def estimate(self) -> Estimate | None:
-        """None before the first exchange."""
+        """Return the estimate from all exchanges; None before the first exchange."""
         if not self._best:
             return None
         best = list(self._best)
         latest = best[-1].at
-        if latest - best[0].at < _LONG_ENOUGH:
-            bounds = [one.half + round(_MOST_DRIFT * (latest - one.at)) for one in best]
+        if latest - best[0].at < _MIN_SPAN:
+            bounds = [one.half + round(_MAX_DRIFT * (latest - one.at)) for one in best]
             least = min(bounds)
             return Estimate(latest, best[bounds.index(least)].offset, 0.0, least)
         surest = min(best, key=lambda one: one.half)
         weights = [1 / (one.half + 1) ** 2 for one in best]
         total = sum(weights)
-        # Sums of differences to one of them: whole readings squared would lose their last digits.
+        # Sums of differences to one reading: the squares of absolute times would lose their last digits.
         at = [one.at - surest.at for one in best]
         offset = [one.offset - surest.offset for one in best]
         mean_at = sum(w * x for w, x in zip(weights, at, strict=True)) / total
@@ -99,6 +104,6 @@ class Exchanges:
         drift = common / spread
         begin = round(surest.at + mean_at)
         found = Estimate(begin, round(surest.offset + mean_offset), drift, 0)
-        # An exchange that the line does not pass through contradicts it by as much as that.
+        # If the line misses the interval of an exchange, its error is larger by that distance.
         astray = max(abs(one.at + one.offset - found.other(one.at)) - one.half for one in best)
         return Estimate(found.at, found.offset, drift, surest.half + max(0, astray))

@@ -1,8 +1,9 @@
-"""Random durations, in seconds. To add one: a dataclass here, and a line in DISTRIBUTIONS.
+"""Random durations, in seconds. To add a distribution, write a dataclass here and add a line to
+DISTRIBUTIONS.
 
-Pure: randomness comes from the generator that is passed in. `Annotated[float, "s"]` says that a
-topology writes the parameter as a duration (`200ms`); a plain float has no unit, or the one its
-docstring names.
+Pure: randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a
+topology gives the parameter as a duration (`200ms`). A plain float has no unit, or the unit in its
+docstring.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ from agents.config import DrawnDuration
 
 Seconds = Annotated[float, "s"]
 _MAX_SIGMA = 30.0
-"""Of a lognormal distribution: its mean, and all that is drawn of it, are numbers then."""
+"""Maximum `sigma` of a lognormal distribution: up to this value, its mean and its draws are finite
+floats."""
 
 
-class Distribution(Protocol):
-    """The parameters of a distribution on [0, ∞); its constructor raises ValueError for unfit ones."""
+class DurationDistribution(Protocol):
+    """The parameters of a distribution on [0, ∞). The constructor raises ValueError for invalid ones."""
 
     @property
     def expectation(self) -> float:
-        """Their mean, in seconds; infinite where the tail is too heavy for one."""
+        """Mean, in seconds; infinite if the distribution has no finite mean."""
 
     def sampler(self, rng: np.random.Generator) -> Callable[[], float]:
-        """What gives the next duration, in seconds, at each call."""
+        """Return a function that draws the next duration, in seconds, at each call."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Always the same."""
+    """Always `value`."""
 
     value: Seconds
 
@@ -54,7 +56,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every value between `low` and `high` is equally likely."""
+    """Uniform between `low` and `high`."""
 
     low: Seconds
     high: Seconds
@@ -74,17 +76,17 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal, truncated: what would be below `low` is drawn again."""
+    """Truncated normal: values below `low` are drawn again."""
 
     mean: Seconds
-    """Before the truncation."""
+    """Mean before the truncation."""
     std: Seconds
     low: Seconds = 0.0
 
     def __post_init__(self) -> None:
         at_least("low", self.low, 0)
         at_least("std", self.std, 0)
-        if not self.mean >= self.low:  # so at least every second draw is kept
+        if not self.mean >= self.low:  # so that at least half of the draws are accepted
             raise ValueError(f"mean is {self.mean:g}, expected at least low, {self.low:g}")
 
     @property
@@ -105,7 +107,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """exp of a normal with mean ln(`median`) and standard deviation `sigma`."""
+    """exp of a normal variable with mean ln(`median`) and standard deviation `sigma`."""
 
     median: Seconds
     sigma: float
@@ -126,15 +128,16 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Memoryless; give one of `mean` and `rate`."""
+    """Exponential (memoryless); set either `mean` or `rate`."""
 
     mean: Seconds | None = None
+    """Mean; None if `rate` is set."""
     rate: float | None = None
-    """Per second: 1 ÷ mean."""
+    """1 ÷ mean, per second; None if `mean` is set."""
 
     def __post_init__(self) -> None:
         if (self.mean is None) == (self.rate is None):
-            raise ValueError("give one of mean and rate, which is 1 ÷ mean")
+            raise ValueError("set either mean or rate (1 ÷ mean)")
         positive("mean", self.mean)
         positive("rate", self.rate)
 
@@ -149,7 +152,8 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Heavy tail: P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`. No finite mean if shape ≤ 1."""
+    """Heavy-tailed: P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`. No finite mean if shape ≤
+    1."""
 
     scale: Seconds
     """The shortest duration."""
@@ -168,8 +172,8 @@ class Pareto:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """Measured durations, replayed in their order, from the first one again when they are used up."""
+class DurationTrace:
+    """Measured durations, replayed in order and repeated from the first one."""
 
     values: tuple[Seconds, ...]
 
@@ -187,30 +191,30 @@ class Trace:
         return itertools.cycle(self.values).__next__
 
 
-DISTRIBUTIONS: dict[str, type[Distribution]] = {
+DISTRIBUTIONS: dict[str, type[DurationDistribution]] = {
     "constant": Constant,
     "exponential": Exponential,
     "lognormal": Lognormal,
     "normal": Normal,
     "pareto": Pareto,
-    "trace": Trace,
+    "trace": DurationTrace,
     "uniform": Uniform,
 }
 
 
 def vary(duration: DrawnDuration | None) -> bool:
-    """Whether one such duration may differ from the next."""
+    """Whether durations drawn from `duration` may differ."""
     return duration is not None and duration.distribution != "constant"
 
 
 def sampler(duration: DrawnDuration, rng: np.random.Generator) -> Callable[[], float]:
-    """What gives the next such duration, in seconds, zero or more, at each call.
+    """Return a function that draws the next duration, in seconds, at least 0, at each call.
 
-    Raises ValueError for an unknown distribution, TypeError or ValueError for unfit parameters.
+    Raises ValueError for an unknown distribution, TypeError or ValueError for invalid parameters.
     """
     distribution = DISTRIBUTIONS.get(duration.distribution)
     if distribution is None:
         raise ValueError(
-            f"{duration.distribution!r} is no distribution, expected one of {', '.join(DISTRIBUTIONS)}"
+            f"unknown distribution {duration.distribution!r}, expected one of {', '.join(DISTRIBUTIONS)}"
         )
     return distribution(**duration.params).sampler(rng)

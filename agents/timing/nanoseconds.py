@@ -1,7 +1,7 @@
-"""Time in cores, rules and shells: whole nanoseconds (int), so that equal moments are equal.
+"""Time as whole nanoseconds (int), so that equal moments compare as equal.
 
-Sums of floating-point seconds drift apart: ten times 0.1 s is not 1 s. Configurations, topologies and
-records have seconds; they are converted where they are read or written.
+Sums of floating-point seconds have rounding errors: 0.1 s added ten times is not 1 s. Configurations,
+topologies and records use seconds; they are converted when they are read or written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SECOND: Nanoseconds = 1_000_000_000
 
 
 def from_seconds(seconds: float) -> Nanoseconds:
-    """`seconds`, which must be finite, to the nearest nanosecond."""
+    """Convert `seconds`, which must be finite, to the nearest nanosecond."""
     return round(seconds * SECOND)
 
 
@@ -22,5 +22,6 @@ def to_seconds(nanoseconds: Nanoseconds) -> float:
 
 
 def next_multiple(period: Nanoseconds, after: Nanoseconds) -> Nanoseconds:
-    """The first multiple of `period` (above 0) later than `after`: the k-th tick is at k × period."""
+    """Return the first multiple of `period` (above 0) later than `after`. The k-th tick is at k ×
+    period."""
     return (after // period + 1) * period

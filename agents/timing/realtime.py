@@ -1,4 +1,4 @@
-"""Threads that a busy core does not make late."""
+"""Real-time scheduling of threads."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 from contextlib import suppress
 
 
-def realtime() -> None:
-    """Have this thread run at once where all cores are busy, if CAP_SYS_NICE allows."""
+def make_realtime() -> None:
+    """Give the calling thread real-time priority, so that it runs without delay even if all cores are
+    busy. Does nothing without CAP_SYS_NICE."""
     if sys.platform == "linux":
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))

@@ -1,10 +1,11 @@
-"""Charts of runs: each is a function from runs to a `Chart`, which is drawn on paper or on the screen.
+"""Charts of runs. Each is a function from runs to a `Chart`, which is then drawn for print or for the
+screen.
 
     paper.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")   # matplotlib
     drawn = screen.draw(CHARTS["accuracy"]([run]))                  # Bokeh: drawn.figure
     drawn.update(CHARTS["accuracy"]([run]))                         # later, with more data
 
-One module per kind of chart; `chart` says what a chart is, `paper` and `screen` draw it.
+There is one module per kind of chart. `chart` defines what a chart is; `paper` and `screen` draw it.
 """
 
 from __future__ import annotations
@@ -37,4 +38,4 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "rates-over-time": telemetry.rates,
     "time-to-accuracy": time_to_accuracy,
 }
-"""Every chart, by name; it takes one run or more."""
+"""All charts, by name. Each function takes one or more runs."""

@@ -1,4 +1,4 @@
-"""Actions on devices, as vertical marks on a time axis and as text."""
+"""Actions on devices as vertical marks on a time axis, and as text."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_MARKS = 30
-"""Marks; more would hide what they mark."""
+"""Maximum number of marks, so that the chart stays readable."""
 _AXIS_CHARACTERS = 70
 """Characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Kinds of action that a mark lists, and devices that it names for each; of more it has the count."""
+"""Maximum number of kinds of action that a mark lists, and of devices named for each; others are
+counted."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
-"""Of a link's fields: what to multiply the value by, and the unit of the product."""
+"""Factor and unit with which each field of a link is shown."""
 
 
 @dataclass(frozen=True, slots=True)
-class _DrawnAction:
+class _MarkedAction:
     at: float
     action: str
     device: str
@@ -35,35 +36,38 @@ class _DrawnAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Actions of about the same time."""
+class ActionMark:
+    """Actions at about the same time."""
 
     at: float
-    """Seconds of device time, of the first of them."""
+    """Time of the first action, in seconds of device time."""
     what: str
-    """`crash pi-1; link up 100 kbit/s 4 devices`; of one of several runs `fedavg: crash pi-1`."""
+    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If only one of several runs has
+    the actions, it starts with the run: `fedavg: crash pi-1`."""
     run: Run | None
-    """Whose they are, if not all runs'."""
+    """The only run with these actions; None if several runs have them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    marks: tuple[Mark, ...]
-    """By time; on charts they have the numbers 1, 2, 3, …"""
+class ActionMarks:
+    """The marks of a chart."""
+
+    marks: tuple[ActionMark, ...]
+    """Marks in order of time. On charts they are numbered 1, 2, 3, …"""
     notes: tuple[str, ...]
-    """What they leave out."""
+    """Notes on what the marks combine or leave out."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """`3: crash pi-1 (12.0 s)`, of each mark."""
+        """A line such as `3: crash pi-1 (12.0 s)` for each mark."""
         return tuple(f"{n}: {mark.what} ({mark.at:.1f} s)" for n, mark in enumerate(self.marks, start=1))
 
 
-def marks(runs: Sequence[Run]) -> Marks:
-    """Actions of the same second share a mark, at the first of them; where that makes more than 30
-    marks, those of the same 2, 4, 8, … seconds. A link that follows a trace changes twice a second: that
-    is not marked."""
-    marked: list[_DrawnAction] = []
+def marks(runs: Sequence[Run]) -> ActionMarks:
+    """Return the marks for the actions of `runs`. Actions of the same second share a mark, at the time
+    of the first. If that makes more than 30 marks, actions of the same 2, 4, 8, … seconds share one.
+    Links that follow a trace change twice a second; these changes have no marks."""
+    marked: list[_MarkedAction] = []
     unmarked = 0
     for run in runs:
         scenario = run.scenario[["at", "device", "source", "details"]]
@@ -74,18 +78,18 @@ def marks(runs: Sequence[Run]) -> Marks:
         )
         unmarked += int(by_trace.sum())
         rows = scenario[~by_trace].itertuples(index=False)
-        marked += [_DrawnAction(at, describe(details), device, run) for at, device, _, details in rows]
+        marked += [_MarkedAction(at, describe(details), device, run) for at, device, _, details in rows]
     marked.sort(key=lambda one: one.at)
     times, width_s = np.array([one.at for one in marked]), 1
     while len(np.unique(times // width_s)) > _MAX_MARKS:
         width_s *= 2
-    buckets: dict[float, list[_DrawnAction]] = {}
+    buckets: dict[float, list[_MarkedAction]] = {}
     for one in marked:
         buckets.setdefault(one.at // width_s, []).append(one)
     names = {id(run): name for name, run in distinct(runs).items()} if len(runs) > 1 else {}
     grouped = f"each vertical mark stands for up to {width_s} s of the scenario" if width_s > 1 else ""
     omitted = f"{unmarked:,} link changes from traces are not marked" if unmarked else ""
-    return Marks(
+    return ActionMarks(
         tuple(_mark(bucket, names) for bucket in buckets.values()),
         tuple(filter(None, (grouped, omitted))),
     )
@@ -94,11 +98,11 @@ def marks(runs: Sequence[Run]) -> Marks:
 def with_actions(
     chart: Chart, runs: Sequence[Run], since: float = 0.0, colors: Mapping[int, str] | None = None
 ) -> Chart:
-    """`chart`, whose x axis is device time, with vertical marks for the actions of `runs` from `since`
-    on. What not all runs share has the colour of its run (`colors`, by the run's id).
+    """Return `chart`, whose x axis is device time, with vertical marks for the actions of `runs` from
+    `since` (s) on. A mark of a single run has the colour of the run (`colors`, by the run's id).
 
-    A mark is labelled in words where there is room for those of all marks, else by its number. The
-    chart's `key` says what the numbers stand for, and its note what is left out.
+    If there is space for the descriptions of all marks, these are the labels; otherwise marks are
+    numbered. The chart's `key` explains the numbers, and its note says what is left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
@@ -121,24 +125,25 @@ def with_actions(
     return replace(chart, layers=(*chart.layers, layer), key=key).with_note(*found.notes)
 
 
-def _mark(bucket: Sequence[_DrawnAction], names: Mapping[int, str]) -> Mark:
-    """`names`: of the runs, by their ids, where they are several."""
+def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMark:
+    """Return the mark for the actions in `bucket`. `names`: names of the runs by their ids, if there are
+    several."""
     runs = {id(one.run): one.run for one in bucket}
     done: dict[int, dict[str, dict[str, None]]] = {key: {} for key in runs}
     for one in bucket:
         done[id(one.run)].setdefault(one.action, {})[one.device] = None
-    said: dict[str, list[str]] = {}
+    runs_by_text: dict[str, list[str]] = {}
     for key, actions in done.items():
-        said.setdefault(_said(actions), []).append(names.get(key, ""))
-    if len(said) == 1 and len(runs) >= len(names):
-        return Mark(bucket[0].at, next(iter(said)), None)
-    texts = [f"{', '.join(those)}: {text}" for text, those in said.items()]
-    return Mark(bucket[0].at, "; ".join(texts), bucket[0].run if len(runs) == 1 else None)
+        runs_by_text.setdefault(_describe_all(actions), []).append(names.get(key, ""))
+    if len(runs_by_text) == 1 and len(runs) >= len(names):
+        return ActionMark(bucket[0].at, next(iter(runs_by_text)), None)
+    texts = [f"{', '.join(of_runs)}: {text}" for text, of_runs in runs_by_text.items()]
+    return ActionMark(bucket[0].at, "; ".join(texts), bucket[0].run if len(runs) == 1 else None)
 
 
 def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: float) -> list[str] | None:
-    """`texts`, if all of them fit beside each other, centred above their marks and not beyond the ends
-    of the axis."""
+    """Return `texts` if all of them fit above the plot, centred above their marks, without overlap and
+    within the axis; None if they do not fit."""
     free = since
     for middle, text in zip(at, texts, strict=True):
         half = (len(text) + 2) / 2 / _AXIS_CHARACTERS * (until - since)
@@ -149,8 +154,8 @@ def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: floa
 
 
 def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: float) -> list[str]:
-    """For each mark its number, or of marks that are close `3–5` for the middle one and nothing for the
-    others."""
+    """Return the number of each mark. If marks are close together, the middle one has a label such as
+    `3–5`, and the others have none."""
     clusters: list[list[int]] = []
 
     def text(cluster: list[int]) -> str:
@@ -181,8 +186,8 @@ def _traced(run: Run) -> set[str]:
     return set(run.devices.loc[run.devices["group"].isin(traced), "device"])
 
 
-def _said(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
-    """`crash pi-1; link up 100 kbit/s 4 devices`."""
+def _describe_all(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
+    """Describe actions, e.g. `crash pi-1; link up 100 kbit/s 4 devices`."""
     parts = []
     for action, devices in islice(devices_by_action.items(), _KINDS):
         names = ", ".join(devices) if len(devices) <= _NAMED else f"{len(devices)} devices"
@@ -194,7 +199,8 @@ def _said(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
 
 @lru_cache(4096)
 def describe(details_json: str) -> str:
-    """The action of a row of `Run.scenario`, given its `details`: `crash`, `link up 100 kbit/s`."""
+    """Describe an action, e.g. `crash` or `link up 100 kbit/s`, from the `details` of a row of
+    `Run.scenario`."""
     details = json.loads(details_json)
     match from_json(details):
         case None:

@@ -1,4 +1,4 @@
-"""The data of a chart, before it is drawn: layers of columns and two axes. Independent of runs and of
+"""The data of a chart before it is drawn: layers with columns, and two axes. Independent of runs and of
 drawing libraries."""
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import numpy.typing as npt
 
 Column = npt.NDArray[Any]
 Mark = Literal["line", "step", "band", "points", "bars", "spans", "rules", "diagonal"]
-"""What a layer is drawn as, with the columns that it needs:
+"""How a layer is drawn, and the columns that it needs:
 
-`line`, `step` (constant to the right of each point), `points`: `x`, `y`.
-`band`: `x`, `low`, `high`: the area between the two.
-`bars`: `x` (middle), `y`, and `width`; perhaps `low` and `high`, the ends of an interval of confidence.
-`spans`: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`): rectangles; perhaps
-`shade`, how much of the colour, from 0 to 1.
-`rules`: `x`, `label` (written above the plot; none where empty), `color` (index in `PALETTE`): vertical
-lines.
-`diagonal`: none: where y = x.
+- `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
+- `band`, the area between two lines: `x`, `low`, `high`.
+- `bars`: `x` (middle), `y`, `width`; optionally `low` and `high`, the ends of a confidence interval.
+- `spans`, rectangles: `y` (middle), `height`, `begin`, `end`, `color` (index in `PALETTE`); optionally
+  `shade`, the opacity from 0 to 1.
+- `rules`, vertical lines: `x`, `label` (written above the plot; may be empty), `color` (index in
+  `PALETTE`).
+- `diagonal`, the line y = x: no columns.
 """
 
 PALETTE = {
@@ -34,8 +34,8 @@ PALETTE = {
     "grey": "#8A8A8A",
     "yellow": "#C9B400",
 }
-"""Colours that the colour-blind distinguish, visible on white and on black: Okabe and Ito's, with a
-middle grey for their black and a darker yellow."""
+"""Colours that colour-blind people can distinguish, visible on white and on black: those of Okabe and
+Ito, with a medium grey instead of black and a darker yellow."""
 COLORS = tuple(PALETTE)
 
 Theme = Literal["light", "dark"]
@@ -58,76 +58,84 @@ INKS: Mapping[Theme, Ink] = {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """An axis of a chart."""
+
     label: str
     unit: str = ""
     log: bool = False
+    """Whether the scale is logarithmic."""
     whole: bool = False
-    """Of whole numbers: no ticks between them."""
+    """Whether the values are integers, so that ticks are at integers only."""
     ticks: Mapping[float, str] | None = None
-    """Labels by position, in place of numbers."""
+    """Labels by position, instead of numbers; None for numbers."""
     limits: tuple[float | None, float | None] = (None, None)
+    """Lower and upper end; None: chosen automatically."""
 
     @property
     def title(self) -> str:
+        """Label with unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One series. Its name is its identity: new data of the same name replaces the old."""
+    """One series. In an update of a chart, a layer replaces the earlier one of the same name."""
 
     name: str
     mark: Mark
     columns: Mapping[str, Column]
+    """Columns of equal length, as `mark` needs."""
     color: str = "blue"
-    """Of `PALETTE`."""
+    """A name in `PALETTE`."""
     _: KW_ONLY
     legend: bool = True
-    """Whether it is in the legend."""
+    """Whether the layer is in the legend."""
     label: str = ""
-    """In the legend; empty: its name."""
+    """Label in the legend; empty: the name."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
-    """The tooltip of a point: the column (`$name`: the layer's name) that it shows by heading."""
+    """Tooltip of a point: column (or `$name` for the layer's name) by heading."""
 
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
             raise ValueError(f"columns of {self.name!r} differ in length")
         unknown = {name for name in self.hover.values() if name[0] != "$"} - self.columns.keys()
         if unknown:
-            raise ValueError(f"{self.name!r} is to tell of columns that it lacks: {sorted(unknown)}")
+            raise ValueError(f"the tooltip of {self.name!r} needs missing columns: {sorted(unknown)}")
 
     @property
     def title(self) -> str:
-        """What the legend calls it."""
+        """Name in the legend."""
         return self.label or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
+    """A chart, independent of how it is drawn."""
+
     title: str
     x: Axis
     y: Axis
     layers: tuple[Layer, ...]
     _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
-    """What colours mean, where layers have several (`spans`): the name of the colour by its meaning."""
+    """Meanings of colours, if a layer has several (`spans`): name of the colour by its meaning."""
     note: str = ""
-    """Shown below the title."""
+    """Text below the title."""
     key: tuple[str, ...] = ()
-    """What the labels of `rules` stand for, where these are numbers; on paper it is below the plot."""
+    """Explanation of the labels of `rules`, if these are numbers; in print it is below the plot."""
     height: float = 1.0
-    """Relative to the usual height."""
+    """Height relative to the usual one."""
 
     @property
-    def empty(self) -> bool:
-        """Whether there is no data: nothing but rules and diagonals."""
+    def is_empty(self) -> bool:
+        """Whether there is no data except rules and diagonals."""
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
 
     @property
-    def bare(self) -> bool:
-        """Whether there is too little to look at: no span, or a single point or bar."""
+    def is_bare(self) -> bool:
+        """Whether there is too little data to show: no span, and at most one point or bar."""
         points = 0
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
@@ -138,26 +146,28 @@ class Chart:
         return points < 2
 
     def with_note(self, *notes: str) -> Chart:
-        """The same chart with `notes` added to its note."""
+        """Return the chart with `notes` added to its note."""
         return replace(self, note="; ".join(filter(None, (self.note, *notes))))
 
 
 def band_of(name: str) -> str:
-    """The name of the band that belongs to the line `name`."""
+    """Return the name of the band that belongs to the line `name`."""
     return f"{name}, range"
 
 
 def color(index: int) -> str:
-    """The colour of the `index`-th of several series of one kind."""
+    """Return the colour of series number `index`."""
     return COLORS[index % len(COLORS)]
 
 
 def arrays(**columns: Any) -> dict[str, Column]:
+    """Return `columns` as NumPy arrays."""
     return {name: np.asarray(column) for name, column in columns.items()}
 
 
 def group_ticks(labels: Sequence[str], groups: Sequence[str], max_labels: int) -> dict[float, str]:
-    """Ticks at 0, 1, 2, …: `labels`, or where they are more than `max_labels`, one for each group."""
+    """Return ticks at 0, 1, 2, … with `labels`; if there are more than `max_labels`, one tick per
+    group."""
     if len(labels) <= max_labels:
         return {float(place): label for place, label in enumerate(labels)}
     places: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The effective importance q̃ of each device against its importance p as planned, and χ²."""
+"""Chart of the effective importance q̃ of each device compared with its planned importance p, and χ²."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from analysis.names import by_settings
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """A point per device, in the order of the plan, at its q̃, and a line at its p.
+    """Return a chart with a point at each device's q̃ and a line at its p, in the order of the plan.
 
-    A colour per group of a single run; of several runs one for each set that differs only in the seed.
+    For a single run, each group has a colour. For several runs, each set of runs that differ only in
+    their seed has a colour.
     """
     tables = {id(run): _table(run) for run in runs}
     largest = max(tables.values(), key=len, default=pd.DataFrame(columns=["importance", "group"]))
-    layers = [_planned(largest)]  # runs that are compared mostly share their plan
+    layers = [_planned(largest)]  # compared runs usually have the same plan
     sets = by_settings(runs)
     for index, (label, same) in enumerate(sets.items()):
         offset = 0.6 * (index - (len(sets) - 1) / 2) / len(sets)

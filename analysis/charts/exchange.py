@@ -1,4 +1,5 @@
-"""New columns for a figure's data source; where most rows stay the same, only the others are sent."""
+"""Update of a figure's data source. If most rows stay the same, only the others are sent to the
+browser."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
 _MAX_CHANGED_SHARE = 0.25
-"""Share of the rows; if more have changed, it is cheaper to send all."""
+"""Share of changed rows above which it is cheaper to send all rows."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
-    """Make the rows of `source` those of `data`: in their order, if they are `ordered`.
+    """Replace the rows of `source` by those of `data`. If `ordered`, keep their order.
 
-    Where they are not, a new row takes the place of one that is gone, so that a window over the newest
-    rows moves without sending all of them.
+    Otherwise a new row may take the place of a removed one, so that a window over the newest rows can
+    move without sending all rows.
     """
     held: dict[str, Any] = dict(source.data)
     if _same(held, data):
@@ -32,14 +33,14 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
         source.data = dict(data)
         return
     if len(rows):
-        source.patch({name: [*zip(places.tolist(), _taken(column, rows), strict=True)]
+        source.patch({name: [*zip(places.tolist(), _select(column, rows), strict=True)]
                       for name, column in data.items()})  # fmt: skip
     if len(more):
-        source.stream({name: _taken(column, more) for name, column in data.items()})
+        source.stream({name: _select(column, more) for name, column in data.items()})
 
 
 def _in_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
-    """Places that change, the rows that they change to, and the rows to append."""
+    """Return the places that change, the rows that they change to, and the rows to append."""
     shared = min(len(old), len(new))
     changed = np.flatnonzero(old[:shared] != new[:shared])
     return changed, changed, np.arange(shared, len(new))
@@ -52,7 +53,7 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether nothing has changed, as is usual: far cheaper to find out than by hashing."""
+    """Whether nothing has changed. This is the usual case, and much cheaper to check than by hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)
@@ -65,10 +66,10 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _hashes(data: Mapping[str, Any]) -> Rows:
     if not data:
         return np.zeros(0, np.uint64)
-    # By name: the columns of a source may stand in another order.
+    # Sorted by name, because the columns of a source may have another order.
     table = pd.DataFrame({name: np.asarray(data[name]) for name in sorted(data)})
     return np.asarray(pd.util.hash_pandas_object(table, index=False))
 
 
-def _taken(column: Any, rows: Rows) -> Any:
+def _select(column: Any, rows: Rows) -> Any:
     return np.asarray(column)[rows].tolist()

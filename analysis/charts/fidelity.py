@@ -1,4 +1,4 @@
-"""CPU and link rates: measured against requested. On the diagonal both are equal."""
+"""Charts of measured against requested CPU and link rates. On the diagonal they are equal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from analysis.names import distinct
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
+    """Return the chart of CPU shares."""
     return _chart(runs, "CPU: measured against requested", "share of a core", "%", 100.0, {"cpu": ""})
 
 
 def rates(runs: Sequence[Run]) -> Chart:
+    """Return the chart of link rates, as measured before the run started."""
     figures = {"up": "uplink", "down": "downlink"}
     title = "Link rates: measured against requested"
     chart = _chart(runs, title, "rate", "Mbit/s", 1e-6, figures)
@@ -36,7 +38,7 @@ def _chart(
             unknown += len(requested) - len(known)
             series = " · ".join(part for part in (name if len(runs) > 1 else "", label_part) if part)
             layers.append(_points(series or "devices", known, scale, color(len(layers) - 1)))
-    limits = _limits(layers)  # the same for both axes, so that the diagonal has a slope of 1
+    limits = _limits(layers)  # the same for both axes, so that equal values are on the diagonal
     return Chart(
         title,
         Axis(f"requested {label}", unit, log=True, limits=limits),

@@ -1,4 +1,4 @@
-"""The state of each device over time: a lane per device, coloured by state."""
+"""Chart of the state of each device over time: one lane per device, coloured by state."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STATE_COLORS = {
     "paused": "purple",
     "offline": "red",
 }
-"""Where a device waits, its lane is empty."""
+"""Colours of the states. The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000
-"""Updates that are shown, the newest: a browser still scrolls through that many."""
+"""Maximum number of updates shown, the newest ones. A browser can still scroll through them."""
 _NAMED = 40
-"""Lanes up to which each is labelled; above that, the groups are."""
+"""Maximum number of lanes with a label each. If there are more, groups are labelled."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",
@@ -36,13 +36,13 @@ _HOVER = {
     **{name.replace("_", " "): name for name in _RECORD},
 }
 _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
-"""The colour of each state."""
+"""Index of each state's colour."""
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
-    """Raises ValueError without runs."""
+    """Return the chart of the states of all devices. Raises ValueError without runs."""
     if not runs:
-        raise ValueError("no runs: the chart of devices takes one or more")
+        raise ValueError("the chart of devices needs at least one run")
     parts: list[pd.DataFrame] = []
     labels: list[str] = []
     groups: list[str] = []
@@ -78,8 +78,8 @@ def _columns(shown: pd.DataFrame) -> dict[str, Column]:
 
 
 def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
-    """`spans` with their lane, from `first` on, and the record of their update; −1 or NaN where there is
-    none."""
+    """Return `spans` with their lane, counted from `first`, and fields of their update; −1 or NaN if
+    they have no update."""
     row = spans["update"].to_numpy()
     columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]

@@ -1,4 +1,5 @@
-"""Accuracy and loss on the test set against time, versions and bytes; the time to reach an accuracy."""
+"""Charts of test accuracy and loss against time, versions, bytes and ε, and of the time to an
+accuracy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Payload bytes of the updates in the model of each evaluation."""
+    """Return, for each evaluation, the payload bytes of all updates applied before it."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")
@@ -35,17 +36,17 @@ _Y: dict[Quality, tuple[Axis, float]] = {
     "accuracy": (Axis("test accuracy", "%", limits=(0.0, 100.0)), 100.0),
     "loss": (Axis("test loss", limits=(0.0, None)), 1.0),
 }
-"""With what the recorded value is multiplied by."""
+"""Axis and scale factor of each quality."""
 _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _MAX_GRID = 400
-"""Points of a mean over seeds."""
+"""Maximum number of points of a mean over seeds."""
 _MAX_TARGETS = 4
-"""Targets that are shown: the highest that any run reached."""
+"""Maximum number of targets shown: the highest that any run reached."""
 
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
-    """A line per run. Of runs that differ only in their seed the mean, and a band from the lowest to the
-    highest, unless they are to be shown `apart`."""
+    """Return a chart with a line per run. Runs that differ only in their seed have one line for their
+    mean, and a band from lowest to highest; with `apart`, each has its own line."""
     (x, values), (y, scale) = _X[against], _Y[quality]
     sets = {name: [run] for name, run in distinct(runs).items()} if apart else by_settings(runs)
     layers: list[Layer] = []
@@ -64,27 +65,30 @@ def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: b
         )
         hover = {"run": "$name", y.title: "y", "version": "version", "device time (s)": "at"}
         layers.append(Layer(name, "line", columns, color(index), legend=len(sets) > 1, hover=hover))
-    chart = Chart(f"{quality.capitalize()} against {x.label}", x, y, tuple(layers), note=_of(sets))
+    chart = Chart(
+        f"{quality.capitalize()} against {x.label}", x, y, tuple(layers), note=_line_note(sets)
+    )
     return with_actions(chart, runs, colors=hues) if against == "time" else chart
 
 
-def _of(sets: Mapping[str, Sequence[Run]]) -> str:
-    """What a line stands for, where it is not one run."""
+def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
+    """Return a note on what a line shows; empty if each line is one run."""
     counts = sorted({len(same) for same in sets.values()} - {1})
     if not counts:
         return ""
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (
         f"line: mean of {number} seeds, band: lowest to highest; "
-        "a run that has ended counts with its last value"
+        "after its end, a run counts with its last value"
     )
 
 
 def _mean(
     name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
 ) -> Iterator[Layer]:
-    """Runs are evaluated at times of their own: between two evaluations a run counts as interpolated,
-    after its last one with that, and before its first one nothing is drawn."""
+    """Yield mean and band of runs, which are evaluated at different times. The values of a run are
+    interpolated between evaluations, and constant after its last one. Nothing is drawn before the first
+    evaluation of every run."""
     (_, values), (axis, scale) = _X[against], _Y[quality]
     lines = [(np.asarray(values(run), np.float64), run.evaluations[quality] * scale) for run in runs]
     lines = [(x, y) for x, y in lines if len(x)]
@@ -103,8 +107,8 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """A bar per rule and accuracy, with 95% intervals (Student's t) over its runs of several seeds; none
-    where one of these runs never reached it."""
+    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) over seeds.
+    There is no bar if one of the runs never reached the accuracy."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)

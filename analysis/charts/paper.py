@@ -18,19 +18,20 @@ from matplotlib.ticker import MaxNLocator
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
-"""Inches: the width of a page's text, and the usual height."""
+"""Width of the text of a page, and usual height of a chart, in inches."""
 _STRIP = 0.6
 """Relative height below which a chart in a stack has small labels."""
 _MAX_SHAPES = 2_000
-"""Shapes of a layer; more are drawn as pixels even in a PDF, which would become too large."""
+"""Maximum number of vector shapes in a layer. If there are more, they are drawn as pixels, so that a PDF
+does not become too large."""
 _MAX_NOTE = 110
-"""Characters of a note that fit into the width."""
+"""Characters per line of a note."""
 _MAX_KEY, _KEY_COLUMNS = 48, 3
-"""Characters of an entry of a key, and entries in a line."""
+"""Maximum number of characters per entry of a key, and entries per line."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
-    """The figure; its `savefig` writes PDF, SVG or PNG."""
+    """Draw `chart`. The `savefig` method of the figure writes PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
     figure = _figure(height, ink)
@@ -42,7 +43,8 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 
 
 def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
-    """Charts of the same x axis in one figure, one below the other; the legend is the first one's."""
+    """Draw charts with the same x axis below each other in one figure. The legend is that of the first
+    chart."""
     ink = INKS[theme]
     heights = [chart.height for chart in charts]
     figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
@@ -71,7 +73,7 @@ def _draw(axes: Axes, chart: Chart, ink: Ink) -> None:
             _MARKS[layer.mark](axes, layer, ink)
     _set_limits(axes, chart)
     for layer in chart.layers:
-        if layer.mark == "diagonal":  # from edge to edge, so these must be known
+        if layer.mark == "diagonal":  # needs the limits, because it is drawn from edge to edge
             _diagonal(axes, layer)
 
 
@@ -92,7 +94,7 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
 
 
 def _add_key(axes: Axes, chart: Chart, ink: Ink) -> None:
-    """What numbers above the plot stand for, below it."""
+    """Write the explanation of the numbers above the plot below it."""
     entries = [shorten(entry, _MAX_KEY, placeholder=" …") for entry in chart.key]
     rows = ceil(len(entries) / _KEY_COLUMNS)
     for column in range(_KEY_COLUMNS if entries else 0):
@@ -126,7 +128,7 @@ def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.spines[["left", "bottom"]].set_color(ink.grid)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set(color=ink.text, fontsize=9)
-    if chart.empty:
+    if chart.is_empty:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=ink.text)
 
 
@@ -142,7 +144,8 @@ def _style_axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _set_limits(axes: Axes, chart: Chart) -> None:
-    """To be called when everything is drawn, as a limit stops matplotlib from finding the other one."""
+    """Set the limits of the axes. Call it after everything is drawn, because matplotlib stops adapting
+    an axis when one of its limits is set."""
     for axis, set_limits in ((chart.x, axes.set_xlim), (chart.y, axes.set_ylim)):
         low, high = axis.limits
         if low is not None or high is not None:
@@ -188,12 +191,13 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
         layer.columns[name] for name in ("y", "height", "begin", "end", "color")
     )
     low, high = y - height / 2, y + height / 2
-    # Of an array the shapes are made at once, as matplotlib's types do not tell.
+    # PolyCollection accepts an array and makes all shapes together, although matplotlib's types do not
+    # say so.
     corners: Any = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
     colors[:, 3] = layer.columns.get("shade", 1.0)
     few = len(begin) < _MAX_SHAPES
-    shapes = PolyCollection(  # with an edge, where what follows at once can be told apart by it
+    shapes = PolyCollection(  # edges separate adjacent spans if there are few
         corners, facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
         antialiased=few,
     )  # fmt: skip

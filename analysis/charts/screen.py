@@ -1,7 +1,7 @@
 """Charts for the screen: a `Chart` as a Bokeh figure with zoom, tooltips and updates.
 
-Every layer has its own data source: `Drawn.update` exchanges their columns in place, and
-`Drawn.sources[layer.name].stream(...)` adds rows.
+Every layer has its own data source: `ScreenChart.update` replaces their columns in place, and
+`ScreenChart.sources[layer.name].stream(...)` adds rows.
 """
 
 from __future__ import annotations
@@ -30,37 +30,38 @@ from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer
 from analysis.charts.exchange import exchange
 
 _HEIGHT = 240
-"""Pixels of the usual height, without title, axis and legend."""
+"""Usual height of the plot in pixels, without title, axis and legend."""
 WRAP = 80
-"""Characters of a note in a line, in a figure of the usual width."""
+"""Characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2
-"""How many times as many of a title, and of a legend."""
+"""Characters per line of a title and of a legend, relative to those of a note."""
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
 @dataclass(slots=True)
-class Drawn:
+class ScreenChart:
     """A chart on the screen."""
 
     figure: figure
     sources: dict[str, ColumnDataSource]
-    """By the name of the layer."""
+    """Data sources by the name of the layer."""
     _chart: Chart
-    """The newest."""
+    """The chart that was shown last."""
     _ink: Ink
     _note: Title
     _labels: LinearAxis
-    """Above the plot, with a tick for each label of the rules."""
+    """Axis above the plot, with a tick for each label of the rules."""
     _wrap: int
+    """Characters per line of a note."""
     _longest: int = 0
-    """Characters of a name in the legend."""
+    """Characters of the longest name in the legend."""
     _meanings: dict[str, LegendItem] = field(default_factory=dict)
-    """Of colours, those that the legend has had."""
+    """Legend items that explain colours, by meaning; all that were ever shown."""
 
     def update(self, chart: Chart) -> None:
-        """Show `chart`, a newer state of the same one, in the same figure: zoom and selections remain.
+        """Show `chart`, a newer state of the same chart, in the same figure. Zoom and selections remain.
 
-        A new layer is added; one that is gone is emptied.
+        New layers are added; layers that are missing now become empty.
         """
         for layer in chart.layers:
             if layer.name in self.sources:
@@ -107,12 +108,14 @@ class Drawn:
             legend.ncols = _legend_columns(self._longest, self._wrap)
 
     def _explain(self, meanings: Mapping[str, str]) -> None:
-        """Have the legend say what colours mean."""
+        """Explain the meanings of colours in the legend."""
         if not meanings:
             return
         for meaning in meanings.keys() - self._meanings.keys():
-            glyph: Any = self.figure.scatter(  # an item needs a glyph: one at no place
-                [np.nan], [np.nan], marker="square", size=12, color=PALETTE[meanings[meaning]]
+            glyph: Any = (
+                self.figure.scatter(  # a legend item needs a glyph, so draw one without position
+                    [np.nan], [np.nan], marker="square", size=12, color=PALETTE[meanings[meaning]]
+                )
             )
             self._meanings[meaning] = LegendItem(label=value(meaning), renderers=[glyph])
         items = [self._meanings[meaning] for meaning in meanings]
@@ -157,14 +160,14 @@ class Drawn:
 
     def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         bars = self.figure.vbar("x", "width", "y", fill_color=color, line_color=None, **common)
-        if "low" in layer.columns:  # glyphs, unlike annotations, count for the range of the axis
+        if "low" in layer.columns:  # a glyph and not an annotation, so that the axis range includes it
             self.figure.segment(
                 "x", "low", "x", "high", line_color=self._ink.text, source=common["source"]
             )
         return bars
 
     def _label(self, layer: Layer) -> None:
-        """Write the labels of rules above the plot; where a window is too small, some of them."""
+        """Write the labels of rules above the plot. Bokeh leaves out some if the window is too small."""
         if layer.mark != "rules":
             return
         labels = {
@@ -177,9 +180,9 @@ class Drawn:
             self._labels.update(ticker=ticker, major_label_overrides=labels, visible=bool(labels))
 
 
-def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> Drawn:
-    """`Drawn.figure` is a Bokeh model, for a document, a page or a notebook. `wrap`: characters of a
-    note in a line."""
+def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> ScreenChart:
+    """Draw `chart`. The `figure` of the result is a Bokeh model for a document, a page or a notebook.
+    `wrap`: characters per line of a note."""
     ink = INKS[theme]
     shown = figure(
         frame_height=int(_HEIGHT * chart.height),
@@ -203,7 +206,7 @@ def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> Drawn:
     )  # fmt: skip
     for layout in (labels, note, title):
         shown.add_layout(layout, "above")
-    drawn = Drawn(shown, {}, chart, ink, note, labels, wrap)
+    drawn = ScreenChart(shown, {}, chart, ink, note, labels, wrap)
     _add_legend(shown, ink)
     drawn._explain(chart.legend)
     for layer in chart.layers:
@@ -213,12 +216,12 @@ def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> Drawn:
 
 
 def _legend_columns(longest: int, wrap: int) -> int:
-    """Of a legend whose longest name has so many characters."""
+    """Return the number of columns of a legend whose longest name has `longest` characters."""
     return max(1, int(_LEGEND * wrap) // (longest + 5))
 
 
 def _add_legend(shown: figure, ink: Ink) -> None:
-    """Below the plot, where it hides nothing; a click on a series hides it."""
+    """Add a legend below the plot. A click on a series hides the series."""
     legend = Legend(orientation="horizontal", click_policy="hide")
     shown.add_layout(legend, "below")
     legend.update(
@@ -252,12 +255,12 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
 
 
 def _x_axis(shown: figure) -> BokehAxis:
-    """The one below: there is another one above, for labels."""
+    """Return the x axis below the plot. There is another axis above, for labels."""
     return next(one for one in shown.below if isinstance(one, BokehAxis))
 
 
 def _in_palette() -> Any:
-    """The colours of the column `color`."""
+    """Return the mapping from the column `color` to colours."""
     return linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
 
 
@@ -289,8 +292,8 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """A copy, as `exchange` changes it in place. Numbers are sent in binary, which takes floats of 64
-    bits, but not integers of 64."""
+    """Return a copy of `column` for the browser; a copy, because `exchange` changes it in place. Numbers
+    are sent in binary, which supports 64-bit floats, but not 64-bit integers."""
     if column.dtype.kind in "OUST":
         return column.astype(str).tolist()
     return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)
@@ -304,4 +307,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart, wrap: int) -> str:
-    return fill("; ".join(filter(None, ("no data" if chart.empty else "", chart.note))), wrap)
+    return fill("; ".join(filter(None, ("no data" if chart.is_empty else "", chart.note))), wrap)

@@ -1,4 +1,4 @@
-"""How unequally the global model fits the devices: its losses on the data of each."""
+"""Chart of how unequally the global model fits the devices: its losses on their data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from analysis.names import by_settings, distinct
 
 
 def losses(runs: Sequence[Run]) -> Chart:
-    """Per run the mean over its devices, each counting alike, and dashed the lowest and the highest, of
-    runs that evaluate per device (`evaluate: {devices: 200}`); Fraboni et al. 2023 (FedFix), Figure 2.
-    Runs that differ only in their seed share a colour."""
+    """Return a chart with, per run, the unweighted mean of the loss over its devices and, dashed, the
+    lowest and the highest loss (Fraboni et al. 2023, FedFix, Figure 2). Only for runs that evaluate by
+    device (`evaluate: {devices: 200}`). Runs that differ only in their seed have the same colour."""
     names = {id(run): name for name, run in distinct(runs).items()}
     layers, notes = [], []
     for index, (label, same) in enumerate(by_settings(runs).items()):

@@ -1,6 +1,7 @@
-"""Staleness of applied updates: over time, and its distribution, per group.
+"""Charts of the staleness of applied updates: over time, and its distribution.
 
-Of several runs per set of those that differ in nothing but their seed.
+For a single run, each group is a series; for several runs, each set of runs that differ only in their
+seed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from analysis.load import Run
 from analysis.names import by_settings
 
 _MAX_POINTS = 10_000
-"""Points of all series; of more, evenly chosen ones are drawn, of each series the same part. A browser
-draws those of a run that goes on once a second."""
+"""Maximum number of points of all series. If there are more, every n-th is drawn, because a browser
+redraws the chart once a second during a run."""
 _BINS = 40
-_AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # all of a point at 0
+_AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
+    """Return the chart of the staleness over time, with a point per update."""
     layers, series = [], list(_series(runs))
     every = max(1, -(-sum(len(updates) for _, updates in series) // _MAX_POINTS))
     for index, (name, updates) in enumerate(series):
@@ -43,10 +45,11 @@ def over_time(runs: Sequence[Run]) -> Chart:
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
+    """Return the histogram of the staleness."""
     series = list(_series(runs))
     highest = max((int(updates["staleness"].max()) for _, updates in series if len(updates)), default=0)
     step = max(1, -(-(highest + 1) // _BINS))
-    edges = np.arange(0, highest + 1 + step, step) - 0.5  # whole numbers in the middle
+    edges = np.arange(0, highest + 1 + step, step) - 0.5  # so that integers are in the middle of bins
     layers = []
     for index, (name, updates) in enumerate(series):
         counts, _ = np.histogram(updates["staleness"], edges)

@@ -1,4 +1,4 @@
-"""Runs of one fleet compared: accuracy against device time, and below it the states of the devices."""
+"""Comparison of runs of one fleet: accuracy over device time, and below it the states of the devices."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _SHADES = {
     "paused": 0.5,
     "offline": 0.5,
 }
-"""How much of the strip's colour; where the device is not to blame for it, of grey."""
+"""Opacity of each state, from 0 to 1: of the strip's colour for work and transfers, of grey for the
+others."""
 _LANE = 0.022
-"""Height of a device's lane, and of a name beside it, relative to a usual chart; a strip has at least
-0.1, at most 0.5."""
+"""Height of a device's lane, and of its name, relative to a usual chart; a strip has at least 0.1 and at
+most 0.5."""
 _MAX_CELLS = 100_000
-"""Lanes times moments of all strips, where they have more updates than `MAX_UPDATES`."""
+"""Maximum number of lanes × moments of all strips, if they have more updates than `MAX_UPDATES`."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
-    """The accuracy of `runs`, then a strip for each set that differs only in the seed, with a lane per
-    device of the first run of the set. For `paper.stack`: the x axes are the same."""
+    """Return the chart of the accuracy of `runs`, followed by one strip for each set of runs that differ
+    only in their seed, with a lane for each device of the first run. All have the same x axis, for
+    `paper.stack`."""
     sets = by_settings(runs)
     longest = max((run.duration for run in runs), default=0.0)
     time = Axis("device time", "s", limits=(0.0, longest or None))
@@ -49,17 +51,17 @@ def story(runs: Sequence[Run]) -> list[Chart]:
         for index, (name, same) in enumerate(sets.items())
     ]
     note = (
-        "lanes below: training (full colour), download and upload (pale) of updates that were applied; "
-        "other rounds between the two"
+        "lanes below: training (full colour), download and upload (pale) of applied updates; rounds "
+        "without applied update (medium)"
     )
     if long:
-        note += "; of long runs the states at evenly spaced moments"
+        note += "; long runs: the states at evenly spaced moments"
     first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note)
     return [first, *strips]
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
-    """The name of a set, and how many of its runs are not valid or not judged."""
+    """Return the name of a set, with the number of its runs that are not valid or not judged, if any."""
     doubtful = [
         f"{one}: {count}" for one, count in verdicts(runs).items() if one in ("not valid", "not judged")
     ]
@@ -95,10 +97,10 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
 
 
 def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
-    """The states at evenly spaced moments, as spans: a long run has far more than can be seen. `cells`:
-    devices times moments.
+    """Return the states at evenly spaced moments, as spans, because a long run has more spans than can
+    be seen. `cells`: number of devices × moments.
 
-    `spans` are those of `timeline`: without overlap, by device and time, from 0 to `duration` s.
+    `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration` s.
     """
     devices = len(spans["device"].cat.categories)
     moments = int(np.clip(cells // devices, 200, 2000))

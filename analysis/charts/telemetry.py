@@ -1,4 +1,4 @@
-"""CPU, memory and link rates of the devices over time, from their telemetry."""
+"""Charts of CPU, memory and network rates of the devices over time, from their telemetry."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_LINES = 8
-"""Devices up to which each has a line; of more, each group has its mean, with a band."""
+"""Maximum number of devices with one line each. If there are more, each group has a mean and a band."""
 _MAX_POINTS, _MIN_STEP_SECONDS = 150, 2.0
-"""Of a line: shorter steps jump."""
+"""At most this many points per line; steps below 2 s look jagged."""
 _MAX_GAP = 3.0
-"""Periods of sampling without a sample, after which a device counts as away."""
+"""Sampling periods without a sample after which a device counts as absent."""
 
 _Values = npt.NDArray[np.float64]
 _Figure = Callable[[pd.DataFrame, _Values], _Values]
-"""Of a device's samples, a value for each step of a grid of times."""
+"""Function from the samples of a device and a grid of n + 1 times (s) to n values, one per step."""
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
+    """Return the chart of the CPU that the devices used."""
     share = Axis("share of a core", "%", limits=(0.0, None))
     return with_actions(_chart(runs, "CPU used", share, {"": _rate("cpu", 100.0)}), runs)
 
 
 def memory(runs: Sequence[Run]) -> Chart:
+    """Return the chart of the memory that the devices used."""
     return _chart(runs, "Memory used", Axis("memory", "MiB", limits=(0.0, None)), {"": _memory})
 
 
 def rates(runs: Sequence[Run]) -> Chart:
-    """On all of a device's networks."""
+    """Return the chart of the rates sent and received over all networks of a device."""
     figures = {"up": _rate("sent", 8e-3), "down": _rate("received", 8e-3)}
     chart = _chart(runs, "Sent and received", Axis("rate", "kbit/s", limits=(0.0, None)), figures)
     return with_actions(chart.with_note("solid: up, dashed: down"), runs)
@@ -49,15 +51,15 @@ def _chart(runs: Sequence[Run], title: str, y: Axis, figures: dict[str, _Figure]
     for name, run in distinct(runs).items():
         grid = _grid(run)
         values = {
-            figure: {device: of(samples, grid) for device, samples in _by_device(run)}
-            for figure, of in figures.items()
+            figure: {device: compute(samples, grid) for device, samples in _by_device(run)}
+            for figure, compute in figures.items()
         }
         for label, devices in _series(run, by_group=by_group):
-            whole = f"{name} · {label}" if several else label
-            for dashed, (figure, of_figure) in enumerate(values.items()):
-                known = [of_figure[device] for device in devices if device in of_figure]
-                hue, own = color(series), " ".join(filter(None, (whole, figure)))
-                layers += _lines(own, whole, grid, known, y, hue, dashed=bool(dashed))
+            title_of_line = f"{name} · {label}" if several else label
+            for dashed, (figure, by_device) in enumerate(values.items()):
+                known = [by_device[device] for device in devices if device in by_device]
+                hue, own = color(series), " ".join(filter(None, (title_of_line, figure)))
+                layers += _lines(own, title_of_line, grid, known, y, hue, dashed=bool(dashed))
             series += 1
     note = "each group: mean of its devices, band: lowest to highest" if by_group else ""
     time = Axis("device time", "s", limits=(0.0, None))
@@ -67,17 +69,17 @@ def _chart(runs: Sequence[Run], title: str, y: Axis, figures: dict[str, _Figure]
 def _lines(
     name: str, label: str, grid: _Values, known: list[_Values], y: Axis, hue: str, *, dashed: bool
 ) -> Iterator[Layer]:
-    """The line of a device, or mean and band of a group; without a value none."""
+    """Yield the line of a device, or mean and band of a group; nothing if all values are NaN."""
     table = np.array(known).reshape(len(known), max(0, len(grid) - 1))
-    there = ~np.isnan(table)
-    if not there.any():
+    has_value = ~np.isnan(table)
+    if not has_value.any():
         return
-    count = there.sum(axis=0)
+    count = has_value.sum(axis=0)
     x, shown = (grid[:-1] + grid[1:]) / 2, count > 0
-    low = np.where(there, table, np.inf).min(axis=0)
-    high = np.where(there, table, -np.inf).max(axis=0)
+    low = np.where(has_value, table, np.inf).min(axis=0)
+    high = np.where(has_value, table, -np.inf).max(axis=0)
     with np.errstate(invalid="ignore"):
-        mean = np.where(there, table, 0.0).sum(axis=0) / count  # NaN: a gap in the line
+        mean = np.where(has_value, table, 0.0).sum(axis=0) / count  # NaN: a gap in the line
     if len(known) > 1 and not dashed:
         band = arrays(x=x[shown], low=low[shown], high=high[shown])
         yield Layer(band_of(name), "band", band, hue, legend=False)
@@ -87,7 +89,7 @@ def _lines(
 
 
 def _series(run: Run, *, by_group: bool) -> Iterator[tuple[str, list[str]]]:
-    """What has a line, and the devices that it stands for."""
+    """Yield the label of each line and the devices that it shows."""
     names = run.devices["device"].astype(str)
     if not by_group:
         yield from ((name, [name]) for name in names)
@@ -103,7 +105,7 @@ def _by_device(run: Run) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _grid(run: Run) -> _Values:
-    """The ends of the steps, from the first sample in the run to the last."""
+    """Return the edges of the steps (s), from the first sample in the run to the last."""
     at = run.telemetry["at"]
     at = at[at >= 0]
     if len(at) < 2:
@@ -114,7 +116,8 @@ def _grid(run: Run) -> _Values:
 
 
 def _rate(column: str, scale: float) -> _Figure:
-    """By how much a counter grew per second. It begins anew with its device."""
+    """Return the growth of a counter per second, times `scale`. The counter restarts from 0 with the
+    device."""
 
     def rate(samples: pd.DataFrame, grid: _Values) -> _Values:
         counter, at = _known(samples, column)
@@ -138,13 +141,14 @@ def _memory(samples: pd.DataFrame, grid: _Values) -> _Values:
 
 
 def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
-    """Values and times."""
+    """Return the values of `column` that are not NaN, and their times (s)."""
     known = samples[samples[column].notna()]
     return known[column].to_numpy(np.float64), known["at"].to_numpy(np.float64)
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """In the middle of which steps the device was there: between samples that are not far apart."""
+    """Return, for each step, whether the device was present in its middle: whether it is between two
+    samples that are not far apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

@@ -17,7 +17,7 @@ from enum import StrEnum
 from math import inf, isnan
 
 from agents.texts import quantity
-from analysis.metrics import Interval, t_interval
+from analysis.metrics import ConfidenceInterval, t_interval
 
 SEEDS = 3
 """Minimum number of seeds that are compared."""
@@ -41,7 +41,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Judgement:
     verdict: Verdict
-    interval: Interval
+    interval: ConfidenceInterval
     """Interval of the differences; positive differences support the claim."""
     reason: str = ""
 
@@ -127,7 +127,7 @@ def judge(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Judgement:
     return Judgement(Verdict.OPEN, interval)
 
 
-def _interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+def _interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> ConfidenceInterval:
     return t_interval([ours[seed] - theirs[seed] for seed in sorted(ours)])
 
 

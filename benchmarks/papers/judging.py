@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import log10
 from statistics import fmean
 
-from analysis.metrics import Interval, t_interval
+from analysis.metrics import ConfidenceInterval, t_interval
 from benchmarks.papers import honest
 from benchmarks.papers.experiments import MEASURES, TOLERATED, Claim, Experiment, Figure
 from benchmarks.papers.honest import Judgement, Verdict
@@ -227,7 +227,7 @@ def _shown(figure: Figure, scores: Mapping[int, float], alone: float, lr: float)
     return f"{measure.shown(mean)} ({lr:g})"
 
 
-def _difference(figure: Figure, interval: Interval) -> str:
+def _difference(figure: Figure, interval: ConfidenceInterval) -> str:
     differs = MEASURES[figure].differs
     if interval.count == 0:
         return ""

@@ -143,7 +143,7 @@ class Launch:
         with (
             tracking_run(self.options.track, directory, cpus, view.keep),
             view,
-            serving.served(directory, self.plan, self.options, view.keep),
+            serving.serve_run(directory, self.plan, self.options, view.keep),
         ):
             upping.run(self.topology, self.plan, directory, self.options, view)
 

@@ -21,7 +21,7 @@ from testbed.tracking import processes
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.comparison import Row
+    from analysis.comparison import ComparisonRow
     from analysis.load import Run as Result
 
 
@@ -68,7 +68,7 @@ def read_slim(path: Path) -> Result:
     return comparison.slim(read(path))
 
 
-def compare(results: Sequence[Result], target: float | None = None) -> list[list[Row]]:
+def compare(results: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
     """Compare what each configuration needed, over its seeds, to reach the test accuracy `target` (None:
     the highest that all runs of the task reached). Returns a list of rows per task. For differences that
     make runs incomparable, see `analysis.comparison.remarks`."""

@@ -27,7 +27,7 @@ def main(path: str, *more: str) -> int:
     try:
         with interrupting():
             launch = launching.read(directory)
-            shown = overview.of_plan(launch.topology, launch.plan, directory.run)
+            shown = overview.from_plan(launch.topology, launch.plan, directory.run)
             view = live.LiveView(console.out(), shown)
             try:
                 launch.run(directory, view)

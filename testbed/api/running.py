@@ -175,7 +175,7 @@ def page(
     named = [live_runs.locate(name, Path(runs)) for name in names]
     if not named and not Path(runs).is_dir():
         raise BadInputError(f"no such folder: {runs}. Name one with --runs, or name a run")
-    with serving.served_page(named, port, on_progress, runs=Path(runs)) as process:
+    with serving.serve_page(named, port, on_progress, runs=Path(runs)) as process:
         yield process
 
 

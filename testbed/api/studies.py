@@ -19,7 +19,7 @@ from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 if TYPE_CHECKING:
     import pandas as pd
 
-    from analysis.agreement import Agreement
+    from analysis.agreement import RankAgreement
     from analysis.load import Run as Result
     from testbed.sweeps import Sweep
 
@@ -47,9 +47,8 @@ class SweepResult:
         (None: that of the sweep, else the highest that all runs of the task reached), as
         `testbed compare` does.
 
-        Returns one row per configuration, with the fields of `analysis.comparison.Row`. An interval such
-        as `time` (s) has the columns `time_mean`, `time_low` and `time_high`.
-        """
+        Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`. An
+        interval such as `time` (s) has the columns `time_mean`, `time_low` and `time_high`."""
         import pandas as pd
 
         tasks = results.compare([*map(results.read_slim, self.paths)], target or self.target)
@@ -98,7 +97,7 @@ def sweep(
 class AgreeResult:
     """Result of `agree`."""
 
-    agreement: Agreement
+    agreement: RankAgreement
     """Ranks, times and Kendall's tau-b."""
     target: float
     """Test accuracy; configurations are ranked by the time to reach it."""

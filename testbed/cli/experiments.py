@@ -29,8 +29,8 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 
 if TYPE_CHECKING:
     from analysis import load
-    from analysis.agreement import Agreement
-    from analysis.comparison import Row
+    from analysis.agreement import RankAgreement
+    from analysis.comparison import ComparisonRow
 
 RunsGiven = Annotated[
     list[str],
@@ -253,7 +253,7 @@ def _verdicts(found: Sequence[load.Run]) -> str:
     return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
-def _show(result: Agreement, runtime: str) -> None:
+def _show(result: RankAgreement, runtime: str) -> None:
     headings = ("virtual s", f"{runtime} s", "rank in virtual", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
@@ -296,7 +296,7 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
         print_text(each)
 
 
-def _heading(rows: Sequence[Row], *, several: bool, given: bool) -> str:
+def _heading(rows: Sequence[ComparisonRow], *, several: bool, given: bool) -> str:
     """Return the heading of the table for `rows`, which are of one task. `several`: it names the task.
     `given`: the user has named the target."""
     from analysis import comparison

@@ -441,7 +441,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     for hint in launch.hints:
         remark(hint)
     directory = launch.directory()
-    shown = overview.of_plan(launch.topology, plan, directory.run)
+    shown = overview.from_plan(launch.topology, plan, directory.run)
     if console.verbosity < 0:
         view: live.LiveView = live.QuietView(console.out(), shown)
     else:

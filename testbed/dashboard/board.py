@@ -1,4 +1,4 @@
-"""The charts of a set of runs, computed once for all who look at them."""
+"""The charts of a set of runs, computed once for all visitors."""
 
 from __future__ import annotations
 
@@ -8,88 +8,93 @@ from dataclasses import dataclass, replace
 
 from analysis import comparison
 from analysis.charts import CHARTS
-from analysis.charts.action_marks import Marks, marks
+from analysis.charts.action_marks import ActionMarks, marks
 from analysis.charts.chart import Chart
 from analysis.charts.lanes import lanes
 from analysis.charts.learning_curves import curves
 from analysis.load import Run
 from analysis.names import distinct
 from testbed.dashboard import device_table
-from testbed.dashboard.device_table import Table
+from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
-"""Runs that stand beside each other; of more only what they have in common is shown."""
+"""Maximum number of runs in columns of their own. For more runs, only the common charts are shown."""
 BY_DEVICE = "loss-by-device"
-"""A chart of all runs, where one evaluates per device."""
+"""Chart of all runs, shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Charts of one run."""
+"""Charts of single runs."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Likewise; in virtual time there is nothing to measure."""
+"""Charts of single emulated runs; in virtual time there is nothing to measure."""
 _LIVE_LANE_UPDATES = 2_000
-"""Updates of a run that goes on whose work is shown in its lanes: the newest. A browser draws them
-anew twice a second."""
+"""Maximum number of updates in the lanes of a live run, the newest ones. A browser redraws them twice a
+second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
-"""Seconds from one look at the files to the next, or where looking is dear:"""
+"""Minimum time between two readings of the files; longer if reading is slow, see the next two."""
 _MAX_CPU_SHARE = 1 / 3
-"""of a core at most is spent on it,"""
+"""Maximum share of a core that reading and computing may use."""
 _MAX_TIME_SHARE = 1 / 2
-"""and of the time, which is more on a busy host: those who open the page wait meanwhile."""
+"""Maximum share of the time that reading and computing may take, so that new visitors do not wait long
+on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A figure of the page, by a name that stays."""
+    """A figure of the page."""
 
     name: str
+    """Name that stays the same in all updates."""
     column: int | None
-    """Which run's it is; None: all runs'."""
+    """Column of the run; None for a chart of all runs."""
     chart: Chart
 
     @property
     def shown(self) -> bool:
-        """Whether there is something to look at."""
-        return not self.chart.bare
+        """Whether there is enough data to show."""
+        return not self.chart.is_bare
 
 
 class Board:
+    """The charts and tables of a set of runs."""
+
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
         self.generation = -1
-        """Grows with every new `panels`, as do the next ones."""
+        """Grows whenever `panels`, `tables` or `marks` change."""
         self.panels: tuple[Panel, ...] = ()
-        self.tables: tuple[Table, ...] = ()
-        """Of the devices; one per column."""
-        self.marks: tuple[Marks, ...] = ()
-        """What the numbers on the charts of each column stand for; then, of several runs, what those on
-        the charts of all of them do."""
+        self.tables: tuple[DeviceTable, ...] = ()
+        """Tables of the devices, one per column."""
+        self.marks: tuple[ActionMarks, ...] = ()
+        """Marks of actions on the charts of each column; if there are several runs, followed by those on
+        the charts of all runs."""
         self._due = 0.0
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Empty until all have begun."""
-        found = tuple(feed.run for feed in self.feeds if feed.run is not None)
-        return found if len(found) == len(self.feeds) else ()
+        """The runs; empty until all have started."""
+        runs = tuple(feed.run for feed in self.feeds if feed.run is not None)
+        return runs if len(runs) == len(self.feeds) else ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the runs: what tells them apart."""
+        """Short distinct names of the runs."""
         return tuple(distinct(self.runs))
 
     @property
     def columns(self) -> range:
-        """Of the runs that are shown one by one."""
+        """Columns of the runs that have their own."""
         return range(len(self.feeds) if len(self.feeds) <= MAX_COLUMNS else 0)
 
     @property
     def tasks(self) -> Mapping[str, Sequence[Run]]:
-        """The runs by what they learn: others cannot be compared."""
+        """The runs by task; runs of different tasks cannot be compared."""
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Bring `panels` up to date, if it is time to (or `at_once`), and there is something new."""
+        """Update `panels` if the refresh interval has passed (or `at_once`) and there is something
+        new."""
         begin, spent = time.monotonic(), time.process_time()
         if begin < self._due and not at_once:
             return
@@ -134,22 +139,23 @@ class Board:
 
 
 def _evaluates_by_device(run: Run) -> bool:
-    """By its topology: the figures of a page are there from its beginning."""
+    """Whether the topology asks for it. The records cannot be used, because a page has all its figures
+    from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:
-    """One run's. What is left out of it is said below its title."""
+    """Return the chart `name` of one run, with a note on what is left out."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
-        # The axis of time begins where what is drawn does: a fixed beginning would be set anew with
-        # every update, and undo what a visitor has zoomed to.
+        # No fixed start of the time axis: it would be set again in every update and undo the visitor's
+        # zoom.
         return replace(chart, x=replace(chart.x, limits=(None, None)))
     chart = CHARTS[name]([run])
     if name == "cpu" and feed.live:
         return chart.with_note(
-            f"used in the last {CPU_WINDOW_SECONDS:.0f} s: a device that waits uses less than its share"
+            f"used in the last {CPU_WINDOW_SECONDS:.0f} s; a waiting device uses less than its share"
         )
     if name in EMULATED and feed.held_samples < feed.samples and not feed.live:
         return chart.with_note(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")

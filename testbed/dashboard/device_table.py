@@ -1,4 +1,5 @@
-"""The devices of a run as a table: what each has done, and uses. Of many, their groups and some."""
+"""The devices of a run as a table: state, updates and resource usage. If there are many, groups and some
+devices."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from testbed.traits import is_simulated
 from testbed.watching.screen import rate
 
 MAX_ROWS = 40
-"""Devices up to which all are shown. Of more there are rows for their groups, and:"""
+"""Maximum number of devices that are all shown. If there are more, groups and `SOME_ROWS` devices are
+shown."""
 SOME_ROWS = 15
-"""devices, the first ones in the order that a visitor chooses."""
+"""Number of devices shown if there are many: the first ones in the order that the visitor chooses."""
 _STATE_SECONDS = 1.5
-"""What a device did so long ago at most, it does now: telemetry has a sample per second."""
+"""Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
     "as planned": ("", True),
     "fewest updates": ("updates", True),
@@ -29,35 +31,39 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     "most CPU": ("used", False),
     "most memory": ("memory", False),
 }
-"""Column, and whether the lowest come first."""
+"""Orders by name: column, and whether the order is ascending."""
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DeviceTable:
+    """Figures of all devices of a run."""
+
     devices: pd.DataFrame
-    """By name, in the order of the plan: `group`, `state`, `updates`, mean `staleness` (versions),
-    `share` of all updates (0 to 1), `asked` and `used` (of a core), `memory` and `limit` (bytes), `up`
-    and `down` (bit/s), `up_carried` and `down_carried` (share of its rate that a link carried while
-    packets waited). NaN is what is not known."""
+    """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
+    `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
+    a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
+    (share of its rate that a link carried while packets waited). NaN if unknown."""
     live: bool
-    """`used`, `up` and `down` are those of the last seconds, `memory` the newest; of a run that is over
-    they are means of all of it, and the most memory."""
+    """Whether `used`, `up` and `down` are of the last seconds and `memory` is the latest. Otherwise they
+    are means over the run, and the maximum of the memory."""
 
     @property
     def caption(self) -> str:
+        """Title of the table."""
         if self.devices["used"].isna().all():
             return "Devices"
-        when = f"of the last {CPU_WINDOW_SECONDS:.0f} s" if self.live else "means of the run"
-        return f"Devices (CPU and rates: {when}; memory: {'now' if self.live else 'the most'})"
+        when = f"last {CPU_WINDOW_SECONDS:.0f} s" if self.live else "means of the run"
+        return f"Devices (CPU and rates: {when}; memory: {'now' if self.live else 'maximum'})"
 
 
-def table(run: Run, lanes: Chart, *, live: bool) -> Table:
-    """Of the updates and the telemetry that are held. `lanes`: the run's chart of what devices did."""
+def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
+    """Return the table from the updates and telemetry in memory. `lanes`: the run's chart of device
+    states."""
     planned = run.devices.set_index(run.devices["device"].astype(str))
     updates = run.updates.groupby(run.updates["client"].astype(str))["staleness"]
     used = _used(run, CPU_WINDOW_SECONDS if live else np.inf)
     count = updates.size().reindex(planned.index, fill_value=0)
-    found = pd.DataFrame(
+    figures = pd.DataFrame(
         {
             "group": planned["group"].astype(str),
             "state": _states(run, lanes, planned.index) if live else "",
@@ -75,12 +81,12 @@ def table(run: Run, lanes: Chart, *, live: bool) -> Table:
         },
         index=planned.index,
     )
-    return Table(found, live)
+    return DeviceTable(figures, live)
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """A row like those of `Table.devices` for each group, `fast ×500`: sums of updates and shares, else
-    means over the devices; the state is how many there are."""
+    """Return a row like those of `DeviceTable.devices` for each group, named e.g. `fast ×500`: sums of
+    updates and shares, and means of other figures. The state is the number of offline devices."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
         mean = own.mean(numeric_only=True)
@@ -97,12 +103,13 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*devices.columns])
 
 
-def chosen(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Those with `matching` in their name, group or state, in an order of `SORTS`; unknown ones last."""
-    wanted = matching.casefold().strip()
-    if wanted:
+def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
+    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`; devices
+    with unknown figures last."""
+    pattern = matching.casefold().strip()
+    if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]
-        devices = devices[[wanted in text.casefold() for text in texts]]
+        devices = devices[[pattern in text.casefold() for text in texts]]
     column, ascending = SORTS[sort]
     if not column:
         return devices
@@ -110,7 +117,8 @@ def chosen(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
 
 
 def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of text; what is known of no device is left out. `grouped`: of `groups`."""
+    """Return headings and rows of text. Columns without any known value are left out. `grouped`: whether
+    `devices` is from `groups`."""
     shown = {
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],
@@ -129,12 +137,12 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
     }
     if all(value == "–" for value in shown["memory (MiB)"]):
         del shown["memory limit (MiB)"]
-    kept = {
+    columns = {
         name: values
         for name, values in shown.items()
         if name in ("device", "updates") or any(value not in ("", "–") for value in values)
     }
-    return [*kept], [list(row) for row in zip(*kept.values(), strict=True)]
+    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 def _text(value: float, form: str) -> str:
@@ -142,14 +150,15 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """`cpu`, `sent` and `received`, and what links carried and could have carried while packets waited,
-    per second of device time, over the last `seconds`."""
+    """Return, by device, the growth of counters per second of device time over the last `seconds`:
+    `cpu`, `sent`, `received`, and the bytes that links carried and could have carried while packets
+    waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
     samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
     names = samples["device"].astype(str)
     grown = samples.drop(columns="device").groupby(names).diff()
-    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # not over a start of the device
+    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # not across a restart of the device
     total = grown.groupby(names[grown.index]).sum(min_count=1)
     return total.div(total["at"], axis=0)
 
@@ -161,16 +170,17 @@ def _memory(run: Run, *, live: bool) -> pd.Series[float]:
 
 
 def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[str]:
-    """What each does now, as far as anybody knows: the work for an update is known once that is
-    applied; until then its telemetry tells whether a device works, and in virtual time nothing does."""
+    """Return the present state of each device, as far as it is known. What a device did for an update is
+    recorded only when the update is applied. Until then, telemetry shows whether the device works; in
+    virtual time, nothing does."""
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS
     states = dict(zip(spans["device"][newest], spans["state"][newest], strict=True))
     simulated = is_simulated(run.manifest.get("runtime"))
-    found = []
+    result = []
     for device in devices:
         state = states.get(device, "")
         if state not in ("offline", "paused"):
             state = "online" if simulated else "working" if state else "waiting"
-        found.append(state)
-    return found
+        result.append(state)
+    return result

@@ -1,4 +1,4 @@
-"""One run directory, read as it grows: once for all who look at it, and in bounded memory."""
+"""One run directory, read while it grows, once for all visitors and in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ from testbed.rundir.directory import RunDirectory
 
 _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
            "status": 200_000, "note": 1_000, "action": 1_000_000}  # fmt: skip
-"""Rows that are held of each kind of record, of all the run's: about 200 MB at most."""
+"""Maximum number of rows kept of each kind of record: in total at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
-"""Of a run that goes on: the charts are computed of them twice a second."""
+"""Same for a live run, whose charts are computed twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 
 class Feed:
-    """`run` is None until the run has a plan, and where it cannot be read (`error` tells)."""
+    """The contents of a run directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Run | None = None
+        """The run; None until it has a plan, and if it cannot be read (see `error`)."""
         self.error = ""
+        """Why the run cannot be read; empty if it can."""
         self.updates = 0
-        """Applied so far, whether they are held or not."""
+        """Number of updates applied so far, including those no longer in memory."""
         self.samples = 0
-        """Of telemetry, likewise."""
+        """Number of telemetry samples so far, including those no longer in memory."""
         self.live = False
+        """Whether the run is running."""
         self.generation = 0
         """Grows whenever there is something new."""
         self._follower: Follower | None = None
-        self._seen: tuple[tuple[int, int] | None, ...] = ()
+        self._file_states: tuple[tuple[int, int] | None, ...] = ()
 
     def refresh(self) -> None:
-        """Read what is new, if anything is."""
-        seen = tuple(_state(self.path / name) for name in _FILES)  # before reading: nothing is missed
+        """Read new records, if there are any."""
+        states = tuple(_state(self.path / name) for name in _FILES)  # before reading, to miss no change
         live = is_live(self.path)
-        if seen == self._seen and live == self.live:
+        if states == self._file_states and live == self.live:
             return
-        self._seen, self.live = seen, live
+        self._file_states, self.live = states, live
         self.generation += 1
         try:
             self._read()
-            self.error = "" if self.run is not None or self.live else _why_there_is_none(self.path)
+            self.error = "" if self.run is not None or self.live else _why_not_started(self.path)
         except FileNotFoundError as error:
-            self.error = "" if self.run is None else f"{error.filename} is gone"
+            self.error = "" if self.run is None else f"{error.filename} was removed"
         except (ValueError, OSError) as error:
             self.error = f"cannot be read: {error}"
-            self._follower = None  # from the start again, once the files have changed
+            self._follower = None  # start again when the files change
 
     @property
     def held(self) -> int:
-        """Updates that are held."""
+        """Number of updates in memory."""
         return 0 if self.run is None else len(self.run.updates)
 
     @property
     def held_samples(self) -> int:
+        """Number of telemetry samples in memory."""
         return 0 if self.run is None else len(self.run.telemetry)
 
     def _read(self) -> None:
@@ -70,28 +74,29 @@ class Feed:
             return
         self.updates, self.samples = (self._follower.rows[kind] for kind in ("update", "telemetry"))
         if run.fidelity.empty and not run.telemetry.empty:
-            run = replace(run, fidelity=live_fidelity.so_far(run))
+            run = replace(run, fidelity=live_fidelity.provisional(run))
         self.run = run
 
 
 def is_live(path: Path) -> bool:
-    """Whether somebody runs it now; not where its manifest cannot be read."""
+    """Whether the run has a live controller; False if its manifest cannot be read."""
     try:
         return RunDirectory(path).controller() is not None
     except BadInputError:
         return False
 
 
-def _why_there_is_none(path: Path) -> str:
-    """Of a run without devices to show; empty where it is still to come."""
+def _why_not_started(path: Path) -> str:
+    """Return why a run ended before it had devices; empty if it has not ended."""
     manifest = manifests.read(path / "manifest.json")
     if not manifest.get("controller") and not manifest.get("outcome"):
         return ""
     error = manifest.get("error") or "see the log of its controller"
-    return f"The run ended ({manifest.get('outcome') or 'killed'}) before it began: {error}"
+    return f"The run ended ({manifest.get('outcome') or 'killed'}) before it started: {error}"
 
 
 def _state(path: Path) -> tuple[int, int] | None:
+    """Return size and modification time (ns) of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

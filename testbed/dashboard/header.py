@@ -1,4 +1,4 @@
-"""What a run is and where it stands, as HTML."""
+"""Header of a run: name, progress and main figures, as HTML."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from testbed.topology import StopSettings
 from testbed.traits import is_simulated
 
 _RATE_SECONDS = 10.0
-"""Window of the rate of updates of a run that goes on."""
+"""Window of the update rate of a live run."""
 
 
 def header(feed: Feed, name: str = "") -> str:
-    """`name`: what tells the run from those beside it."""
+    """Return the header of the run in `feed`. `name`: short name among several runs; empty if there is
+    only one."""
     run = feed.run
     if run is None:
         return escape(feed.error)
     line, stop = summary.headline(run), _stop(run)
-    going = feed.live and run.ended is None
+    running = feed.live and run.ended is None
     facts = {
-        "device time": _time(line.duration, stop, going=going),
-        "updates": _updates(run, feed.updates, stop, going=going),
+        "device time": _time(line.duration, stop, running=running),
+        "updates": _updates(run, feed.updates, stop, running=running),
         "version": f"{line.versions:,}",
         "accuracy": _accuracy(line.accuracy, stop),
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
@@ -42,7 +43,7 @@ def header(feed: Feed, name: str = "") -> str:
     return (
         f"<style>{_STYLE}</style><h1>{escape(name or line.rule)} <small>{escape(run.name)}</small> "
         f'<em class="{kind}">{escape(state)}</em></h1>'
-        f"{_progress(run, feed.updates, stop) if going else ''}<p>{items}</p>{problem}"
+        f"{_progress(run, feed.updates, stop) if running else ''}<p>{items}</p>{problem}"
     )
 
 
@@ -60,27 +61,28 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 
 
 def _stop(run: Run) -> config.StopConditions:
-    """What ends the run; nothing where its topology is of another version."""
+    """Return the stop conditions of the run; none if its topology is of another version."""
     with suppress(ValueError, TypeError):
         stop: config.StopConditions = StopSettings.model_validate(run.topology.get("stop")).build()
         return stop
     return config.StopConditions(after=None, updates=None, target_accuracy=None)
 
 
-def _time(seconds: float, stop: config.StopConditions, *, going: bool) -> str:
-    if not going or stop.after is None:
+def _time(seconds: float, stop: config.StopConditions, *, running: bool) -> str:
+    if not running or stop.after is None:
         return f"{seconds:,.1f} s"
     return f"{seconds:,.0f} s of {stop.after:,g} s"
 
 
-def _updates(run: Run, count: int, stop: config.StopConditions, *, going: bool) -> str:
-    of = f" of {stop.updates:,}" if going and stop.updates is not None else ""
-    return f"{count:,}{of} ({_rate(run, count, going=going):,.1f}/s)"
+def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool) -> str:
+    limit = f" of {stop.updates:,}" if running and stop.updates is not None else ""
+    return f"{count:,}{limit} ({_rate(run, count, running=running):,.1f}/s)"
 
 
-def _rate(run: Run, count: int, *, going: bool) -> float:
-    """Updates applied per second: over all of the run, or of one that goes on over the last seconds."""
-    if not going:
+def _rate(run: Run, count: int, *, running: bool) -> float:
+    """Return the updates applied per second: over the last seconds of a live run, else over the whole
+    run."""
+    if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)
     recent = int((run.updates["applied"] > run.duration - window).sum())
@@ -95,7 +97,7 @@ def _accuracy(accuracy: float, stop: config.StopConditions) -> str:
 
 
 def _progress(run: Run, updates: int, stop: config.StopConditions) -> str:
-    """How much of the run is over, where that is known."""
+    """Return a progress bar, as HTML; empty if the progress is unknown."""
     shares = [
         run.duration / stop.after if stop.after else nan,
         updates / stop.updates if stop.updates else nan,
@@ -104,13 +106,11 @@ def _progress(run: Run, updates: int, stop: config.StopConditions) -> str:
     if not known:
         return ""
     share = min(1.0, max(known))
-    return (
-        f'<progress value="{share:.4f}" aria-label="how much of the run is over">{share:.0%}</progress>'
-    )
+    return f'<progress value="{share:.4f}" aria-label="progress of the run">{share:.0%}</progress>'
 
 
 def _state(run: Run, feed: Feed) -> tuple[str, str]:
-    """A class, and words."""
+    """Return the CSS class and the text of the run's state."""
     if feed.live and run.ended is None:
         return "live", "running"
     outcome: str = run.manifest.get("outcome") or (run.ended.reason if run.ended else "crashed")

@@ -1,4 +1,5 @@
-"""Provisional fidelity of a live run: what devices get of what was requested."""
+"""Provisional fidelity of a live run: CPU and link rates of the devices compared with the requested
+ones."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ CPU_WINDOW_SECONDS = 10.0
 """Window of the host's clock over which CPU use is averaged."""
 
 
-def so_far(run: Run) -> pd.DataFrame:
-    """As `Run.fidelity`, but `cpu` is what a device used over the last seconds, and a device that waits
-    uses less than it could have. Rates are those of its last probe."""
+def provisional(run: Run) -> pd.DataFrame:
+    """Return a table like `Run.fidelity`. `cpu` is the CPU that a device used over the last seconds; a
+    waiting device uses less than its share. Rates are those of the device's last probe."""
     tables = [_table(run, "cpu", requested_cpu(run), _used(run))]
     devices: Mapping[str, Mapping[str, Any]] = run.manifest["devices"] if len(run.probes) else {}
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()
@@ -31,17 +32,17 @@ def so_far(run: Run) -> pd.DataFrame:
 
 def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[float]) -> pd.DataFrame:
     names = run.devices["device"].astype(object)
-    wanted, had = (np.asarray(one.reindex(names), np.float64) for one in (requested, got))
+    asked, measured = (np.asarray(one.reindex(names), np.float64) for one in (requested, got))
     with np.errstate(invalid="ignore", divide="ignore"):
-        error = 100 * (had - wanted) / wanted
+        error = 100 * (measured - asked) / asked
     named = run.devices[["device", "group"]]
-    return named.assign(figure=figure, asked=wanted, got=had, error=error)
+    return named.assign(figure=figure, asked=asked, got=measured, error=error)
 
 
 def requested_cpu(run: Run) -> pd.Series[float]:
-    """By device: the share of a core as planned, or as last set."""
+    """Return, by device, the share of a core as planned, or as last set by an action."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
-    # Of the links there may be very many.
+    # Parse only actions on the CPU, because there may be very many on links.
     shares = run.scenario["details"].str.contains('"cpu"', regex=False)
     for device, details in run.scenario.loc[shares, ["device", "details"]].itertuples(index=False):
         action = from_json(json.loads(details))
@@ -51,7 +52,7 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Share of a core over the last seconds, as the devices tell time."""
+    """Return, by device, the share of a core used over the last seconds, in device time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

@@ -1,4 +1,4 @@
-"""One visitor's document: headers, figures and tables, brought up to date as long as they look."""
+"""The document of one visitor: headers, figures and tables, updated while the page is open."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bokeh.models.widgets import Div, Select, TextInput
 
 from analysis import comparison, metrics
 from analysis.charts import screen
-from analysis.charts.action_marks import Marks
+from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
 from testbed.dashboard import device_table
 from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
-from testbed.dashboard.device_table import Table
+from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
-"""Milliseconds between two looks at whether the board has something new."""
+"""Milliseconds between two checks for news on the board."""
 _FEW_DEVICES = 8
-"""Up to which nobody has to search for one."""
+"""Maximum number of devices for which the page has no controls to find and sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
-"""Characters in a line of text of a chart, by the number of columns."""
+"""Characters per line of text in a chart, by the number of columns."""
 
 _UNKNOWN = metrics.t_interval([])
 
@@ -39,7 +39,8 @@ TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoesca
 
 
 def fill(document: Document, board: Board, theme: Theme | None) -> None:
-    """Make `document` show `board`. Without `theme` it asks the browser for one, and is loaded again."""
+    """Show `board` in `document`. If `theme` is None, the page asks the browser for its theme and
+    reloads."""
     names = " ".join(feed.path.name for feed in board.feeds)
     document.title = f"{names} · testbed"
     document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
@@ -48,20 +49,22 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
         return
     board.refresh()
     if not board.runs:
-        hindered = {
+        unreadable = {
             feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
         }
-        document.template_variables.update(hindered=hindered)
+        document.template_variables.update(unreadable=unreadable)
         return
     document.template = TEMPLATES.get_template("page.html")
-    with document.models.freeze():  # else Bokeh looks for all models again after each that is added
-        view = _View(document, board, theme)
+    with document.models.freeze():  # otherwise Bokeh collects all models again after each addition
+        view = _PageView(document, board, theme)
     document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
 
 
-class _View:
+class _PageView:
+    """The contents of one visitor's document."""
+
     def __init__(self, document: Document, board: Board, theme: Theme) -> None:
         self._document = document
         self._board = board
@@ -100,7 +103,7 @@ class _View:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Of the runs, where there are several."""
+        """Names of the runs; empty if there is only one."""
         return self._board.names if len(self._board.feeds) > 1 else ("",)
 
     def _write(self) -> None:
@@ -124,7 +127,7 @@ class _View:
             self._tables[column].text = _table(table, feed, names[column], sort, matching)
 
     def _controls(self) -> None:
-        """How the devices are sorted, and which are shown."""
+        """Add the controls to sort and find devices, if there are many."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
         sorts: list[str | tuple[Any, str]] = [*device_table.SORTS]
         large = any(len(table.devices) > device_table.MAX_ROWS for table in self._board.tables)
@@ -144,7 +147,7 @@ class _View:
         return div
 
     def _join_times(self) -> None:
-        """Axes of time that are compared are zoomed together."""
+        """Link the time axes of charts that are compared, so that they zoom together."""
         pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
@@ -161,7 +164,7 @@ def _classes(panel: Panel, columns: int) -> list[str]:
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
-    """Names of the charts of single runs: those of one kind stand beside each other."""
+    """Return the names of the charts of single runs, one row per kind of chart."""
     kinds: dict[str, list[str]] = {}
     for panel in panels:
         if panel.column is not None:
@@ -169,16 +172,16 @@ def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
     return list(kinds.values())
 
 
-def _events(found: Marks) -> str:
-    return TEMPLATES.get_template("events.html").render(key=found.key, notes=found.notes)
+def _events(marks: ActionMarks) -> str:
+    return TEMPLATES.get_template("events.html").render(key=marks.key, notes=marks.notes)
 
 
-def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str:
-    """`name`: of the run, where there are several."""
+def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) -> str:
+    """Return the table of devices as HTML. `name`: name of the run; empty if there is only one."""
     every = table.devices
-    found = device_table.chosen(every, sort, matching)
+    selected = device_table.select(every, sort, matching)
     many = len(every) > device_table.MAX_ROWS
-    shown = found.head(device_table.SOME_ROWS) if many else found
+    shown = selected.head(device_table.SOME_ROWS) if many else selected
     tables: list[tuple[str, Any]] = []
     if many:
         tables.append(
@@ -187,34 +190,37 @@ def _table(table: Table, feed: Feed, name: str, sort: str, matching: str) -> str
                 device_table.cells(device_table.groups(every), grouped=True),
             )
         )
-    which = f"{len(shown):,} of {len(found):,}, {sort}" if len(shown) < len(found) else ""
+    which = f"{len(shown):,} of {len(selected):,}, {sort}" if len(shown) < len(selected) else ""
     title = " · ".join(filter(None, (table.caption, name)))
     tables.append((": ".join(filter(None, (title, which))), device_table.cells(shown)))
     run = feed.run
     logged = run is not None and not is_simulated(run.manifest.get("runtime"))
-    held = [f"counted: the newest {feed.held:,} updates"] * (feed.held < feed.updates)
+    notes = [f"updates: only the newest {feed.held:,}"] * (feed.held < feed.updates)
     if feed.held_samples < feed.samples and not table.live:
         since = 0.0 if run is None else run.telemetry["at"].min()
-        held.append(f"CPU, rates and memory: from {since:,.0f} s on")
+        notes.append(f"CPU, rates and memory: from {since:,.0f} s on")
     return TEMPLATES.get_template("devices.html").render(
-        tables=tables, run=feed.path.name if logged else "", planned={*every.index}, note="; ".join(held)
+        tables=tables,
+        run=feed.path.name if logged else "",
+        planned={*every.index},
+        note="; ".join(notes),
     )
 
 
 def _compared(board: Board) -> str:
-    """What a target accuracy cost each of several runs: a table for each task. Where the updates of one
-    are not all held, they are not counted."""
+    """Return the comparison of runs as HTML: for each task, a table with the cost of a target accuracy.
+    If not all updates of a run are in memory, updates and bytes are left out."""
     tasks, remarks = [], comparison.remarks(board.runs)
     if partial := any(feed.held < feed.updates for feed in board.feeds):
-        remarks.append("Too many updates to be counted here: testbed compare counts them.")
+        remarks.append("There are too many updates to count them here: use testbed compare.")
     for task, runs in board.tasks.items():
         target = comparison.common_target(runs)
-        found = comparison.compare(runs, target)
+        compared = comparison.compare(runs, target)
         if partial:
-            found = [replace(row, updates=_UNKNOWN, bytes=_UNKNOWN) for row in found]
-        headings, rows = comparison.texts(found)
-        told = None if target is None else comparison.percent(target)
-        tasks.append((task, told, headings, rows))
+            compared = [replace(row, updates=_UNKNOWN, bytes=_UNKNOWN) for row in compared]
+        headings, rows = comparison.texts(compared)
+        target_text = None if target is None else comparison.percent(target)
+        tasks.append((task, target_text, headings, rows))
     names = list(board.names) if len(board.feeds) > MAX_COLUMNS else []
     return TEMPLATES.get_template("compared.html").render(
         tasks=tasks,

@@ -1,4 +1,4 @@
-"""What serves runs: the page, by a process of its own, and Prometheus metrics."""
+"""Serving of runs: the page, in its own process, and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from testbed.run.options import Options
 
 _NICE = 10
-"""A run in real time goes first, but a page that gets nothing at all on a busy host helps nobody."""
+"""Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
+host."""
 _STOP_TIMEOUT_SECONDS = 10.0
-"""What the page's process has to show the last of the run."""
+"""Time that the page's process has to show the end of the run."""
 
 
 def main(descriptor: str, runs: str, *named: str) -> None:
-    """Serve the runs in the directories `named` (none: all in the folder `runs`) on an inherited socket:
-    `python -m testbed.dashboard.serving`."""
+    """Serve the runs in the directories `named` (if none: all in the folder `runs`) on the inherited
+    socket `descriptor`. Entry point of `python -m testbed.dashboard.serving`."""
     directories = [RunDirectory(Path(one)) for one in named]
-    # A busy host could disturb those in real time; virtual time does not mind.
+    # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
         lower_priority()
     from testbed.dashboard import web_server  # Bokeh and pandas: two seconds
@@ -43,43 +44,43 @@ def main(descriptor: str, runs: str, *named: str) -> None:
 
 
 def lower_priority() -> None:
-    """Be the last to get a CPU, in a session of our own: the kernel may share it among sessions first
-    (autogroup), and niceness counts among the processes of one."""
+    """Lower the CPU priority of this process and of its session. The kernel may divide CPU time among
+    sessions first (autogroup), and niceness only counts within a session."""
     with suppress(OSError):
         os.nice(_NICE)
         Path("/proc/self/autogroup").write_text(str(_NICE), encoding="ascii")
 
 
 def check_ports(options: Options) -> None:
-    """Raises BadInputError where a port is taken: better before there is a run directory."""
+    """Raise BadInputError if a port is in use. Call it before the run directory is created."""
     for port, option in ((options.dashboard, "--port"), (options.metrics, "--metrics-port")):
         if port:
-            _bound(port, option).close()
+            _listen(port, option).close()
 
 
 @contextmanager
-def served(
+def serve_run(
     directory: RunDirectory, plan: Plan, options: Options, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside, what `options` request of page and metrics is there. Raises BadInputError where a port is
-    taken."""
+    """Serve the page and the metrics that `options` ask for, until the context ends. Raises
+    BadInputError if a port is in use."""
     with ExitStack() as stack:
         if options.metrics is not None:
             from testbed.watching import prometheus
 
-            url = stack.enter_context(prometheus.served(directory, options.metrics))
+            url = stack.enter_context(prometheus.serve_metrics(directory, options.metrics))
             report(f"Metrics for Prometheus: {url}")
         if options.dashboard is not None:
-            # Not on the devices' CPUs: there a page would take what they were promised.
+            # Not on the devices' CPUs, because the page would take CPU time from them.
             cpus, log = plan.infrastructure_cpus, directory.logs / "dashboard.log"
             runs = directory.path.parent
-            page = served_page([directory], options.dashboard, report, runs=runs, cpus=cpus, log=log)
+            page = serve_page([directory], options.dashboard, report, runs=runs, cpus=cpus, log=log)
             stack.enter_context(page)
         yield
 
 
 @contextmanager
-def served_page(
+def serve_page(
     named: Sequence[RunDirectory],
     port: int,
     report: Callable[[str], None],
@@ -88,15 +89,17 @@ def served_page(
     cpus: str = "",
     log: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Inside, the page of these runs (none: of all in the folder `runs`) is served by a process that
-    gives way to runs in real time, on `cpus` (a cpuset; empty: any). It ends with us, however we end,
-    and logs errors to `log`, else to our own stderr.
+    """Serve the page of the runs `named` (if empty: of all in the folder `runs`) until the context ends.
 
-    Raises BadInputError where `port` is taken.
+    The page has its own process, with lower priority than runs in real time, on `cpus` (a cpuset; empty:
+    any). It ends with this process, however this process ends. Errors go to the file `log`; None: to
+    this process's stderr.
+
+    Raises BadInputError if `port` is in use.
     """
     from urllib.parse import urlencode
 
-    with _bound(port) as listening, ExitStack() as stack:
+    with _listen(port) as listening, ExitStack() as stack:
         query = urlencode([("run", directory.run) for directory in named])
         address = f"http://{HOST}:{listening.getsockname()[1]}/"
         report(f"Dashboard: {address}{f'run?{query}' if query else ''}")
@@ -108,12 +111,12 @@ def served_page(
             stdout=subprocess.DEVNULL,
             stderr=None if log is None else stack.enter_context(log.open("ab")),
             pass_fds=(listening.fileno(),),
-            start_new_session=True,  # Ctrl-C is for us, who end it in order
+            start_new_session=True,  # so that Ctrl-C does not reach it; it is terminated below
         )
     try:
         yield page
     finally:
-        page.terminate()  # it shows the end of the run first
+        page.terminate()  # before it ends, it shows the end of the run
         try:
             page.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -121,15 +124,15 @@ def served_page(
             page.wait()
 
 
-def _bound(port: int, option: str = "--port") -> socket.socket:
-    """A socket that listens on `port` of the loopback interface (0: a free one). Raises BadInputError,
-    which names the `option`."""
+def _listen(port: int, option: str = "--port") -> socket.socket:
+    """Return a socket that listens on `port` of the loopback interface (0: any free port). Raises
+    BadInputError, which names the `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise BadInputError(
-            f"{option} {port}: {reason}. Choose another one, or 0 for one that is free"
+            f"{option} {port}: {reason}. Choose another port, or 0 for any free port"
         ) from error
 
 

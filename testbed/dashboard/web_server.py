@@ -1,4 +1,5 @@
-"""The web server: on the loopback interface, for its own pages, and only to read."""
+"""The web server. It listens on the loopback interface, serves only its own pages, and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -37,27 +38,27 @@ from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Lines of a log that are shown: the last ones."""
+"""Number of last lines of a log that are shown."""
 _NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
-"""Seconds for what has been sent to arrive."""
+"""Time at the end for sent data to arrive."""
 
 
 class Site:
-    """What may be looked at: `named` runs, or where there are none, all of the folder `runs`."""
+    """The runs that visitors may see: those in `named` or, if it is empty, all in the folder `runs`."""
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
-        # As long as somebody looks at them.
+        # Weak references: kept as long as a visitor has them open.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
         self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Of runs that are over, with the time of their manifest: a list is asked for every few
-        seconds."""
+        """Rows of finished runs, with the modification time of their manifest. Cached, because browsers
+        request the list every few seconds."""
 
     def rows(self) -> list[dict[str, Any]]:
-        """For the list of runs: live ones first, then the newest."""
+        """Return the rows of the list of runs: live runs first, then the newest."""
         paths = self._named.values() or [path.parent for path in self.runs.glob("*/manifest.json")]
         rows = sorted(map(self._row, paths), key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
@@ -70,19 +71,20 @@ class Site:
             changed = 0.0
         if self._rows.get(path, (None,))[0] != changed:
             self._rows[path] = changed, run_row(directory)
-        found = self._rows[path][1]
-        if found["outcome"] in ("running", "unreadable"):
+        latest = self._rows[path][1]
+        if latest["outcome"] in ("running", "unreadable"):
             del self._rows[path]
-        return found
+        return latest
 
     def path(self, run: str) -> Path | None:
-        """The directory of `run`, if it may be looked at."""
+        """Return the directory of `run`; None if visitors may not see it."""
         if self._named:
             return self._named.get(run)
         paths = {path.parent.name: path.parent for path in self.runs.glob("*/manifest.json")}
         return paths.get(run)
 
     def board(self, paths: tuple[Path, ...]) -> Board:
+        """Return the board of these run directories, the same one for all visitors."""
         board = self._boards.get(paths)
         if board is None:
             feeds = [self._feeds.get(path) or Feed(path) for path in paths]
@@ -91,12 +93,12 @@ class Site:
         return board
 
     def refresh(self) -> None:
-        """Read what is new for all who look, at once."""
+        """Update the boards of all visitors immediately."""
         for board in self._boards.values():
             board.refresh(at_once=True)
 
     def open(self, document: Document) -> None:
-        """Fill a new visitor's document, as its address asks."""
+        """Fill the document of a new visitor with the runs in its address."""
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))
@@ -109,7 +111,9 @@ class Site:
         page.fill(document, self.board(tuple(paths)), known)
 
 
-class _List(tornado.web.RequestHandler):
+class _ListHandler(tornado.web.RequestHandler):
+    """The list of runs."""
+
     def initialize(self, site: Site) -> None:
         self._site = site
 
@@ -129,12 +133,12 @@ class _List(tornado.web.RequestHandler):
 
 
 def _sorted_by(row: dict[str, Any], name: str) -> str:
-    """What a browser sorts a cell by; empty is what is not known."""
+    """Return the value by which a browser sorts a cell; empty if unknown."""
     value = row["created" if name == "started" else name]
     return "" if value is None else str(value)
 
 
-class _Logs(tornado.web.RequestHandler):
+class _LogsHandler(tornado.web.RequestHandler):
     """The log of one process of a run."""
 
     def initialize(self, site: Site) -> None:
@@ -148,7 +152,7 @@ class _Logs(tornado.web.RequestHandler):
             self.set_status(404)
             self.write(page.TEMPLATES.get_template("unknown.html").render())
             return
-        # An engine may be asked for them.
+        # In a thread, because logs may come from a container engine.
         names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, component)
         template = page.TEMPLATES.get_template("logs.html")
         live = is_live(path)
@@ -160,19 +164,19 @@ class _Logs(tornado.web.RequestHandler):
 
 
 def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
-    """The processes that have a log, the one that is shown (`component`, else the first one that has
-    said something), and what it says."""
+    """Return the processes that have a log, the one to show, and its log. If `component` is None, the
+    first with a non-empty log is shown."""
     try:
-        found = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
+        texts = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
         return [], "", str(error)
     if component is None:
-        component = next((name for name, text in found.items() if text), next(iter(found), ""))
-    return [*found], component, found.get(component, f"There is no log of {component}.")
+        component = next((name for name, text in texts.items() if text), next(iter(texts), ""))
+    return [*texts], component, texts.get(component, f"There is no log of {component}.")
 
 
-class _Ours(Matcher):
-    """Requests for our own names, from no page but ours."""
+class _OwnRequests(Matcher):
+    """Matches requests to this server's own names, from its own pages."""
 
     def __init__(self, hosts: OwnHosts) -> None:
         self._hosts = hosts
@@ -182,9 +186,9 @@ class _Ours(Matcher):
         return {} if self._hosts.includes(headers.get("Host"), headers.get("Origin")) else None
 
 
-def no_early_leaver(record: logging.LogRecord) -> bool:
-    """False for what Bokeh's server raises where a visitor has left before the page was made: it prints
-    a traceback, and nothing is wrong."""
+def is_not_early_leave(record: logging.LogRecord) -> bool:
+    """Return False for the error that Bokeh's server logs if a visitor leaves before the page is ready.
+    The traceback would be misleading, because nothing is wrong."""
     error = None if record.exc_info is None else record.exc_info[1]
     if not isinstance(error, AssertionError):
         return True
@@ -194,20 +198,22 @@ def no_early_leaver(record: logging.LogRecord) -> bool:
 
 def serve(listening: socket.socket, site: Site) -> None:
     """Serve until SIGINT or SIGTERM. `listening` is bound to the loopback interface."""
-    silence(MISSING_RENDERERS, silence=True)  # of a chart that has nothing to show, and is hidden
-    logging.getLogger("tornado.application").addFilter(no_early_leaver)
-    logging.getLogger("bokeh.server.views.ws").setLevel(logging.ERROR)  # no news of those who have left
-    settings.resources = "server"  # nothing from other hosts, whatever the environment says
+    silence(MISSING_RENDERERS, silence=True)  # charts without data are hidden
+    logging.getLogger("tornado.application").addFilter(is_not_early_leave)
+    logging.getLogger("bokeh.server.views.ws").setLevel(
+        logging.ERROR
+    )  # no messages on visitors who left
+    settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(
         {"/run": Application(FunctionHandler(site.open))},
         extra_websocket_origins=hosts.names,
-        extra_patterns=[("/", _List, {"site": site}), ("/logs", _Logs, {"site": site})],
+        extra_patterns=[("/", _ListHandler, {"site": site}), ("/logs", _LogsHandler, {"site": site})],
         use_index=False,
         keep_alive_milliseconds=10_000,
     )
     refuse = tornado.web.Application([(".*", tornado.web.ErrorHandler, {"status_code": 403})])
-    http = HTTPServer(RuleRouter([Rule(_Ours(hosts), bokeh), Rule(AnyMatches(), refuse)]))
+    http = HTTPServer(RuleRouter([Rule(_OwnRequests(hosts), bokeh), Rule(AnyMatches(), refuse)]))
     listening.settimeout(0.0)
     http.add_sockets([listening])
     server = BaseServer(IOLoop.current(), bokeh, http)
@@ -222,11 +228,11 @@ def serve(listening: socket.socket, site: Site) -> None:
 
 
 async def _end(server: BaseServer, site: Site) -> None:
-    """Show the last of it to whoever looks, and stop."""
+    """Show the final state to all visitors, and stop."""
     site.refresh()
     for session in server.get_sessions():
         for callback in session.document.session_callbacks:
             shown: Any = session.with_document_locked(callback.callback)
-            await shown  # until it has been sent
+            await shown  # wait until it was sent
     await asyncio.sleep(_FLUSH_SECONDS)
     server.io_loop.stop()

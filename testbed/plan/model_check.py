@@ -21,7 +21,7 @@ import numpy as np
 from agents import shards
 from agents.pipeline.differential import rounding_growth
 from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task, no_classes, not_taken
+from agents.tasks.interface import Task, unfit_classes, unfit_inputs
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, name_list
@@ -195,12 +195,12 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
         outputs = module(x)
         key = "label"
         for where, labels in (("", train.y), ("of the test set, ", prepared.test.y)):
-            if type(task).loss is Task.loss and (message := no_classes(labels, outputs.shape)):
+            if type(task).loss is Task.loss and (message := unfit_classes(labels, outputs.shape)):
                 raise ValueError(where + message)
         task.loss(outputs, y)
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
         reason = str(error).partition("\n")[0]
-        refused = not_taken(x, reason) if key == "input" else f"does not take these labels: {reason}"
+        refused = unfit_inputs(x, reason) if key == "input" else f"does not take these labels: {reason}"
         message = f"{topology.task.name} {refused}"
         raise topology.source.error([topology.source.problem(("task", "data", key), message)]) from error
 

@@ -21,7 +21,7 @@ from agents.config import AccessLink, BrokerAccess, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
-from agents.timing.realtime import realtime
+from agents.timing.realtime import make_realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
 from testbed.relay.sockets import LinkLane, Relay
@@ -161,7 +161,7 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
-    realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
+    make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
     relay.serve()
 
 

@@ -192,7 +192,7 @@ class LinkPipe(Generic[T]):
     def _count_passed(self, now: float) -> None:
         """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so an item
         that waits after one call waits until the next."""
-        self._backlog.look(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
+        self._backlog.read(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
 
     def _delay(self) -> float:
         if not self._shape.jitter:

@@ -4,8 +4,8 @@ f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run co
 *surrogate optimum*. If all devices do the same local training, that point is known for two kinds of
 rules:
 
-- Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i, where q̃_i is
-  client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
+- Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i, where q̃_i
+  is client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
 - AREA adds residuals. Because x + u = Σ p_i y_i, a client counts with p_i, however often it reports
   (Iakovidou & Kim 2024): while all clients are present, it converges to Σ p_i c_i, the optimum.
 

@@ -21,7 +21,7 @@ from agents.pipeline import STEPS
 from agents.pipeline.byzantine import ATTACKS
 from agents.pipeline.compression import METHODS
 from agents.timing import durations
-from agents.timing.durations import Distribution
+from agents.timing.durations import DurationDistribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
@@ -186,7 +186,7 @@ class _Speed(Variant):
         """Return the speed factor of `device`."""
         if self.distribution == "constant":
             return float(self.params["value"])
-        distribution: Distribution = self.build()
+        distribution: DurationDistribution = self.build()
         return distribution.sampler(seeds.generator(seed, device, "speed"))()
 
 

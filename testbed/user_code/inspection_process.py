@@ -33,7 +33,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task, mean_loss, no_classes, not_taken
+from agents.tasks.interface import Task, mean_loss, unfit_classes, unfit_inputs
 
 _IDLE_S = 5.0
 _TRIED = 3
@@ -326,7 +326,7 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
         outputs = module(x)
     except (IndexError, RuntimeError, ValueError) as error:  # torch refuses shapes and types by these
         reason = str(error).partition("\n")[0] + user_code.error_place(error)
-        raise _RefusedError(f"its model {not_taken(x, reason)}") from error
+        raise _RefusedError(f"its model {unfit_inputs(x, reason)}") from error
     shape = getattr(outputs, "shape", ())
     if cls.loss is Task.loss and len(shape) < 2:
         found = f"a tensor of shape {tuple(shape)}" if shape else f"a {type(outputs).__name__}"
@@ -338,7 +338,7 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
         losses = task.loss(outputs, y)
     except (IndexError, RuntimeError) as error:  # torch's message names neither classes nor labels
         crossed = cls.loss is Task.loss or shard.y.dtype.kind == "i"
-        if outputs.ndim > 1 and crossed and (message := no_classes(shard.y, outputs.shape)):
+        if outputs.ndim > 1 and crossed and (message := unfit_classes(shard.y, outputs.shape)):
             raise _RefusedError(message) from error
         raise
     if losses.shape != (len(y),):

@@ -24,7 +24,7 @@ from agents.device_actions import to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import SimulatedExchange, Wanted
-from agents.rules.interface import Request, Server
+from agents.rules.interface import RequestUpdate, Server
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire import payloads
 from testbed.errors import RunFailedError
@@ -299,7 +299,7 @@ class Simulation:
                 model = self._model(action)
                 for name in list(self._server.clients):
                     self._send(name, model)
-            case Request(name, what):
+            case RequestUpdate(name, what):
                 device = self.device(name)
                 self._download(device, 0, device.core.pull if what == "pull" else device.core.interrupt)
             case act.AskForShares(name, number, updates):

@@ -1,1 +1,1 @@
-"""A run as its user watches it: terminal, full screen and plain lines."""
+"""Views of a run on a terminal (full screen or plain lines), and Prometheus metrics."""

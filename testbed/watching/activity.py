@@ -1,9 +1,10 @@
-"""Activity of a device in the last minute, from a run's records, and what it seems to do now.
+"""Activity of a device in the last minute, from a run's records, and an estimate of its present
+activity.
 
-Pure. A cycle of a device is known once its update has been applied; during a round nothing is recorded.
-So what follows the last update is inferred, and marked as such: it is laid out like the cycle before;
-what goes beyond that, by the device's use of its CPU, where there is telemetry. The record of the next
-update replaces what was inferred.
+Pure. What a device did for an update is recorded only when the update is applied. So the activity after
+the last update is inferred, and marked as inferred: it is assumed to be like the cycle before. After the
+length of that cycle, telemetry decides: whether the device uses its CPU. The record of the next update
+replaces what was inferred.
 """
 
 from __future__ import annotations
@@ -29,24 +30,26 @@ WINDOW = 60
 """Seconds of device time that are kept: the last minute."""
 
 _HELD_AS: dict[Hold, str] = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
-"""What keeps a device from working, the strongest first, and the state that it then is in."""
+"""State of a device for each hold that keeps it from working; the first that applies is used."""
 
 
 class Span(NamedTuple):
+    """A state from `begin` to `end`, in seconds of device time."""
+
     begin: float
     end: float
     state: str
     inferred: bool = False
 
 
-class Cell(NamedTuple):
-    """What a device did for most of some seconds."""
+class ActivityCell(NamedTuple):
+    """The most frequent state of a device within some seconds."""
 
     state: str
     inferred: bool
 
 
-_Seconds = defaultdict[Cell, float]
+_Seconds = defaultdict[ActivityCell, float]
 
 
 @dataclass(slots=True)
@@ -54,47 +57,50 @@ class Activity:
     """Activity of one device. Times are device time in seconds and arrive roughly in order."""
 
     _until: float = math.inf
-    """How far it is known what the device did; infinity before it was ever there."""
+    """Time up to which the activity is known; infinity before the device was first present."""
     _seconds: dict[int, _Seconds] = field(default_factory=dict)
-    """By whole second: how much of it went into what."""
+    """For each second: how much of it was spent in which state."""
     _pending: deque[UpdateApplied] = field(default_factory=deque)
-    """Not yet counted in: nobody has looked since."""
+    """Updates that are not yet in `_seconds`; they are added when the activity is asked for."""
     _last: UpdateApplied | None = None
-    """The last that was counted in."""
+    """The last update in `_seconds`; None before the first."""
     _cycle: tuple[Span, ...] = ()
     """Spans of the cycle of `_last`."""
     _applied: float = -math.inf
-    """When that one was, if the next model came with it; minus infinity where it came before."""
+    """Time at which `_last` was applied, if the next model is sent then; −infinity if it was sent
+    earlier."""
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Until when the device used, or did not use, its CPU."""
+    """(time, busy): up to this time, the device used, or did not use, its CPU."""
     _holds: dict[Hold, float] = field(default_factory=dict)
+    """Present holds, and the time since when."""
     _held: deque[Span] = field(default_factory=deque)
-    """What has kept it from working, without overlaps; the end of what still does is infinity."""
+    """Times in which a hold kept the device from working, without overlap. The end of a present one is
+    infinity."""
 
     def begin(self, at: float) -> None:
-        """The device is there, and will be sent a model; what it was working on is lost."""
+        """Note that the device is ready and will get a model. The work that it was doing is lost."""
         self._count_pending()
         self.hold("down", at)
         self.release("down", at)
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
-    def updated(self, update: UpdateApplied) -> None:
-        """Cheap: a run in virtual time has very many updates, most of them outdated when the screen is
-        drawn."""
+    def add_update(self, update: UpdateApplied) -> None:
+        """Note an applied update. This is cheap, because a run in virtual time has very many updates,
+        most of which are older than a minute when the screen is drawn."""
         self._pending.append(update)
         while self._pending[0].applied < _oldest(update.applied):
             self._set_last(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
-        """Note what telemetry reports for the time since the previous sample."""
+        """Note whether the device used its CPU since the previous sample, up to `until`."""
         self._busy.append((until, busy))
         while self._busy[0][0] < _oldest(until):
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
-        """From now on the device is `down`, `cut off` or `frozen`; that it is so already is no error."""
+        """Note that the device is `down`, `cut off` or `frozen` from now on. It may be so already."""
         if what in self._holds:
             return
         if what == "down":  # its work is lost, and no update will report it
@@ -106,28 +112,30 @@ class Activity:
         self._changed(at)
 
     def release(self, what: Hold, at: float) -> None:
+        """Note the end of a hold. The device need not have had it."""
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 
     def now(self, at: float) -> str:
-        """The state that the device is in, or seems to be: that of most of the last second or two, as
-        nobody can read what changes faster."""
+        """Return the present state of the device, known or inferred: the most frequent one of the last
+        one or two seconds, because faster changes would not be readable."""
         if (held := self._held_as()) is not None:
             return held
         first = math.floor(at) - 1
-        found = _most(self._all_seconds(at, first), first, 2)
-        return WAIT if found is None else found.state
+        cell = _most(self._all_seconds(at, first), first, 2)
+        return WAIT if cell is None else cell.state
 
-    def cells(self, at: float, count: int) -> list[Cell | None]:
-        """The last minute in `count` cells, a divisor of 60; None where nothing is known. The last cell
-        has `at` in it. They stand still while time goes on: each has its own seconds."""
+    def cells(self, at: float, count: int) -> list[ActivityCell | None]:
+        """Return the last minute as `count` cells, a divisor of 60; None for cells in which nothing is
+        known. The last cell contains `at`. Each cell covers fixed whole seconds, so cells do not change
+        as time passes."""
         width = WINDOW // count
         last = math.floor(at / width)
         seconds = self._all_seconds(at, (last - count + 1) * width)
         return [_most(seconds, k * width, width) for k in range(last - count + 1, last + 1)]
 
     def shares(self, at: float) -> dict[str, float]:
-        """Seconds of the last minute in each state, inferred ones among them."""
+        """Return the seconds of the last minute in each state, including inferred ones."""
         shares = dict.fromkeys(STATES, 0.0)
         for spent in self._all_seconds(at, _oldest(at)).values():
             for cell, seconds in spent.items():
@@ -138,7 +146,7 @@ class Activity:
         return next((state for what, state in _HELD_AS.items() if what in self._holds), None)
 
     def _changed(self, at: float) -> None:
-        """Something holds the device, or holds it no more."""
+        """Update the held times after a hold has started or ended."""
         state = self._held_as()
         if self._held and math.isinf(self._held[-1].end):
             open_span = self._held[-1]
@@ -152,7 +160,7 @@ class Activity:
             self._held.popleft()
 
     def _count_pending(self) -> None:
-        """Add the updates that are pending to the seconds."""
+        """Add pending updates to `_seconds`."""
         for update in self._pending:
             since, last = self._until, self._last
             for span in (Span(since, update.dispatched, WAIT), *_cycle(update, since)):
@@ -170,8 +178,8 @@ class Activity:
         self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
     def _inferred(self, at: float) -> Iterator[Span]:
-        """What the device seems to have done since the last thing known. The time of a pause does not
-        count: work goes on after it."""
+        """Yield the inferred activity after the last known one. Times in which the device is held do not
+        count, because work continues after them."""
         begin = min(max(self._until, self._applied), at)
         yield from self._free(Span(self._until, begin, WAIT, inferred=True))
         free = list(self._free(Span(begin, at, WAIT, inferred=True)))
@@ -182,14 +190,15 @@ class Activity:
                 end = min(first.begin + left, first.end)
                 yield Span(first.begin, end, span.state, inferred=True)
                 left -= first.end - first.begin
-                if end < first.end:  # the next one of the cycle goes on from there
+                if end < first.end:  # the next span of the cycle starts there
                     free.insert(0, first._replace(begin=end))
                     break
         for rest in free:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """`span` cut by what telemetry tells; without it, the device is at what takes it longest."""
+        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, it is the
+        state that took longer in the last cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
@@ -205,7 +214,7 @@ class Activity:
         yield Span(begin, span.end, state, inferred=True)
 
     def _free(self, span: Span) -> Iterator[Span]:
-        """The parts of `span` in which nothing kept the device from working."""
+        """Yield the parts of `span` in which the device was not held."""
         begin = span.begin
         for held in self._held:
             if held.begin >= span.end:
@@ -227,7 +236,7 @@ class Activity:
                 del self._seconds[second]
 
     def _all_seconds(self, at: float, first: int) -> dict[int, _Seconds]:
-        """What is known, inferred and still goes on, from the second `first` until `at`."""
+        """Return known, inferred and held activity for each second from `first` until `at`."""
         self._count_pending()
         wanted = range(first, math.floor(at) + 1)
         seconds = {second: self._seconds[second].copy() for second in wanted if second in self._seconds}
@@ -239,14 +248,14 @@ class Activity:
 
 
 def _oldest(at: float) -> int:
-    """The first second of the last minute, which has whole seconds."""
+    """Return the first whole second of the last minute."""
     return math.floor(at) - WINDOW
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
-    """Add `span`, the last minute of it at the most, to each of its seconds."""
+    """Add `span` to each of its seconds, from `first` on; None: at most the last minute of `span`."""
     begin = max(span.begin, _oldest(span.end) if first is None else first)
-    cell = Cell(span.state, span.inferred)
+    cell = ActivityCell(span.state, span.inferred)
     while begin < span.end:
         second = math.floor(begin)
         end = min(second + 1.0, span.end)
@@ -255,8 +264,8 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
 
 
 def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
-    """What a client did from dispatch to arrival, as far as it was after `since`; a time that is not
-    known leaves its spans out."""
+    """Return the activity of a client for `update`, from dispatch to arrival, after `since`. Spans with
+    unknown times are left out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),
@@ -269,8 +278,9 @@ def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
     return tuple(span for span in later if span.end > span.begin)
 
 
-def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:
-    """What most of the `width` seconds from `begin` on went into."""
+def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> ActivityCell | None:
+    """Return the most frequent state of the `width` seconds from `begin` on; None if nothing is
+    known."""
     total: dict[str, float] = defaultdict(float)
     inferred = 0.0
     for second in range(begin, begin + width):
@@ -279,4 +289,4 @@ def _most(seconds: dict[int, _Seconds], begin: int, width: int) -> Cell | None:
             inferred += spent if cell.inferred else 0.0
     if not total:
         return None
-    return Cell(max(total, key=total.__getitem__), inferred > sum(total.values()) / 2)
+    return ActivityCell(max(total, key=total.__getitem__), inferred > sum(total.values()) / 2)

@@ -21,36 +21,36 @@ from testbed.watching import overview
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
 from testbed.watching.screen import Screen
-from testbed.watching.selection import COMMAND_KEYS, Command, Quit, pressed
+from testbed.watching.selection import COMMAND_KEYS, Command, Quit, press_key
 from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
 _MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
-"""Of a core, at the most, where there is much to draw: by itself, and in the controller's process."""
+"""Maximum share of a core for drawing: in its own process, and in the controller's."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
-"""Seconds between two looks at the host, and at all that is known of it."""
+"""Time between two samples of the host, and between two judgements of all samples."""
 _TELEMETRY_BYTES_PER_DEVICE = 4096
-"""Size of the end of the telemetry file that is read: the samples of the last seconds."""
+"""Bytes per device that are read from the end of the telemetry file: the samples of the last seconds."""
 _SAMPLE_LEAD_SECONDS = 0.5
-"""By how much a sample may be newer than the time shown."""
+"""Maximum time by which a sample may be newer than the time shown."""
 _MAX_KEPT_MESSAGES = 20
-"""Messages that are printed again once the screen is closed."""
+"""Maximum number of messages that are printed again after the screen is closed."""
 
 
 def view(
     console: Console, run_overview: Overview, directory: RunDirectory, *, watching: bool = False
 ) -> LiveView:
-    """The view that fits where `console` writes to. `watching`: of a run that another process controls,
-    and that may be over."""
-    terminal = Terminal.of(console)
+    """Return a full-screen view if `console` writes to a terminal; otherwise a view of lines.
+    `watching`: whether another process controls the run; it may have ended then."""
+    terminal = Terminal.for_console(console)
     if terminal is None:
         return LiveView(console, run_overview)
     return FullScreenView(console, run_overview, directory, terminal, watching=watching)
 
 
 class FullScreenView(LiveView):
-    """Takes the terminal when the run clock starts, and gives it back when the run ends. Lines of before
-    and after that, and what was worth a line meanwhile, stay on it."""
+    """Uses the whole terminal from the start of the run clock to the end of the run. Lines printed
+    before and after remain on the terminal, and so do messages that were shown in between."""
 
     stays = True
 
@@ -77,15 +77,18 @@ class FullScreenView(LiveView):
         self._samples: Samples | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._pending = ""
-        """The message that an answer takes the place of."""
+        """The message that the next answer replaces."""
         self._kept: list[str] = []
+        """Messages to print again after the screen is closed."""
         self._host: list[HostSample] = []
         self._sampler: Sampler | None = None
+        """Samples the load of this host; None if the run's CPUs are unknown or on another host."""
         self._sampled = self._judged = self._due = 0.0
+        """Monotonic times of the last sample and the last judgement, and of the next frame."""
         self._at = 0.0
-        """Device time."""
+        """Device time shown, in seconds."""
         self._started = self._zero = 0.0
-        """What the monotonic clock showed when the run's start was read, and at device time 0."""
+        """Monotonic time at which the start of the run was read, and that of device time 0."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -105,7 +108,7 @@ class FullScreenView(LiveView):
 
     def refresh(self, now: float) -> None:
         super().refresh(now)
-        tally, virtual = self._tally, self._overview.virtual
+        tally, virtual = self._tally, self._overview.is_virtual
         if not self._watching:
             if not tally.started or tally.ended is not None:
                 return
@@ -113,7 +116,7 @@ class FullScreenView(LiveView):
         self._at = tally.at
         if tally.started and not virtual and not self._screen.outcome:
             at = (time.monotonic() - self._zero) / self._overview.dilation
-            end = self._overview.stop.after  # what comes then is not the run's time any more
+            end = self._overview.stop.after  # device time stops there
             self._at = max(tally.at, at if end is None else min(at, end))
         self._draw(now)
 
@@ -128,7 +131,7 @@ class FullScreenView(LiveView):
             self._due = 0.0
 
     def _learn(self) -> None:
-        """Read what the run directory holds and the plan did not."""
+        """Read facts that are in the run directory and not in the plan."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
             if cpus := read.cpus:  # of this host
@@ -153,8 +156,9 @@ class FullScreenView(LiveView):
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
-        """Their clock is the host's. What comes after the end is of no interest."""
-        if self._overview.virtual or not self._tally.started:
+        """Read new telemetry samples. Their times are on the host's clock; later samples than shown are
+        ignored."""
+        if self._overview.is_virtual or not self._tally.started:
             return
         if self._samples is None:
             size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))
@@ -165,7 +169,8 @@ class FullScreenView(LiveView):
                 self._tally.sample(sample["device"], at, sample)
 
     def _look_at_host(self, now: float) -> None:
-        """Whether broker and aggregator keep up. Late timers only the controller knows, at the end."""
+        """Judge whether broker and aggregator keep up. Late timers are not included: only the controller
+        knows them, at the end."""
         due = now >= self._sampled + _SAMPLE_INTERVAL_SECONDS
         if self._sampler is None or not due or self._screen.outcome:
             return
@@ -181,25 +186,31 @@ class FullScreenView(LiveView):
         if key == "\x0c":  # Ctrl-L
             self._terminal.redraw()
             return
-        rows, page, grouped = screen.rows(self._at, height), screen.page(height), screen.grouped(height)
-        screen.selection, request = pressed(screen.selection, key, rows, page=page, grouped=grouped)
+        rows, page, grouped = (
+            screen.rows(self._at, height),
+            screen.page(height),
+            screen.is_grouped(height),
+        )
+        screen.selection, request = press_key(screen.selection, key, rows, page=page, grouped=grouped)
         if isinstance(request, Quit) and self._watching:
             self.quit = True
         elif isinstance(request, Quit):
-            screen.messages.append("Ctrl-C ends the run. `testbed up -d` runs without a terminal.")
+            screen.messages.append(
+                "Press Ctrl-C to end the run. `testbed up -d` runs without a terminal."
+            )
         elif isinstance(request, Command):
             self._command(request)
         elif key in COMMAND_KEYS and screen.selection.selected is None:
             screen.messages.append("Select a row first: ↑ or ↓.")
 
     def _command(self, command: Command) -> None:
-        """In a thread: the controller that is to answer may be us."""
+        """Send `command` in a thread, because this process may be the controller that answers."""
         messages = self._screen.messages
-        if self._overview.virtual:
-            messages.append("In virtual time devices are changed by the topology's scenario only.")
+        if self._overview.is_virtual:
+            messages.append("In virtual time, only the topology's scenario can change devices.")
             return
         if self._screen.outcome:
-            messages.append("The run is over.")
+            messages.append("The run has ended.")
             return
         self._pending = f"{command} …"
         messages.append(self._pending)
@@ -223,10 +234,10 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Nothing: the header shows it."""
+        """Print nothing, because the header shows the evaluation."""
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """Nothing: the summary shows it."""
+        """Close the screen. The summary shows how the run ended."""
         if not self._watching:
             self._give_back()
 

@@ -1,22 +1,24 @@
-"""The names by which a page of this machine may be asked for.
+"""Host names by which servers of this machine may be addressed.
 
-A name of somebody else's that leads here (DNS rebinding) would let their page read ours: so what is
-served on the loopback interface answers requests for its own names only, and none of others' pages.
+By DNS rebinding, a foreign host name could resolve to this machine and let a foreign page read our
+pages. So servers on the loopback interface answer only requests to their own names, and none from
+foreign pages.
 """
 
 from __future__ import annotations
 
 HOST = "127.0.0.1"
-"""Of this machine, for this machine."""
+"""Loopback address: reachable only from this machine."""
 
 
 class OwnHosts:
-    """The names of what listens on `port` of the loopback interface."""
+    """The names of a server that listens on `port` of the loopback interface."""
 
     def __init__(self, port: int) -> None:
         self.names = [f"{name}:{port}" for name in (HOST, "localhost", "[::1]")]
 
     def includes(self, host: str | None, origin: str | None) -> bool:
-        """Whether a request with these headers is for us, and from no page but ours."""
+        """Whether a request with these headers is addressed to this server, and not from a foreign
+        page."""
         own = origin is None or origin.lower() in [f"http://{name}" for name in self.names]
         return own and host is not None and host.lower() in self.names

@@ -1,6 +1,7 @@
 """View of a run as lines of text, and the summary at its end.
 
-At most one line per second, for files, pipes and CI. For terminals: `testbed.watching.fullscreen`.
+For files, pipes and CI; it prints at most about one line per second. For terminals, see
+`testbed.watching.fullscreen`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
 from testbed.watching.overview import Overview
 from testbed.watching.screen import number, percent, quality_of
-from testbed.watching.tally import Notice, merged
+from testbed.watching.tally import Notice, merge_notices
 
 if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
     from analysis.load import Run
 
-_RARE = ("paused", "offline")  # columns that are left out where no device was that
-_MAX_ROWS = 20  # a summary of more devices is by group
-_PRINT_INTERVAL_SECONDS = 1.0  # at least, between two lines
-_SECTIONS = 10  # of a run in virtual time: each is worth a line, however short it takes
+_RARE = ("paused", "offline")
+"""Columns of the summary that are left out if no device was in this state."""
+_MAX_ROWS = 20
+"""Maximum number of devices in the summary; if there are more, it is by group."""
+_PRINT_INTERVAL_SECONDS = 1.0
+"""Minimum time between two lines."""
+_SECTIONS = 10
+"""Sections of a run in virtual time; a line is printed for each, however short it takes."""
 
 
 class LiveView(View):
@@ -43,19 +48,19 @@ class LiveView(View):
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
         self._printed_at, self._printed_section = 0.0, 0
-        """When that was by the monotonic clock, and in which section of the run."""
+        """Time of the last printed evaluation on the monotonic clock, and its section of the run."""
         self._begun = 0.0
-        """What the monotonic clock showed when the run's clock started."""
+        """Start of the run clock, on the monotonic clock."""
         self._outcome = ""
-        """How the watched run ended; empty while it goes on."""
+        """How the watched run ended; empty while it is running."""
         self.quit = False
-        """The user has closed the view."""
+        """Whether the user has closed the view."""
         self.judgement: Judgement | None = None
-        """Judgement of the run once it is over; None where there is none."""
+        """Judgement of the finished run; None before its end, and if it was not judged."""
 
     def __exit__(self, *_: object) -> None:
         self._print_notices()
-        if self._outcome and self._tally.ended is None:  # no record tells of its end
+        if self._outcome and self._tally.ended is None:  # there is no record of its end
             self._print(f"{self._tally.at:8.1f} s  {self._outcome}")
 
     def progress(self, message: str) -> None:
@@ -66,18 +71,18 @@ class LiveView(View):
         self._print(message)
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """Count them; none of them is news."""
+        """Count earlier records, without showing them."""
         for record in records:
-            self._tally.take(record)
+            self._tally.add(record)
         self._tally.started = False
 
     def record(self, record: events.Record) -> None:
         if isinstance(record, events.RunStarted):
             self._begun = time.monotonic()
-        notice = self._tally.take(record)
+        notice = self._tally.add(record)
         if notice is not None:
             self._notices.append(notice)
-        if isinstance(record, events.RunEnded):  # all devices leave then, which is no news
+        if isinstance(record, events.RunEnded):  # all devices leave at the end; do not report it
             self._notices = [n for n in self._notices if n.what != "offline"]
             self._print_notices()
             self._finished(record)
@@ -88,7 +93,9 @@ class LiveView(View):
         if not self._tally.started:
             return
         if self._notices and self._notices_due is None:
-            self._notices_due = now + _PRINT_INTERVAL_SECONDS  # those that come together share a line
+            self._notices_due = (
+                now + _PRINT_INTERVAL_SECONDS
+            )  # so that simultaneous notices share a line
         if self._notices_due is not None and now >= self._notices_due:
             self._print_notices()
 
@@ -96,18 +103,19 @@ class LiveView(View):
         self.judgement = judgement
 
     def over(self, outcome: str, validity: Validity | None) -> None:
-        """Note that the watched run is over or, for an empty `outcome`, that it goes on (again)."""
+        """Note how the watched run ended; an empty `outcome`: it is running (again)."""
         self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for keys and handle them. A view of lines has none."""
+        """Wait up to `timeout` seconds for keys and handle them. This view has no keys, so it only
+        waits."""
         time.sleep(timeout)
 
     def _print(self, message: str) -> None:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _print_notices(self) -> None:
-        for notice in merged(self._notices):
+        for notice in merge_notices(self._notices):
             self._print(f"{notice.at:8.1f} s  {notice.what}: {notice.detail}")
         self._notices, self._notices_due = [], None
 
@@ -118,7 +126,7 @@ class LiveView(View):
             self._print_evaluation(evaluation)
 
     def _is_due(self, evaluation: events.Evaluated, last: events.Evaluated) -> bool:
-        if not self._overview.virtual:
+        if not self._overview.is_virtual:
             return evaluation.at >= last.at + _PRINT_INTERVAL_SECONDS
         passed = time.monotonic() - self._printed_at
         return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
@@ -131,7 +139,7 @@ class LiveView(View):
         self._print(f"{ended.at:8.1f} s  ended: {events.end_reason(ended.reason)}")
 
     def _print_evaluation(self, evaluation: events.Evaluated) -> None:
-        self._print_notices()  # what was before it stands before it
+        self._print_notices()  # earlier notices first
         self._printed_evaluation = evaluation
         self._printed_at, self._printed_section = time.monotonic(), self._section(evaluation.at)
         tally = self._tally
@@ -142,20 +150,20 @@ class LiveView(View):
         )
 
     def _left(self, at: float) -> str:
-        """Of a run in virtual time; of others the clock tells."""
-        gone = self._gone(at) if self._overview.virtual else 0.0
-        left = console.time_left(time.monotonic() - self._begun, gone, 1.0)
+        """Return the estimated remaining time of a run in virtual time; empty for other runs."""
+        progress = self._progress(at) if self._overview.is_virtual else 0.0
+        left = console.time_left(time.monotonic() - self._begun, progress, 1.0)
         return f"  {left}" if left else ""
 
     def _section(self, at: float) -> int:
-        return int(_SECTIONS * self._gone(at))
+        return int(_SECTIONS * self._progress(at))
 
-    def _gone(self, at: float) -> float:
-        return self._overview.gone(at, self._tally.updates)
+    def _progress(self, at: float) -> float:
+        return self._overview.progress(at, self._tally.updates)
 
 
 class QuietView(LiveView):
-    """Shows nothing of a run, and on standard error what is to be known throughout it."""
+    """Shows nothing of a run, except messages to keep, on standard error."""
 
     def keep(self, message: str) -> None:
         console.err().print(message, soft_wrap=True)
@@ -165,7 +173,7 @@ class QuietView(LiveView):
 
 
 def render_summary(run: Run) -> RenderableType:
-    """Summary of the run: a table of its devices, and the accuracy reached."""
+    """Return the summary of the run: a table of its devices, and the accuracy reached."""
     from analysis import summary
 
     rows = summary.devices(run)
@@ -175,7 +183,7 @@ def render_summary(run: Run) -> RenderableType:
     shares = [name for name in summary.SHARES if name not in _RARE or (rows[name] > 0).any()]
     private = ["ε"] if "epsilon" in rows else []
     table = console.number_table("device", "profile", "updates", "share", "staleness", *shares, *private)
-    table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; a long profile takes two lines
+    table.padding = (0, 1, 0, 0)  # so that it fits in 80 columns; long profiles are wrapped
     table.columns[1].no_wrap = False
     for name, row in rows.iterrows():
         table.add_row(
@@ -190,5 +198,5 @@ def render_summary(run: Run) -> RenderableType:
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
-    came_to = Text.assemble((line.rule, "bold"), f": {line.quality}")
-    return Group(Text(), table, Text(), came_to, Text(facts))
+    result = Text.assemble((line.rule, "bold"), f": {line.quality}")
+    return Group(Text(), table, Text(), result, Text(facts))

@@ -1,4 +1,4 @@
-"""Facts of a run that are known before it begins, from its plan or its directory."""
+"""Facts of a run that are known before it starts, from its plan or its directory."""
 
 from __future__ import annotations
 
@@ -17,61 +17,67 @@ from testbed.watching.tally import DeviceTally, Tally
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class OverviewDevice:
+    """Facts of one device."""
+
     name: str
     group: str
     cpu: float | None = None
-    """Share of one host core."""
+    """Requested share of one host core; None if there is no limit."""
     importance: float = math.nan
-    """p_i: its part in the objective; NaN before the data have been dealt out."""
+    """p_i: weight in the objective; NaN before the data are partitioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
+    """Facts of a run."""
+
     rule: str
+    """Name of the rule."""
     stop: config.StopConditions
-    devices: tuple[Device, ...]
+    devices: tuple[OverviewDevice, ...]
     runtime: str = "process"
     dilation: float = 1.0
-    """Seconds of the host that make one of device time."""
+    """Host seconds per second of device time."""
     run: str = ""
+    """Run id."""
     links: bool = False
-    """Whether telemetry counts the bytes that devices send and receive: in containers, and where
-    processes have links."""
+    """Whether telemetry counts the bytes that devices send and receive: in containers, and for processes
+    with links."""
     cpus: dict[str, str] = field(default_factory=dict)
-    """CPU numbers of the `infrastructure` and of the `devices`, where these are of this host."""
+    """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
     @property
-    def virtual(self) -> bool:
-        """Whether the clock is simulated: device time goes as fast as it can be computed."""
+    def is_virtual(self) -> bool:
+        """Whether time is simulated."""
         return is_simulated(self.runtime)
 
-    def gone(self, at: float, updates: int) -> float:
-        """What share of the run is over at `at`, after so many updates, by what may stop it first; 0
-        where only an accuracy does."""
+    def progress(self, at: float, updates: int) -> float:
+        """Return the progress of the run, from 0 to 1, at device time `at` (s) after `updates` updates,
+        by the stop condition that is closest; 0 if it stops only at an accuracy."""
         ends = ((at, self.stop.after), (updates, self.stop.updates))
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
     def tally(self) -> Tally:
-        """An empty one, of these devices."""
+        """Return an empty tally of these devices."""
         return Tally({device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices})
 
 
-def of_plan(topology: Topology, plan: Plan, run: str) -> Overview:
-    """Of a run that is to be launched."""
+def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
+    """Return the overview of a run that will be launched."""
     return Overview(
         rule=topology.rule.name,
         stop=topology.stop.build(),
-        devices=tuple(Device(d.name, d.group, d.cpu) for d in plan.devices),
+        devices=tuple(OverviewDevice(d.name, d.group, d.cpu) for d in plan.devices),
         runtime=plan.runtime,
         dilation=plan.dilation,
         run=run,
-        links=_counted(plan.runtime, linked=plan.shaper is not None),
+        links=_counts_bytes(plan.runtime, linked=plan.shaper is not None),
     )
 
 
 def read(directory: RunDirectory) -> Overview | None:
-    """Of a run that has been launched; None where it is not yet known what it is made of.
+    """Return the overview of a launched run; None if its devices are not known yet.
 
     Raises BadInputError.
     """
@@ -86,23 +92,23 @@ def read(directory: RunDirectory) -> Overview | None:
                 topology["stop"] if isinstance(topology, dict) else None
             ).build(),
             devices=tuple(
-                Device(name, d["group"], d["cpu"], d["importance"])
+                OverviewDevice(name, d["group"], d["cpu"], d["importance"])
                 for name, d in manifest["devices"].items()
             ),
             runtime=manifest["runtime"],
             dilation=manifest["dilation"],
             run=directory.run,
-            links=_counted(manifest["runtime"], linked=bool(manifest.get("shaper"))),
+            links=_counts_bytes(manifest["runtime"], linked=bool(manifest.get("shaper"))),
             cpus=_cpus(manifest),
         )
 
 
-def _counted(runtime: str, *, linked: bool) -> bool:
+def _counts_bytes(runtime: str, *, linked: bool) -> bool:
     counts = traits(runtime).counts_bytes
     return counts == "always" or (counts == "linked" and linked)
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
-    """By component of the run; none where they are another host's."""
+    """Return the cpusets by component of the run; empty if they are on another host."""
     cpus = manifest.get("cpus") if manifest["host"]["name"] == platform.node() else None
     return {name: value for name, value in (cpus or {}).items() if isinstance(value, str)}

@@ -1,7 +1,7 @@
-"""A run's figures for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
+"""Metrics of a run for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
-They come from the run directory's files, of which each request reads what is new: a run without
-requests has no extra work. All times are device time.
+Each request reads the new records of the run directory, so there is no work without requests. All times
+are device time.
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 
 _MAX_REASONS = 1000
-"""Time series of rejected updates; a reason can quote what a device said."""
+"""Maximum number of time series of rejected updates. Reasons may quote devices, so they are
+unbounded."""
 
 
 @contextmanager
-def served(directory: RunDirectory, port: int) -> Iterator[str]:
-    """Inside, the figures are at the URL yielded. Raises BadInputError where `port` is taken."""
+def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
+    """Serve the metrics at the URL yielded until the context ends. Raises BadInputError if `port` is in
+    use."""
     registry = CollectorRegistry()
     registry.register(RunCollector(directory))
     try:
         server, thread = start_http_server(port, HOST, registry)
     except OSError as error:
-        raise BadInputError(f"--metrics-port {port}: {error.strerror}. Choose another one") from error
-    server.set_app(_for(OwnHosts(server.server_port), server.get_app()))
+        raise BadInputError(f"--metrics-port {port}: {error.strerror}. Choose another port") from error
+    server.set_app(_only_own_hosts(OwnHosts(server.server_port), server.get_app()))
     try:
         yield f"http://{HOST}:{server.server_port}/metrics"
     finally:
@@ -63,8 +65,8 @@ def served(directory: RunDirectory, port: int) -> Iterator[str]:
         thread.join()
 
 
-def _for(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplication:
-    """`app` for requests for our own names, from no page but ours."""
+def _only_own_hosts(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplication:
+    """Return `app`, restricted to requests to this server's own names and not from foreign pages."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if app and hosts.includes(environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")):
@@ -80,19 +82,22 @@ _Values = Mapping[str, float | None] | Mapping[tuple[str, str], float]
 
 
 @dataclass(slots=True)
-class _Device:
-    """What telemetry comes to. Its counters begin anew with the device; ours go on."""
+class _DeviceMetrics:
+    """Metrics of one device from its telemetry. The device's counters restart with the device; `totals`
+    do not."""
 
     at: float = nan
     used: float = nan
-    """Share of a core since the sample before."""
+    """Share of a core used since the previous sample."""
     memory: float = nan
+    """Bytes in use."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Of `_COUNTERS` those that somebody counts."""
+    """Totals of `_COUNTERS`; counters without values are missing."""
     _last: Mapping[str, float] = field(default_factory=dict)
 
-    def take(self, sample: Mapping[str, Any]) -> None:
-        """What devices send is theirs: a sample without a sane time of the CPU is passed over."""
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Add a sample. A sample without valid CPU time is ignored, because devices may send
+        anything."""
         counters = {name: number(sample.get(name)) for name in _COUNTERS}
         if not counters["cpu"] >= 0:
             return
@@ -117,19 +122,22 @@ class _Totals:
     loss: float = nan
     ended: bool = False
     updates: Counter[str] = field(default_factory=Counter)
-    """By client, as are the next two."""
+    """Applied updates by client."""
     bytes: Counter[str] = field(default_factory=Counter)
-    staleness_of: dict[str, int] = field(default_factory=dict)
-    """Of the last update."""
+    """Payload bytes of applied updates by client."""
+    last_staleness: dict[str, int] = field(default_factory=dict)
+    """Staleness of the last update by client."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """By bucket."""
+    """Number of updates by bucket of the histogram."""
     staleness_sum: int = 0
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Rejected updates by client and reason."""
     online: dict[str, bool] = field(default_factory=dict)
     requested_cpu: dict[str, float] = field(default_factory=dict)
-    """Share of a core, as last set."""
+    """Share of a core by device, as last set by an action."""
 
-    def take(self, record: events.Record) -> None:
+    def add(self, record: events.Record) -> None:
+        """Count `record`."""
         self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
@@ -140,7 +148,7 @@ class _Totals:
             case events.UpdateApplied(client=client, staleness=staleness):
                 self.updates[client] += 1
                 self.bytes[client] += record.bytes
-                self.staleness_of[client] = staleness
+                self.last_staleness[client] = staleness
                 self.staleness[bisect_left(STALENESS, staleness)] += 1
                 self.staleness_sum += staleness
             case events.UpdateRejected(client=client, reason=reason):
@@ -157,27 +165,29 @@ class _Totals:
 
 
 class RunCollector(Collector):
-    """What the files of one run come to."""
+    """Collector of the metrics of one run, from its files."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self._records = RecordFollower(directory.events)
         self._samples = Samples(directory.telemetry)
         self._lock = Lock()
-        """Each scrape has a thread of its own."""
+        """Each scrape runs in its own thread."""
         self._totals = _Totals()
-        self._devices: dict[str, _Device] = {}
+        self._devices: dict[str, _DeviceMetrics] = {}
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # without it, registering asks for all figures
+        """Return nothing; without this method, the registration would collect all metrics."""
+        return iter(())
 
     def collect(self) -> Iterator[Metric]:
+        """Read new records, and return all metrics."""
         with self._lock:
-            with suppress(OSError, ValueError):  # the controller reads the same, and says so
+            with suppress(OSError, ValueError):  # the controller reads the same file, and reports errors
                 for record in self._records.read():
-                    self._totals.take(record)
+                    self._totals.add(record)
             for sample in self._samples.read():
-                self._devices.setdefault(sample["device"], _Device()).take(sample)
+                self._devices.setdefault(sample["device"], _DeviceMetrics()).add(sample)
             return iter(list(self._figures()))
 
     def _figures(self) -> Iterator[Metric]:
@@ -193,7 +203,7 @@ class RunCollector(Collector):
         totals = self._totals
         for name, documentation, value in (
             ("device_time_seconds", "Device time of the run's newest record.", totals.at),
-            ("running", "1 while the run goes on, 0 once it has ended.", not totals.ended),
+            ("running", "1 while the run is running, 0 after its end.", not totals.ended),
             ("version", "Version of the newest global model.", totals.version),
             ("accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy),
             ("loss", "Loss on the test set.", totals.loss),
@@ -214,14 +224,14 @@ class RunCollector(Collector):
         documentation = "Payload bytes of the client's applied updates."
         yield _counter("update_bytes", documentation, totals.bytes, "client")
         documentation = "Staleness of the client's last applied update, in versions."
-        yield _gauge("last_staleness_versions", documentation, totals.staleness_of, "client")
+        yield _gauge("last_staleness_versions", documentation, totals.last_staleness, "client")
         yield _gauge("online", "1 while the client is online, else 0.", totals.online, "client")
         documentation = "Updates of the client that were rejected, by reason."
         yield _counter("rejected_updates", documentation, totals.rejected, "client", "reason")
 
     def _of_devices(self, requested_cpu: dict[str, float | None], dilation: float) -> Iterator[Metric]:
         devices = self._devices.items()
-        documentation = "CPU share that the device is to have, in cores."
+        documentation = "Requested CPU share of the device, in cores."
         yield _gauge("cpu_asked_cores", documentation, requested_cpu, "device")
         documentation = "CPU that the device used since its last sample, in cores."
         used = {name: device.used * dilation for name, device in devices}
@@ -246,7 +256,7 @@ def _gauge(name: str, documentation: str, values: _Values, *labels: str) -> Metr
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
-    """With the values that are known, by the values of the labels."""
+    """Add the known values to `family`; the keys of `values` are the values of the labels."""
     for key, value in values.items():
         if value is not None and not isnan(value):
             family.add_metric([key] if isinstance(key, str) else key, value)

@@ -1,4 +1,4 @@
-"""The rows that a user looks at: of devices or of groups, filtered and sorted. Pure."""
+"""The rows of the screen, for devices or groups, filtered and sorted. Pure."""
 
 from __future__ import annotations
 
@@ -8,41 +8,48 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from testbed.watching.activity import OFFLINE, STATES
-from testbed.watching.overview import Device
+from testbed.watching.overview import OverviewDevice
 from testbed.watching.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A device, or a group with what its devices come to. NaN is what is not known."""
+    """Figures of a device or a group. NaN if unknown."""
 
     name: str
     grouped: bool
+    """Whether the row is a group."""
     devices: tuple[str, ...]
+    """Names of the devices."""
     state: str
-    """One of STATES: of a group, that of most of its devices."""
+    """One of STATES; for a group, the most frequent state of its devices."""
     online: int
-    """Devices that are not offline."""
+    """Number of devices that are not offline."""
     updates: int
+    """Applied updates."""
     last: float
-    """Staleness of the last update, in versions; of a group NaN."""
+    """Staleness of the last update, in versions; NaN for a group."""
     mean: float
-    """Staleness."""
+    """Mean staleness of the updates, in versions."""
     cpu: float
     """Requested share of a core, mean over the devices."""
     used: float
-    """Share of a core that it had in the last seconds: less than requested where it had to wait."""
+    """Share of a core used in the last seconds, mean over the devices. Less than requested if a device
+    waited."""
     memory: float
-    """Bytes in use, mean over the devices, as the next two."""
+    """Bytes in use, mean over the devices."""
     up: float
-    """bit/s, as `down`."""
+    """bit/s sent, mean over the devices."""
     down: float
+    """bit/s received, mean over the devices."""
     share: float
-    """Of all updates applied."""
+    """Share of all applied updates."""
     importance: float
+    """Sum of the importance p_i of the devices."""
 
     @property
     def label(self) -> str:
+        """Name as shown to the user, with the number of devices of a group."""
         return f"{self.name} ×{len(self.devices)}" if self.grouped else self.name
 
 
@@ -56,35 +63,36 @@ SORTS: dict[str, _Key | None] = {
     "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
 }
-"""By the name of a column: what brings the most remarkable rows to the top."""
+"""Sort keys by the name of a column. They put the most remarkable rows first."""
 
 
 def rows(
-    tally: Tally, devices: Sequence[Device], at: float, *, grouped: bool, matching: str = ""
+    tally: Tally, devices: Sequence[OverviewDevice], at: float, *, grouped: bool, matching: str = ""
 ) -> list[Row]:
-    """At device time `at`, as in the topology; those with `matching` in the name, group or state."""
-    members: dict[str, list[Device]] = {}
+    """Return the rows at device time `at`, in the order of the topology: those with `matching` in the
+    name, group or state."""
+    members: dict[str, list[OverviewDevice]] = {}
     for device in devices:
         members.setdefault(device.group if grouped else device.name, []).append(device)
-    wanted, found = matching.casefold(), []
-    for name, of_row in members.items():
-        row = _row(name, of_row, tally, at, grouped=grouped)
-        if any(wanted in text.casefold() for text in (name, of_row[0].group, row.state)):
-            found.append(row)
-    return found
+    pattern, matches = matching.casefold(), []
+    for name, row_devices in members.items():
+        row = _row(name, row_devices, tally, at, grouped=grouped)
+        if any(pattern in text.casefold() for text in (name, row_devices[0].group, row.state)):
+            matches.append(row)
+    return matches
 
 
-def in_order(found: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
-    """Sorted by one of SORTS; what has no figure comes last either way."""
+def in_order(unsorted: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
+    """Sort rows by one of SORTS. Rows without a figure come last, also with `reverse`."""
     key = SORTS[sort]
-    found = list(found)
+    unsorted = list(unsorted)
     if key is None:
-        return found[::-1] if reverse else found
-    known = [row for row in found if not isnan(key(row))]
-    return sorted(known, key=key, reverse=reverse) + [row for row in found if isnan(key(row))]
+        return unsorted[::-1] if reverse else unsorted
+    known = [row for row in unsorted if not isnan(key(row))]
+    return sorted(known, key=key, reverse=reverse) + [row for row in unsorted if isnan(key(row))]
 
 
-def _row(name: str, devices: Sequence[Device], tally: Tally, at: float, *, grouped: bool) -> Row:
+def _row(name: str, devices: Sequence[OverviewDevice], tally: Tally, at: float, *, grouped: bool) -> Row:
     tallies = [tally.devices[device.name] for device in devices]
     states = Counter(one.activity.now(at) for one in tallies)
     updates = sum(one.updates for one in tallies)
@@ -108,11 +116,11 @@ def _row(name: str, devices: Sequence[Device], tally: Tally, at: float, *, group
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Of those that are known."""
+    """Return the mean of the known values; NaN if there are none."""
     known = [value for value in values if not isnan(value)]
     return sum(known) / len(known) if known else nan
 
 
 def _ratio(row: Row) -> float:
-    """How much more a device gives than its importance says."""
+    """Return the device's share of the updates ÷ its importance."""
     return row.share / row.importance if row.importance else nan

@@ -1,4 +1,4 @@
-"""One frame of a run on a terminal: lines of text, as wide and as many as there is room for. Pure."""
+"""One frame of the full-screen view of a run, as lines of text that fit on the terminal. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from agents import events
 from agents.texts import quantity
 from testbed import console
 from testbed.fidelity.validity import Validity
-from testbed.watching.activity import DOWNLOAD, OFFLINE, PAUSED, STATES, TRAIN, UPLOAD, WAIT, Cell
+from testbed.watching.activity import (
+    DOWNLOAD,
+    OFFLINE,
+    PAUSED,
+    STATES,
+    TRAIN,
+    UPLOAD,
+    WAIT,
+    ActivityCell,
+)
 from testbed.watching.overview import Overview
 from testbed.watching.rows import Row, in_order, rows
 from testbed.watching.selection import HELP, Selection
@@ -23,19 +32,19 @@ from testbed.watching.tally import Tally
 
 
 class _Style(NamedTuple):
-    """How a state is drawn. Its signs, for what is known and what is inferred, are legible without
-    colours."""
+    """How a state is drawn. The signs are distinguishable without colours."""
 
     colour: str
     named: str
-    """The colour where a terminal has no more than sixteen."""
+    """Colour on a terminal with only sixteen colours."""
     signs: str
+    """Two characters: for known and for inferred activity."""
     ascii: str
-    """The signs where a terminal has no others."""
+    """Same on a terminal that supports only ASCII."""
 
 
 _STYLES = {
-    # Okabe and Ito's colours: they differ for everybody.
+    # Okabe and Ito's colours, which colour-blind people can distinguish.
     DOWNLOAD: _Style("#56b4e9", "cyan", "▄▂", "dd"),
     TRAIN: _Style("#009e73", "green", "█▒", "#+"),
     UPLOAD: _Style("#e69f00", "yellow", "▀▔", "uu"),
@@ -44,10 +53,11 @@ _STYLES = {
     PAUSED: _Style("#cc79a7", "magenta", "==", "=="),
 }
 _WIDTHS = (60, 30, 20, 15, 12, 10)
-"""Of a bar: each cell has whole seconds."""
+"""Possible widths of a bar, in cells: divisors of 60, so that each cell covers whole seconds."""
 _STATE = 8
+"""Width of the column with the state."""
 _ROOM = 9
-"""Lines beside the rows: header 4, headings, messages 2, legend, help."""
+"""Lines besides the rows: header 4, headings, messages 2, legend, help."""
 
 
 class _Column(NamedTuple):
@@ -57,7 +67,7 @@ class _Column(NamedTuple):
     width: int
     text: Callable[[Row], str]
     sort: str = ""
-    """The order of SORTS that it stands for."""
+    """The order in SORTS that sorts by this column; empty if there is none."""
 
 
 _COLUMNS = (
@@ -76,62 +86,68 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class Screen:
-    """What there is to show. `frame` makes lines of it."""
+    """The content of the screen; `frame` renders it."""
 
     overview: Overview
     tally: Tally
     selection: Selection = field(default_factory=Selection)
     validity: Validity | None = None
-    """Whether the host has kept up so far; None where that is not known, or does not matter."""
+    """Verdict so far; None if unknown or not applicable."""
     outcome: str = ""
-    """Why it does not go on any more."""
+    """How the run ended; empty while it is running."""
     real: float | None = None
-    """Seconds that a run in virtual time has taken."""
+    """Real seconds since the start of a run in virtual time; None for other runs."""
     messages: list[str] = field(default_factory=list)
-    """The newest last."""
+    """Messages, the newest last."""
     pinned: str = ""
-    """A message that stays."""
+    """A message that is always shown."""
     ascii_only: bool = False
+    """Whether the terminal supports only ASCII."""
     named_colours: bool = False
+    """Whether the terminal supports only sixteen colours."""
     quit_help: str = "q quit"
-    """What the help says first."""
+    """First entry of the help line."""
     _top: int = 0
+    """Index of the first visible row."""
 
     def page(self, height: int) -> int:
-        """Rows that fit."""
+        """Return the number of rows that fit on a screen of `height` lines."""
         return max(1, height - _ROOM)
 
-    def grouped(self, height: int) -> bool:
-        chosen = self.selection.grouped
-        return len(self.overview.devices) > self.page(height) if chosen is None else chosen
+    def is_grouped(self, height: int) -> bool:
+        """Whether rows are groups: as the user chose, or if the devices do not fit on the screen."""
+        by_user = self.selection.grouped
+        return len(self.overview.devices) > self.page(height) if by_user is None else by_user
 
     def rows(self, at: float, height: int) -> list[Row]:
-        """Those that can be scrolled through."""
-        selection, grouped = self.selection, self.grouped(height)
-        found = rows(self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching)
-        return in_order(found, selection.sort, reverse=selection.reverse)
+        """Return all rows, filtered and sorted, also those that do not fit on the screen."""
+        selection, grouped = self.selection, self.is_grouped(height)
+        matches = rows(
+            self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching
+        )
+        return in_order(matches, selection.sort, reverse=selection.reverse)
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
-        """The screen at device time `at`, in seconds: `height` lines, each shorter than `width`."""
+        """Return the screen at device time `at` (s): `height` lines, each shorter than `width`."""
         header = self._header(at)
         verdict = self._verdict(width - 1, max(1, height // 3))
-        found, page = self.rows(at, height), max(1, self.page(height) + 1 - len(verdict))
-        shown = self._visible(found, page)
-        body = self._table(shown, at, width - 1, grouped=self.grouped(height))
+        all_rows, page = self.rows(at, height), max(1, self.page(height) + 1 - len(verdict))
+        shown = self._visible(all_rows, page)
+        body = self._table(shown, at, width - 1, grouped=self.is_grouped(height))
         body += [Text()] * (page + 1 - len(body))
-        lines = [*header, *verdict, *body, *self._foot(found, shown)]
+        lines = [*header, *verdict, *body, *self._foot(all_rows, shown)]
         for line in lines:
             line.truncate(width - 1)
         return lines[:height]
 
-    def _visible(self, found: Sequence[Row], page: int) -> Sequence[Row]:
-        """A page of rows, with the selected one on it."""
-        names = [row.name for row in found]
+    def _visible(self, all_rows: Sequence[Row], page: int) -> Sequence[Row]:
+        """Return a page of rows that includes the selected one."""
+        names = [row.name for row in all_rows]
         if self.selection.selected in names:
             index = names.index(self.selection.selected)
             self._top = min(max(self._top, index - page + 1), index)
-        self._top = max(0, min(self._top, len(found) - page))
-        return found[self._top : self._top + page]
+        self._top = max(0, min(self._top, len(all_rows) - page))
+        return all_rows[self._top : self._top + page]
 
     def _header(self, at: float) -> list[Text]:
         view, tally = self.overview, self.tally
@@ -147,7 +163,7 @@ class Screen:
         return [title, Text(facts), Text(quality_of(tally.evaluation))]
 
     def _verdict(self, width: int, most: int) -> list[Text]:
-        """One line, or as many as it takes, up to `most`."""
+        """Return the verdict with its reasons, in at most `most` lines."""
         if self.validity is None:
             return [Text()]
         so_far = "" if self.outcome else " so far"
@@ -161,26 +177,28 @@ class Screen:
     def _time(self, at: float) -> str:
         stop = self.overview.stop
         time = f"{at:.1f} s" if stop.after is None else f"{at:.1f} s of {stop.after:g} s"
-        gone = self.overview.gone(at, self.tally.updates)
-        if gone and not self.outcome:
-            time += f" ({gone:.0%})"
-        if self.overview.virtual:
-            real = () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, gone))
+        progress = self.overview.progress(at, self.tally.updates)
+        if progress and not self.outcome:
+            time += f" ({progress:.0%})"
+        if self.overview.is_virtual:
+            real = (
+                () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, progress))
+            )
             time += ", ".join(filter(None, (" virtual", *real)))
         return time
 
-    def _left(self, real: float, gone: float) -> str:
-        return "" if self.outcome else console.time_left(real, gone, 1.0)
+    def _left(self, real: float, progress: float) -> str:
+        return "" if self.outcome else console.time_left(real, progress, 1.0)
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         # Virtual time has no telemetry, and processes without links count no bytes.
-        hidden = ["used", "mem"] if self.overview.virtual else []
+        hidden = ["used", "mem"] if self.overview.is_virtual else []
         hidden += [] if self.overview.links else ["up", "down"]
         columns = [column for column in _COLUMNS if column.title not in hidden]
         longest = max([len("device"), *(len(row.label) for row in shown)])
         name, bar = _widths(columns, longest, width)
         without = [column for column in columns if column.title != "mem"]
-        if _widths(without, longest, width) != (name, bar):  # memory has what room is left
+        if _widths(without, longest, width) != (name, bar):  # memory is shown only if space is left
             columns = without
             name, bar = _widths(columns, longest, width)
         what, how = ("group", "online") if grouped else ("device", "state")
@@ -205,7 +223,8 @@ class Screen:
         return line
 
     def _bar(self, row: Row, at: float, width: int) -> Text:
-        """When the device did what; of a group, or if the user wants it, how much of what."""
+        """Return the bar of a row: the device's states over time; for groups, or if the user chose it,
+        the share of each state."""
         activities = [self.tally.devices[device].activity for device in row.devices]
         if not row.grouped and not self.selection.stacked:
             cells = activities[0].cells(at, width)
@@ -218,7 +237,7 @@ class Screen:
             bar.append(sign * len(list(same)), colour)
         return bar
 
-    def _sign(self, cell: Cell) -> tuple[str, str]:
+    def _sign(self, cell: ActivityCell) -> tuple[str, str]:
         style = _STYLES[cell.state]
         return (style.ascii if self.ascii_only else style.signs)[cell.inferred], self._colour(cell.state)
 
@@ -226,19 +245,19 @@ class Screen:
         style = _STYLES[state]
         return style.named if self.named_colours else style.colour
 
-    def _foot(self, found: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
+    def _foot(self, all_rows: Sequence[Row], shown: Sequence[Row]) -> list[Text]:
         texts = [self.pinned, *self.messages[-1:]] if self.pinned else self.messages[-2:]
         messages = [Text(text) for text in texts]
-        return [*[Text()] * (2 - len(messages)), *messages, self._legend(found, shown), self._help()]
+        return [*[Text()] * (2 - len(messages)), *messages, self._legend(all_rows, shown), self._help()]
 
-    def _legend(self, found: Sequence[Row], shown: Sequence[Row]) -> Text:
+    def _legend(self, all_rows: Sequence[Row], shown: Sequence[Row]) -> Text:
         legend = Text()
-        if len(shown) < len(found):
-            legend.append(f"{self._top + 1}–{self._top + len(shown)} of {len(found)}  ")
+        if len(shown) < len(all_rows):
+            legend.append(f"{self._top + 1}–{self._top + len(shown)} of {len(all_rows)}  ")
         for state in STATES:
-            legend.append(*self._sign(Cell(state, inferred=False)))
+            legend.append(*self._sign(ActivityCell(state, inferred=False)))
             legend.append(f" {state} ")
-        legend.append(*self._sign(Cell(TRAIN, inferred=True)))
+        legend.append(*self._sign(ActivityCell(TRAIN, inferred=True)))
         legend.append(" inferred")
         return legend
 
@@ -248,19 +267,20 @@ class Screen:
             return Text(f"{selection.unconfirmed}? y: yes, any other key: no", "bold")
         if selection.typing:
             return Text(f"filter: {selection.matching}_  Enter: keep it, Esc: all rows", "bold")
-        kept = f"filter: {selection.matching} (Esc: all)  " if selection.matching else ""
-        return Text.assemble((kept, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
+        active = f"filter: {selection.matching} (Esc: all)  " if selection.matching else ""
+        return Text.assemble((active, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
 def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, int]:
-    """Of names, the longest of which has so many characters, and of bars."""
+    """Return the widths of names, the longest of which has `longest` characters, and of bars."""
     room = width - 2 - 1 - _STATE - 1 - sum(1 + column.width for column in columns)
     name = min(16, longest, max(8, room - _WIDTHS[-1]))
     return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
 
 
-def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
-    """`width` cells dealt out as the seconds of each state are, by largest remainders."""
+def stacked(seconds: dict[str, float], width: int) -> list[ActivityCell | None]:
+    """Return `width` cells, divided in proportion to the seconds of each state, by largest
+    remainders."""
     total = sum(seconds.values())
     if total <= 0:
         return [None] * width
@@ -269,10 +289,11 @@ def stacked(seconds: dict[str, float], width: int) -> list[Cell | None]:
     left = width - sum(cells.values())
     for state in sorted(exact, key=lambda state: cells[state] - exact[state])[:left]:
         cells[state] += 1
-    return [Cell(state, inferred=False) for state, count in cells.items() for _ in range(count)]
+    return [ActivityCell(state, inferred=False) for state, count in cells.items() for _ in range(count)]
 
 
 def quality_of(evaluation: events.Evaluated | None) -> str:
+    """Format accuracy and loss of an evaluation."""
     if evaluation is None:
         return "accuracy     –  loss     –"
     if isnan(evaluation.accuracy):  # the task has none
@@ -289,33 +310,33 @@ def number(value: float, decimals: int) -> str:
 
 
 def _count(value: int) -> str:
-    """In five characters."""
+    """Format a count in at most five characters."""
     return str(value) if value < 1e5 else f"{value / 1e3:.0f}k"
 
 
 def _part(value: float) -> str:
-    """Of a whole, in four characters: 12% or 1.2%."""
+    """Format a share in at most four characters, e.g. `12%` or `1.2%`."""
     return "–" if isnan(value) else f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
 
 
 def _share(value: float) -> str:
-    """Of a core, in four characters."""
+    """Format a share of a core in at most four characters."""
     return "–" if isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def _memory(value: float) -> str:
-    """Bytes in four characters: `312M` is MiB."""
+    """Format bytes in at most four characters, in units of 1024: `312M` is 312 MiB."""
     if isnan(value):
         return "–"
     for power, unit in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k")):
-        if value >= 0.97 * power:  # four characters, not 1000M
+        if value >= 0.97 * power:  # `1.0G` and not `1000M`, which has five characters
             scaled = value / power
             return f"{scaled:.1f}{unit}" if scaled < 9.95 and unit in "TG" else f"{scaled:.0f}{unit}"
     return f"{value:.0f}"
 
 
 def rate(bits: float) -> str:
-    """bit/s in four characters: 1.2M."""
+    """Format bit/s in at most four characters, e.g. `1.2M`."""
     if isnan(bits):
         return "–"
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,4 +1,4 @@
-"""Selection of what the screen shows, and how keys change it. Pure."""
+"""What the user has selected on the screen, and how keys change it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
 COMMAND_KEYS = ("p", "x", "r")
-"""Keys that want a row to be selected."""
+"""Keys that need a selected row."""
 _ACTIONS: dict[str, Switching] = {"x": Crash(), "r": Restart()}
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -(10**9), "end": 10**9}
 _PAGES = {"page up": -1, "page down": 1}
@@ -20,15 +20,15 @@ _VERBS: dict[Switching, str] = {Crash(): "kill"}
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command for devices."""
+    """An action that the user wants to perform on devices."""
 
     action: Switching
     devices: tuple[str, ...]
-    whose: str
-    """Name of the devices, as shown to the user."""
+    label: str
+    """Name of the device or group, as shown to the user."""
 
     def __str__(self) -> str:
-        return f"{_VERBS.get(self.action, name_of(self.action))} {self.whose}"
+        return f"{_VERBS.get(self.action, name_of(self.action))} {self.label}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,31 @@ Request = Command | Quit | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
+    """What the user has selected."""
+
     sort: str = ""
+    """An order in `rows.SORTS`."""
     reverse: bool = False
+    """Whether the order is reversed."""
     matching: str = ""
+    """Filter: text in the name, group or state of the rows shown."""
     typing: bool = False
-    """Keys go into `matching`."""
+    """Whether keys are added to `matching`."""
     grouped: bool | None = None
-    """None: where there are more devices than fit."""
+    """Whether rows are groups; None: only if the devices do not fit on the screen."""
     stacked: bool = False
-    """Bars show how much of the last minute went into what, not when."""
+    """Whether bars show the share of each state in the last minute, instead of the states over time."""
     selected: str | None = None
-    """Name of a row."""
+    """Name of the selected row; None if no row is selected."""
     unconfirmed: Command | None = None
-    """Command that waits for the user's confirmation."""
+    """Command that waits for the user's confirmation; None if there is none."""
 
 
-def pressed(
+def press_key(
     selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
 ) -> tuple[Selection, Request]:
-    """`selection` after `key`, and what the user requests by it, where `rows` are shown, `page` at a
-    time."""
+    """Return the selection after `key`, and what the user requests with it; None if nothing. `rows`: all
+    rows, `page`: number of rows on the screen, `grouped`: whether rows are groups."""
     if selection.unconfirmed is not None:
         return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
     if selection.typing:
@@ -113,11 +118,11 @@ def _moved(selection: Selection, rows: Sequence[Row], steps: int) -> str | None:
 
 
 def _command(selection: Selection, key: str, rows: Sequence[Row]) -> tuple[Selection, Request]:
-    """Selection and command for `key`. Killing needs confirmation: a stray keystroke must not cost an
-    experiment."""
+    """Return the selection and the command for `key`. Killing needs confirmation, so that a wrong key
+    does not ruin an experiment."""
     row = next((row for row in rows if row.name == selection.selected), None)
     if row is None:
         return selection, None
-    pauses = Resume() if row.state == PAUSED else Pause()
-    command = Command(_ACTIONS.get(key, pauses), row.devices, row.label)
+    pause_or_resume = Resume() if row.state == PAUSED else Pause()
+    command = Command(_ACTIONS.get(key, pause_or_resume), row.devices, row.label)
     return (replace(selection, unconfirmed=command), None) if key == "x" else (selection, command)

@@ -1,4 +1,4 @@
-"""Running totals of a run's records. Pure: no clock, no screen."""
+"""Running totals of a run's records. Pure: uses neither clock nor screen."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from agents import events
 from agents.device_actions import DeviceState, SetCpu, SetLink, holds
 from testbed.errors import name_list
 from testbed.watching.activity import Activity
-from testbed.watching.usage import Usage
+from testbed.watching.usage import DeviceUsage
 
 _RATE_WINDOW_SECONDS = 10.0
-"""Seconds of device time that the rate of updates is taken over."""
+"""Window of the update rate, in seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
-"""Of its share: a device that uses as much of it trains. Transfers use little."""
+"""Share of its CPU share from which on a device counts as training. Transfers use less."""
 _MAX_NAMED = 6
-"""A notice that many devices share names this many of them."""
+"""Maximum number of devices named in a notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something worth a line of its own; notices of the same `what` can share one."""
+    """A message to the user. Notices with the same `what` can be merged."""
 
     at: float
+    """Seconds of device time."""
     what: str
+    """Kind of the notice."""
     detail: str
+    """Usually the name of a device."""
     why: str = ""
+    """Reason; empty if there is none."""
 
 
 @dataclass(slots=True)
@@ -40,42 +44,48 @@ class DeviceTally:
     """`online`, `offline`, or `absent`: not ready when the run clock started."""
     updates: int = 0
     staleness: int = 0
-    """Of the last update, in versions."""
+    """Staleness of the last update, in versions."""
     staleness_sum: int = 0
-    """Of all updates."""
+    """Sum of the staleness of all updates, in versions."""
     planned_cpu: float | None = None
-    """Share of a core requested at the start."""
+    """Requested share of a core at the start; None if there is no limit."""
     changed: DeviceState = field(default_factory=DeviceState)
-    """State that actions have put it in."""
+    """State of the device after the actions on it."""
     activity: Activity = field(default_factory=Activity)
-    usage: Usage = field(default_factory=Usage)
+    usage: DeviceUsage = field(default_factory=DeviceUsage)
 
     @property
     def cpu(self) -> float | None:
-        """Share of a core requested now."""
+        """Presently requested share of a core; None if there is no limit."""
         return self.planned_cpu if self.changed.cpu is None else self.changed.cpu
 
 
 @dataclass(slots=True)
 class Tally:
+    """Totals of a run."""
+
     devices: dict[str, DeviceTally]
-    """By name, in the order to show them in."""
+    """Totals of the devices by name, in display order."""
     started: bool = False
+    """Whether the run clock has started."""
     at: float = 0.0
     """Device time of the newest record, in seconds."""
     version: int = 0
     updates: int = 0
     rejected: int = 0
     evaluation: events.Evaluated | None = None
-    """The newest."""
+    """The newest evaluation; None before the first."""
     ended: events.RunEnded | None = None
+    """The end of the run; None while it is running."""
     _began: float = 0.0
+    """Device time of the (last) start of the run clock."""
     _applied: deque[float] = field(default_factory=deque)
+    """Times of recently applied updates."""
     _updates_by_version: dict[int, int] = field(default_factory=dict)
-    """Updates in each version, from the last one evaluated on."""
+    """Number of updates in each version, from the last evaluated version on."""
 
-    def take(self, record: events.Record) -> Notice | None:
-        """Count `record`; returns a notice where it deserves a line of its own."""
+    def add(self, record: events.Record) -> Notice | None:
+        """Count `record`. Return a notice if the user should see it; otherwise None."""
         self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
@@ -87,7 +97,7 @@ class Tally:
                 device.updates += 1
                 device.staleness = record.staleness
                 device.staleness_sum += record.staleness
-                device.activity.updated(record)
+                device.activity.add_update(record)
                 self.updates += 1
                 self._applied.append(record.applied)
             case events.UpdateRejected(at, client, reason):
@@ -112,20 +122,22 @@ class Tally:
         return None
 
     def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
-        """Take in a telemetry sample of `device`, at device time `at`, in units of device time."""
-        found = self.devices.get(device)
-        if found is None:
+        """Add a telemetry sample of `device` at device time `at`. Samples of unknown devices are
+        ignored."""
+        tally = self.devices.get(device)
+        if tally is None:
             return
-        found.usage.take(at, values)
-        share = found.usage.latest
+        tally.usage.add(at, values)
+        share = tally.usage.latest
         if not isnan(share):
-            found.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (found.cpu or 1.0))
+            tally.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (tally.cpu or 1.0))
 
     def rate(self, at: float) -> float:
-        """Updates applied per second, over the last ten seconds before `at`, or since the start."""
+        """Return the updates applied per second, over the ten seconds before `at`, or since the
+        start."""
         while self._applied and self._applied[0] < at - _RATE_WINDOW_SECONDS:
             self._applied.popleft()
-        later = 0  # an evaluation may be told of when the run has gone on
+        later = 0  # an evaluation may be recorded after later updates
         for applied in reversed(self._applied):
             if applied <= at:
                 break
@@ -134,7 +146,7 @@ class Tally:
         return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Number of updates in `version`, the last one evaluated or a later one."""
+        """Return the number of updates in `version`, the last evaluated version or a later one."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
@@ -144,11 +156,11 @@ class Tally:
         return found
 
     def _start(self, record: events.RunStarted) -> Notice | None:
-        for device in self.devices.values():  # those of a resumed run begin as they were planned
+        for device in self.devices.values():  # also in a resumed run, devices start as planned
             device.changed = DeviceState()
             device.activity.release("frozen", record.at)
             device.activity.release("cut off", record.at)
-        self.started, self._began = True, record.at  # a resumed run's clock goes on
+        self.started, self._began = True, record.at  # above 0 in a resumed run, whose clock continues
         self.ended = None
         for client in record.clients:
             device = self._device(client)
@@ -157,7 +169,7 @@ class Tally:
         for client in record.missing:
             self._device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)
-        return Notice(record.at, "not there at the start", missing) if missing else None
+        return Notice(record.at, "absent at the start", missing) if missing else None
 
     def _change(self, record: events.ClientStatus) -> Notice | None:
         state = {"ready": "online", "offline": "offline"}.get(record.state)
@@ -181,12 +193,12 @@ class Tally:
         for hold, begins in holds(action).items():
             if begins:
                 device.activity.hold(hold, record.at)
-            elif hold != "down":  # it reports itself when it is ready
+            elif hold != "down":  # the device itself reports when it is ready
                 device.activity.release(hold, record.at)
 
 
-def merged(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """One notice for all of the same kind, at the time of the first; in it reasons stand once."""
+def merge_notices(notices: Iterable[Notice]) -> Sequence[Notice]:
+    """Merge notices of the same kind into one, at the time of the first; each reason is given once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)

@@ -1,7 +1,7 @@
-"""The terminal while something is drawn on all of it: keys come one by one, and it is left as it was.
+"""Full-screen drawing on a terminal, with single keys as input.
 
-Only differences are written, each frame at once. Whatever ends the program, but for SIGKILL, gives the
-terminal back: cursor, modes and what was on it.
+Only differences between frames are written, each frame in one piece. At the end of the program, except
+by SIGKILL, the terminal is restored: cursor, modes and previous content.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
-"""Cleared first: where the terminal has grown meanwhile, some show what was on the part that is new."""
+"""The screen is cleared first, because some terminals show old content on parts by which they have
+grown."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Around a frame: terminals that know them show all of it at once."""
+"""Start and end of a frame. Terminals that support them show the frame in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
-"""Seconds after which all is written anew: something else may have written to the terminal."""
+"""Time after which the whole screen is written again, in case another program has written to the
+terminal."""
 _KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down",
     "\x1b[5~": "page up", "\x1b[6~": "page down",
@@ -42,11 +44,11 @@ _KEYS = {
 }  # fmt: skip
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
 _KEY_TIMEOUT_SECONDS = 0.03
-"""Seconds that the rest of a key may take that begins as Escape does."""
+"""Maximum time for the rest of a key sequence that starts with Escape."""
 
 
 class Terminal:
-    """The one that `console` writes to; nothing happens to it before `paint`."""
+    """The terminal that `console` writes to. It is not changed before the first `paint`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -61,21 +63,21 @@ class Terminal:
         self._redraw_at = 0.0
 
     @classmethod
-    def of(cls, console: Console) -> Self | None:
-        """None where `console` does not write to a terminal that is ours to draw on: in a file, without
-        means to draw, in a shell's background."""
+    def for_console(cls, console: Console) -> Self | None:
+        """Return the terminal of `console`; None if it cannot draw on one: if it writes to a file, if
+        the terminal does not support drawing, or if the program runs in the background of a shell."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
         return None if _own_terminal(console.file) is None else cls(console)
 
     @property
     def size(self) -> os.terminal_size:
-        """Columns and lines, as of now."""
+        """Present number of columns and lines."""
         size = os.get_terminal_size(self._out)
         return size if size.columns and size.lines else os.terminal_size((80, 24))
 
     def paint(self, lines: Sequence[Text]) -> None:
-        """Show `lines`, none wider than the screen, less one column."""
+        """Show `lines`. Each must be at least one column shorter than the screen."""
         if not _in_foreground(self._out):
             return
         self._start()
@@ -92,11 +94,12 @@ class Terminal:
             self._write(_BEGIN_FRAME + written + _END_FRAME)
 
     def redraw(self) -> None:
-        """Write all of the next frame."""
+        """Write the whole next frame, not only differences."""
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
-        """What has been pressed, waiting up to `timeout` seconds for it: characters or names of keys."""
+        """Return the pressed keys, as characters or key names. Wait up to `timeout` seconds for the
+        first."""
         if self._suspended:
             self._suspend()
         if self._in is None or not self.active:
@@ -107,20 +110,20 @@ class Terminal:
         data = os.read(self._in, 4096)
         if data.endswith(b"\x1b") and select.select([self._in], [], [], _KEY_TIMEOUT_SECONDS)[0]:
             data += os.read(self._in, 4096)
-        if not data:  # nobody is there any more
+        if not data:  # the terminal was closed
             self._in = None
-        found = _KEY.findall(data.decode(errors="ignore"))
-        return [_KEYS.get(key, key) for key in found]
+        sequences = _KEY.findall(data.decode(errors="ignore"))
+        return [_KEYS.get(sequence, sequence) for sequence in sequences]
 
     def leave(self) -> None:
-        """Give the terminal back. Idempotent."""
+        """Restore the terminal. Idempotent."""
         if not self.active:
             return
         with uninterrupted():
             self.active = False
             self._write(_LEAVE)
             if self._in is not None and self._modes_before is not None:
-                termios.tcflush(self._in, termios.TCIFLUSH)  # not for the shell
+                termios.tcflush(self._in, termios.TCIFLUSH)  # so that keys do not reach the shell
                 termios.tcsetattr(self._in, termios.TCSANOW, self._modes_before)
             if self._stop_before is not None:
                 signal.signal(signal.SIGTSTP, self._stop_before)
@@ -131,14 +134,14 @@ class Terminal:
             return
         self._console.file.flush()
         atexit.register(self.leave)
-        self.active = True  # from here on there is something to give back
+        self.active = True  # from here on, the terminal must be restored
         if threading.current_thread() is threading.main_thread():
             self._stop_before = signal.signal(signal.SIGTSTP, self._note_stop)
         if self._in is not None:
             self._modes_before = termios.tcgetattr(self._in)
             tty.setcbreak(self._in, termios.TCSANOW)
             modes = termios.tcgetattr(self._in)
-            modes[tty.IFLAG] &= ~termios.IXON  # Ctrl-S must not hold the program up
+            modes[tty.IFLAG] &= ~termios.IXON  # Ctrl-S must not stop the program's output
             termios.tcsetattr(self._in, termios.TCSANOW, modes)
         self._write(_ENTER)
         self.redraw()
@@ -147,7 +150,7 @@ class Terminal:
         self._suspended = True
 
     def _suspend(self) -> None:
-        """Ctrl-Z: stop, as the terminal was; the next frame enters it again."""
+        """Handle Ctrl-Z: restore the terminal and stop. The next frame draws on it again."""
         self._suspended = False
         self.leave()
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -164,7 +167,7 @@ class Terminal:
 
 
 def _own_terminal(file: IO[str] | None) -> int | None:
-    """The descriptor of `file`; None where that is no terminal of ours."""
+    """Return the descriptor of `file` if it is a terminal that this program may use; otherwise None."""
     try:
         fd = file.fileno() if file else -1
         return fd if os.isatty(fd) and _in_foreground(fd) else None
@@ -173,8 +176,9 @@ def _own_terminal(file: IO[str] | None) -> int | None:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Whether a shell would let us write modes to the terminal `fd`."""
+    """Whether this program runs in the foreground of the terminal `fd`, so that it may change its
+    modes."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
-    except OSError:  # no terminal of our session, so nobody keeps us from it
+    except OSError:  # not the terminal of this session, so there is no foreground to check
         return os.isatty(fd)

@@ -1,4 +1,4 @@
-"""What a device's telemetry comes to over the last seconds. Pure."""
+"""Resource usage of a device over the last seconds, from its telemetry. Pure."""
 
 from __future__ import annotations
 
@@ -11,69 +11,73 @@ from typing import Any, Literal, NamedTuple
 from agents.events import LARGEST
 
 _WINDOW_SECONDS = 5.0
-"""Seconds that figures are taken over: shorter ones jump."""
+"""Window for rates; over shorter windows they fluctuate."""
 _MAX_AGE_SECONDS = 3.0
-"""Seconds after which the newest sample says nothing of now."""
+"""Maximum age of the newest sample for which present figures are known."""
 
 
-class _Sample(NamedTuple):
+class _UsageSample(NamedTuple):
     at: float
+    """Seconds of device time."""
     cpu: float
-    """Seconds since the device's start."""
+    """CPU seconds since the start of the device."""
     sent: float
-    """Bytes since then, as `received`; NaN where nobody counts them."""
+    """Bytes sent since then; NaN if not counted."""
     received: float
+    """Bytes received since then; NaN if not counted."""
     memory: float
-    """Bytes in use; NaN where that is not told."""
+    """Bytes in use; NaN if unknown."""
 
 
 @dataclass(slots=True)
-class Usage:
-    _samples: deque[_Sample] = field(default_factory=deque)
+class DeviceUsage:
+    """The latest samples of a device, and the figures computed from them."""
 
-    def take(self, at: float, values: Mapping[str, Any]) -> None:
-        """Take a sample (`agents.device.resource_usage`) of device time `at`. Devices may send anything:
-        one without a sane CPU time is ignored."""
+    _samples: deque[_UsageSample] = field(default_factory=deque)
+
+    def add(self, at: float, values: Mapping[str, Any]) -> None:
+        """Add a sample (`agents.device.resource_usage`) of device time `at`. A sample without valid CPU
+        time is ignored, because devices may send anything."""
         figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
-        sample = _Sample(at, *figures)
+        sample = _UsageSample(at, *figures)
         last = self._samples[-1] if self._samples else None
         if not sample.cpu >= 0 or (last is not None and at <= last.at):
             return
         if last is not None and (
             sample.cpu < last.cpu or sample.sent < last.sent or sample.received < last.received
         ):
-            self._samples.clear()  # it was started anew
+            self._samples.clear()  # the device was restarted
         self._samples.append(sample)
         while self._samples[0].at < at - _WINDOW_SECONDS:
             self._samples.popleft()
 
     @property
     def latest(self) -> float:
-        """Share of a core from the last sample but one to the last; NaN without these."""
+        """Share of a core used between the last two samples; NaN if there are fewer."""
         if len(self._samples) < 2:
             return nan
         before, last = self._samples[-2], self._samples[-1]
         return (last.cpu - before.cpu) / (last.at - before.at)
 
     def share(self, at: float) -> float:
-        """Share of a core over the last seconds; NaN where that is not known."""
+        """Return the share of a core used over the last seconds before `at`; NaN if unknown."""
         return self._rate("cpu", at)
 
     def memory(self, at: float) -> float:
-        """Bytes in use, as `share`."""
+        """Return the bytes in use at `at`; NaN if unknown."""
         fresh = bool(self._samples) and self._samples[-1].at >= at - _MAX_AGE_SECONDS
         return self._samples[-1].memory if fresh else nan
 
     def up(self, at: float) -> float:
-        """bit/s sent, as `share`."""
+        """Return the bit/s sent over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("sent", at)
 
     def down(self, at: float) -> float:
-        """bit/s received, as `share`."""
+        """Return the bit/s received over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("received", at)
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
-        """By how much `counter` grew per second, from the first sample to the last."""
+        """Return the growth of `counter` per second, from the first sample to the last."""
         if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
             return nan
         first, last = self._samples[0], self._samples[-1]
@@ -82,5 +86,5 @@ class Usage:
 
 
 def number(value: object) -> float:
-    """NaN where it is none, or too large for a float."""
+    """Return `value` as float; NaN if it is not a number or too large."""
     return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan

@@ -1,6 +1,7 @@
-"""`testbed watch`: view of a running or finished run, from its directory alone.
+"""`testbed watch`: view of a running or finished run, from its directory.
 
-It may start and end at any time without the run noticing. It yields the CPU to the run (`nice`).
+It may start and end at any time without effect on the run. Its CPU priority is lower than the run's
+(`nice`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from testbed.watching.overview import Overview
 
 _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
-"""Between two checks whether the run is still alive."""
+"""Time between two checks whether the run has ended."""
 _READ_BYTES = 4 * 2**20
 """Events read at a time: a long run is read in pieces, so that keys stay responsive."""
 _NICE = 10
 _MAX_ERROR = 200
-"""Characters of why a run failed."""
+"""Maximum number of characters of the reason why a run failed."""
 
 
 def watch(directory: RunDirectory, console: Console) -> None:
@@ -59,8 +60,8 @@ def watch(directory: RunDirectory, console: Console) -> None:
 
 
 def _planned(directory: RunDirectory, console: Console) -> Overview:
-    """Overview of the run, as soon as there is one. Raises BadInputError where the run ended before
-    that."""
+    """Wait for the plan of the run, and return its overview. Raises BadInputError if the run ends
+    before."""
     announced = False
     while (known := overview.read(directory)) is None:
         if directory.controller() is None:
@@ -75,7 +76,7 @@ def _planned(directory: RunDirectory, console: Console) -> Overview:
 
 
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
-    """How the run ended, and its validity where that is known."""
+    """Return how the run ended, and its validity; None if it was not judged."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
     description = "crashed" if outcome is None else f"ended: {events.end_reason(outcome)}"
     if error := str(manifest.get("error") or ""):

@@ -27,7 +27,7 @@ from agents.pipeline.secure.secure_messages import decode_sum
 from agents.pipeline.secure.settings import SecureRun
 from agents.pipeline.secure.step import Masking
 from agents.rules.client_half import ClientSettings, SavedVectors
-from agents.rules.interface import Request, Rule
+from agents.rules.interface import RequestUpdate, Rule
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import Encoded, ModelMessage, UpdateMessage
 from tests.agents.helpers import make_core, records, secure_step
@@ -315,7 +315,7 @@ class Fleet:
                 case act.BroadcastModel(version, number):
                     for name in self.devices:
                         self._send(name, version, number)
-                case Request(name, what):
+                case RequestUpdate(name, what):
                     self._put(name, what)
                 case act.AskForReport(name) | act.AskForShares(name):
                     self._put(name, action)

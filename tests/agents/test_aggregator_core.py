@@ -35,7 +35,7 @@ from agents.rules.fedasync import FedAsync
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Request, Rule, Server, State, Update
+from agents.rules.interface import RequestUpdate, Rule, Server, State, Update
 from agents.timing.nanoseconds import from_seconds
 from agents.wire.payloads import FAREWELL
 from tests.agents.helpers import VANILLA, Simulation, done, make_core, message, of, records, started
@@ -650,7 +650,7 @@ def test_a_resumed_run_ticks_at_multiples_of_the_period() -> None:
 
 def test_models_are_sent_before_the_requests_of_the_instant() -> None:
     core, server = started(DeFedAvgNiid(sample=2, send_buffer="hold"))
-    for client in {request.client for request in of(Request, core.end_of_instant(1.0))}:
+    for client in {request.client for request in of(RequestUpdate, core.end_of_instant(1.0))}:
         core.update(client, message(client, 1, 2.0), 4, 1.0)
     for client in ("a", "b"):  # whoever was drawn
         core.update(client, message(client, 1, 2.0), 4, 1.0)
@@ -658,7 +658,7 @@ def test_models_are_sent_before_the_requests_of_the_instant() -> None:
     broadcast, *requests = core.end_of_instant(1.0)
     assert isinstance(broadcast, BroadcastModel)
     assert requests
-    assert all(isinstance(request, Request) for request in requests)
+    assert all(isinstance(request, RequestUpdate) for request in requests)
 
 
 def test_broadcast_is_sent_once() -> None:
@@ -672,14 +672,14 @@ def test_request_to_a_client_that_left_in_the_instant_is_not_sent() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.status("a", "offline", 2.0)
-    assert core.end_of_instant(2.0) == [Request("b", "interrupt")]
+    assert core.end_of_instant(2.0) == [RequestUpdate("b", "interrupt")]
 
 
 def test_request_is_not_sent_to_a_client_that_has_answered() -> None:
     core, _ = started(Favano(period=2.0, sample=2))
     core.due(2.0)
     core.update("a", message("a", 1, kind="model"), 4, 2.0)
-    assert core.end_of_instant(2.0) == [Request("b", "interrupt")]
+    assert core.end_of_instant(2.0) == [RequestUpdate("b", "interrupt")]
 
 
 def test_request_answered_by_an_unusable_update_is_repeated() -> None:
@@ -687,7 +687,7 @@ def test_request_answered_by_an_unusable_update_is_repeated() -> None:
     core.due(2.0)
     core.end_of_instant(2.0)
     core.update("a", message("a", 7, kind="model"), 4, 2.5)
-    assert core.end_of_instant(2.5) == [Request("a", "interrupt")]
+    assert core.end_of_instant(2.5) == [RequestUpdate("a", "interrupt")]
     core.update("a", message("a", 7, kind="model", sequence=0), 4, 2.5)  # an old one tells nothing
     assert core.end_of_instant(2.5) == []
 
@@ -714,7 +714,7 @@ class Doubling(Rule):
 
 class DoublingState(State):
     def start(self) -> Sequence[rules.Action]:
-        return [rules.Send("a"), rules.Send("a"), rules.Request("a", "pull")]
+        return [rules.Send("a"), rules.Send("a"), rules.RequestUpdate("a", "pull")]
 
     def update(self, update: Update) -> Sequence[rules.Action]:
         return []
@@ -726,7 +726,7 @@ class DoublingState(State):
 def test_diverged_client_with_a_newer_model_is_requested_again() -> None:
     core, _ = started(Doubling())
     core.update("a", message("a", 1, float("nan")), 4, 1.0)
-    assert core.end_of_instant(1.0) == [Request("a", "pull")]
+    assert core.end_of_instant(1.0) == [RequestUpdate("a", "pull")]
 
 
 def test_superseded_broadcast_can_no_longer_be_answered() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.aggregator.outgoing import Outgoing
-from agents.rules.interface import Request, Send
+from agents.rules.interface import RequestUpdate, Send
 
 _CLIENTS = st.sampled_from("abc")
 
@@ -20,18 +20,18 @@ def test_each_client_gets_one_model_and_one_request_per_instant(
     for number, client in enumerate(sends):
         outgoing.send(Send(client, lr=float(number)))
     for client in requests:
-        outgoing.request(Request(client, "interrupt"))
-        outgoing.request(Request(client, "pull"))
+        outgoing.request(RequestUpdate(client, "interrupt"))
+        outgoing.request(RequestUpdate(client, "pull"))
     if broadcast:
         outgoing.broadcast()
     newest = {client: Send(client, lr=float(number)) for number, client in enumerate(sends)}
-    pulls = [Request(client, "pull") for client in dict.fromkeys(requests)]
+    pulls = [RequestUpdate(client, "pull") for client in dict.fromkeys(requests)]
     assert outgoing.pop_all() == (broadcast, [newest[c] for c in dict.fromkeys(sends)], pulls)
     assert outgoing.pop_all() == (False, [], [])
 
 
 def test_unanswered_request_may_be_repeated() -> None:
-    outgoing, pull = Outgoing(), Request("a", "pull")
+    outgoing, pull = Outgoing(), RequestUpdate("a", "pull")
     outgoing.request_again("a")
     assert outgoing.pop_all() == (False, [], [])
     outgoing.request(pull)
@@ -46,7 +46,7 @@ def test_unanswered_request_may_be_repeated() -> None:
 def test_request_answered_in_the_same_instant_is_not_sent() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
-    outgoing.request(Request("a", "pull"))
+    outgoing.request(RequestUpdate("a", "pull"))
     outgoing.close_request("a")
     assert outgoing.pop_all() == (False, [Send("a")], [])
 
@@ -55,17 +55,17 @@ def test_departed_client_gets_nothing_and_the_others_their_messages() -> None:
     outgoing = Outgoing()
     for client in "ab":
         outgoing.send(Send(client))
-        outgoing.request(Request(client, "pull"))
+        outgoing.request(RequestUpdate(client, "pull"))
     outgoing.broadcast()
     outgoing.forget("a")
     outgoing.request_again("a")
-    assert outgoing.pop_all() == (True, [Send("b")], [Request("b", "pull")])
+    assert outgoing.pop_all() == (True, [Send("b")], [RequestUpdate("b", "pull")])
 
 
 def test_nothing_is_sent_at_the_end() -> None:
     outgoing = Outgoing()
     outgoing.send(Send("a"))
-    outgoing.request(Request("a", "pull"))
+    outgoing.request(RequestUpdate("a", "pull"))
     outgoing.broadcast()
     outgoing.clear()
     assert outgoing.pop_all() == (False, [], [])

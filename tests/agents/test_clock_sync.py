@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.timing.clock import Clock
+from agents.timing.clock import DeviceClock
 from agents.timing.clock_sync import Estimate, Exchanges
 
 MS = 10**6
@@ -73,7 +73,7 @@ def test_converted_timestamps_never_decrease(tmp_path: Path, monkeypatch: pytest
         os.utime(file, ns=(changed, changed))
 
     estimated(50, 1)
-    clock = Clock(2.0, str(file))
+    clock = DeviceClock(2.0, str(file))
     assert clock.at(1100) == (1100 + 50 + 50) / 2
     monkeypatch.setattr("time.monotonic_ns", lambda: 1200)
     assert clock.now() == (1200 + 50 + 100) / 2

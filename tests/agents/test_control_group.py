@@ -64,7 +64,7 @@ def test_v2_limits_are_found_in_every_layout(layout: str, tmp_path: Path) -> Non
     group, mounts, where = LAYOUTS[layout]
     write(tmp_path / "c", {"cpu.stat": "usage_usec 99000000\n"})  # the root's
     write(tmp_path / where, V2)
-    found = ControlGroup.of(proc=proc(tmp_path, group, mounts))
+    found = ControlGroup.of_process(proc=proc(tmp_path, group, mounts))
     assert found.limits() == AS_V2
     assert found.cpu_seconds() == 2.5
     assert found.throttling() == (9, 4, 1.5)
@@ -85,7 +85,7 @@ def test_v1_limits_are_found_in_every_hierarchy(tmp_path: Path, *, hybrid: bool)
         write(tmp_path / "unified" / "docker" / "1", {"cgroup.procs": ""})
         group += "0::/docker/1\n"
         mounts += "5 4 0:9 / @/unified rw - cgroup2 cgroup2 rw\n"
-    found = ControlGroup.of(proc=proc(tmp_path, group, mounts))
+    found = ControlGroup.of_process(proc=proc(tmp_path, group, mounts))
     assert found.limits() == AS_V1
     assert found.cpu_seconds() == 2.5
     assert found.throttling() == (9, 4, 1.5)
@@ -144,7 +144,7 @@ def test_out_of_memory_kill_is_distinguished_from_others(
 
 
 def test_invisible_process_has_no_limits(tmp_path: Path) -> None:
-    found = ControlGroup.of(7, proc(tmp_path, "0::/\n", ""))
+    found = ControlGroup.of_process(7, proc(tmp_path, "0::/\n", ""))
     assert (found.limits(), found.cores(), found.cpu_seconds()) == (None, None, None)
 
 
@@ -156,4 +156,4 @@ def test_weights_of_both_shares_conversions_are_read(shares: int, weights: tuple
 
 
 def test_group_of_this_process_is_found() -> None:
-    assert ControlGroup.of().folders
+    assert ControlGroup.of_process().folders

@@ -71,7 +71,7 @@ def test_trace_is_replayed_in_order() -> None:
     ],
 )
 def test_invalid_parameters_are_refused(distribution: str, params: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected|give one of"):
+    with pytest.raises(ValueError, match=r"expected|set either"):
         sampler(DrawnDuration(distribution, params), np.random.default_rng())
 
 

@@ -309,13 +309,13 @@ usage = None
 for rate in rates:
     wanted = AccessLink(up=rate, down=rate)
     link.apply(wanted, interface, now)
-    now, usage = wanted, usage or link.Usage(interface, Netlink())
+    now, usage = wanted, usage or link.LinkUsage(interface, Netlink())
     usage.pause()
-    usage.look(now, time.monotonic())
+    usage.read(now, time.monotonic())
     before, until = usage.uses(), time.monotonic() + float(sys.argv[2])
     while time.monotonic() < until:
         time.sleep(0.05)
-        usage.look(now, time.monotonic())
+        usage.read(now, time.monotonic())
     for way, use in usage.uses().items():
         print(way, rate, use.busy - before[way].busy, use.left - before[way].left,
               use.allowed - before[way].allowed, len(usage.stuck_since()), flush=True)

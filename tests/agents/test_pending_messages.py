@@ -8,7 +8,7 @@ from agents.aggregator import actions as act
 from agents.aggregator.pending_messages import PendingMessages
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
-from agents.rules.interface import Request, Server
+from agents.rules.interface import RequestUpdate, Server
 from agents.wire import messages, payloads
 
 _NAMES = Topics("run")
@@ -56,7 +56,7 @@ def test_dispatches_of_a_version_share_the_body_of_a_large_model() -> None:
 def test_requests_leave_in_order_on_the_client_s_topic() -> None:
     pending = _pending_messages(np.zeros(1, np.float32))
     pending.add(act.Acknowledge("a", 4))
-    pending.add(Request("b", "pull"))
+    pending.add(RequestUpdate("b", "pull"))
     pending.add(act.AskForReport("b", 9))
     pending.add(act.AskForUnacknowledged("a"))
     pending.stop("b")

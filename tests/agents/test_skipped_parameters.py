@@ -237,10 +237,10 @@ def expanded() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (tied, r"without memory of their own \(0.weight and 1.weight are one in memory\)"),
-        (tied_to_a_part, r"\(0.weight and 1.weight are one in memory\)"),
-        (tied_to_a_frozen_one, r"\(1.weight and 0.weight are one in memory\)"),
-        (tied_to_a_buffer, r"\(weight and seen are one in memory\)"),
+        (tied, r"that share memory \(0.weight and 1.weight share memory\)"),
+        (tied_to_a_part, r"\(0.weight and 1.weight share memory\)"),
+        (tied_to_a_frozen_one, r"\(1.weight and 0.weight share memory\)"),
+        (tied_to_a_buffer, r"\(weight and seen share memory\)"),
         (expanded, r"\(bias is expanded\)"),
         (lambda: nn.LazyLinear(3), r"lazy parameters, which have no shape yet \(weight, bias\)"),
         (lambda: nn.Sequential(nn.Linear(2, 3), nn.LazyBatchNorm1d()), r"lazy parameters.*\(1.weight"),

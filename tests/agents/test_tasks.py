@@ -135,11 +135,11 @@ def test_quadratic_gives_each_client_its_own_center() -> None:
 
 
 def test_centers_must_have_one_dimension_and_one_per_client() -> None:
-    with pytest.raises(ValueError, match=r"centers is 2 points of \[1, 2\] numbers"):
+    with pytest.raises(ValueError, match=r"centers has 2 points of \[1, 2\] numbers"):
         Quadratic(((1.0,), (1.0, 2.0)))
-    with pytest.raises(ValueError, match="centers is 0 points"):
+    with pytest.raises(ValueError, match="centers has 0 points"):
         Quadratic(())
-    with pytest.raises(ValueError, match="centers is 3 points"):
+    with pytest.raises(ValueError, match="centers has 3 points"):
         Quadratic(CENTERS).check(4)
     Quadratic(CENTERS).check(3)
 

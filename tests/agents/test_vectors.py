@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.models.vectors import add_scaled, finite, mix, norm, pour
+from agents.models.vectors import add_and_clear, add_scaled, finite, mix, norm
 
 LONG = 100_003
 """Longer than the blocks that the arithmetic works in, and no multiple of them."""
@@ -38,7 +38,7 @@ def test_long_vectors_are_processed_completely() -> None:
     np.testing.assert_array_equal(target, 1 + 0.5 * vector)
     mix(target, vector, 0.5)
     np.testing.assert_array_equal(target, 0.5 + 0.75 * vector)
-    pour(target, vector, -0.75)
+    add_and_clear(target, vector, -0.75)
     np.testing.assert_array_equal(target, np.full(LONG, 0.5))
     np.testing.assert_array_equal(vector, np.zeros(LONG))
 

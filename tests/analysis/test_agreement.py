@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.agreement import Agreement, agreement, times
+from analysis.agreement import RankAgreement, agreement, times
 from analysis.load import load
 
 
-def of(**seconds: list[tuple[float, float]]) -> Agreement:
+def of(**seconds: list[tuple[float, float]]) -> RankAgreement:
     """The agreement of configurations with a pair of times, virtual and real, for each seed."""
     rows = [(name, *pair) for name, pairs in seconds.items() for pair in pairs]
     return agreement(pd.DataFrame(rows, columns=["configuration", "virtual_s", "real_s"]))
 
 
-def ranks(found: Agreement) -> dict[str, tuple[int, int]]:
+def ranks(found: RankAgreement) -> dict[str, tuple[int, int]]:
     return {one.name: (one.virtual_rank, one.real_rank) for one in found.configurations}
 
 

@@ -85,7 +85,7 @@ def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     assert column(chart, "fedbuff", "deviation") == pytest.approx([(2 / 3) ** 0.5, (1 / 6) ** 0.5])
     assert "at the end: 0.408" in chart.note
     without = replace(run, parts=run.parts[run.parts["part"] == "class"])
-    assert CHARTS["loss-by-device"]([without]).empty
+    assert CHARTS["loss-by-device"]([without]).is_empty
 
 
 def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
@@ -221,9 +221,9 @@ def test_two_runs_of_a_rule_are_named_by_their_differences(run: Run) -> None:
 
 
 def test_chart_without_a_line_to_draw_is_omitted(run: Run) -> None:
-    assert not CHARTS["accuracy"]([run]).bare
-    assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).bare
-    assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).bare  # one bar
+    assert not CHARTS["accuracy"]([run]).is_bare
+    assert CHARTS["accuracy"]([replace(run, evaluations=run.evaluations[:1])]).is_bare
+    assert CHARTS["staleness-histogram"]([replace(run, updates=run.updates[:2])]).is_bare  # one bar
 
 
 def test_resource_use_is_drawn_over_time(directory: Path) -> None:
@@ -243,7 +243,7 @@ def test_resource_use_is_drawn_over_time(directory: Path) -> None:
     assert np.isnan(shares[2:-2]).all()
     memory = CHARTS["memory-over-time"]([load(directory)])
     assert column(memory, "fast", "y")[:2] == [1.0, 1.0]
-    assert CHARTS["rates-over-time"]([load(directory)]).bare  # nobody counts bytes
+    assert CHARTS["rates-over-time"]([load(directory)]).is_bare  # nobody counts bytes
 
 
 def test_marks_are_merged_where_many_actions_happen(directory: Path) -> None:
@@ -323,7 +323,7 @@ def test_time_to_accuracy_is_drawn(run: Run) -> None:
 def test_layer_with_columns_of_unequal_length_is_refused() -> None:
     with pytest.raises(ValueError, match="'a' differ in length"):
         Layer("a", "line", arrays(x=[1, 2], y=[1]))
-    with pytest.raises(ValueError, match=r"'a' is to tell of columns that it lacks: \['z'\]"):
+    with pytest.raises(ValueError, match=r"the tooltip of 'a' needs missing columns: \['z'\]"):
         Layer("a", "line", arrays(x=[1], y=[1]), hover={"name": "$name", "depth": "z"})
 
 

@@ -48,12 +48,12 @@ def test_story_lists_events_of_the_client_in_order_of_time() -> None:
         "     0.000 s  sent version 0 as dispatch 1",
         "     0.500 s  received dispatch 1",
         "     0.750 s  trains until 1.750 s: 20 steps, loss 0.5",
-        "     2.000 s  begins to upload update 1, 2,600 bytes",
+        "     2.000 s  starts to upload update 1, 2,600 bytes",
         "     2.500 s  update 1, which answers dispatch 1, arrived",
         "     3.000 s  update 1 applied in version 2: staleness 1, weight 0.25",
-        "     3.000 s  sent version 2, of which nothing comes",
+        "     3.000 s  sent version 2, which leads to no applied update",
         "     4.000 s  update that answers dispatch 3 rejected: not finite",
-        "     4.000 s  nothing comes of its dispatches up to 3",
+        "     4.000 s  its dispatches up to 3 lead to no applied update",
         '     5.000 s  action of hand on its device: {"action": "crash"}',
         "     5.100 s  status offline",
         "     5.500 s  disruption until 6.000 s: nothing arrived",
@@ -64,9 +64,9 @@ def test_story_lists_events_of_the_client_in_order_of_time() -> None:
 def test_story_of_an_update_that_is_not_applied_says_when_it_arrived() -> None:
     unfinished = events.RoundUnfinished(9.0, "a", 0, 1.0, 3.0, 4)
     assert [(moment.at, moment.what) for moment in story([unfinished], "a")] == [
-        (1.0, "sent version 0, of which nothing comes"),
+        (1.0, "sent version 0, which leads to no applied update"),
         (3.0, "its answer to dispatch 4 arrives"),
-        (9.0, "nothing comes of its dispatches up to 4"),
+        (9.0, "its dispatches up to 4 lead to no applied update"),
     ]
 
 

@@ -135,7 +135,7 @@ def test_runs_of_an_older_sweep_version_are_a_separate_row(by_hand: Run) -> None
     ]
     assert [row.runs for row in comparison.compare(seeds, None)] == [2, 1]
     (told,) = comparison.remarks(seeds)
-    assert told.startswith("Several rows are of slow link: settings, own code or data files changed")
+    assert told.startswith("Several rows belong to slow link: settings, user code or data files changed")
     assert comparison.remarks(seeds[:2]) == []
     elsewhere = replace(seeds[2], path=Path("other", "new-1"))
     assert comparison.remarks([*seeds[:2], elsewhere]) == []

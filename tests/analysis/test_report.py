@@ -84,7 +84,7 @@ def test_several_runs_are_compared(directory: Path, tmp_path_factory: pytest.Tem
     )
     tags = _Tags(report.html([load(directory), load(other)]))
     assert "Comparison" in tags.text
-    assert "What it took to reach a test accuracy of 85%." in tags.text
+    assert "Cost of a test accuracy of 85%." in tags.text
     assert "speed-up" in tags.text
 
 
@@ -173,7 +173,7 @@ def test_story_of_a_long_run_samples_the_states(
 ) -> None:
     monkeypatch.setattr(story, "MAX_UPDATES", 2)  # it has three
     curves, strip = story.story([load(directory)])
-    assert "of long runs the states at evenly spaced moments" in curves.note
+    assert "long runs: the states at evenly spaced moments" in curves.note
     columns = strip.layers[0].columns
     trained = columns["state"] == "train"
     assert columns["device"][trained].tolist() == ["fast", "fast", "slow"]
@@ -189,7 +189,7 @@ def test_story_strips_share_a_bound_on_their_spans(
     monkeypatch.setattr(story, "_MAX_CELLS", 3000)
     other = replace(run, topology={"rule": {"name": "fedasync"}})
     curves, _, strip = story.story([run, other])
-    assert "of long runs the states" in curves.note
+    assert "long runs: the states" in curves.note
     columns = strip.layers[0].columns
     begins = columns["begin"][columns["state"] == "train"]
     assert np.allclose(np.rint(begins * 50), begins * 50)  # 3000 cells of two runs of 3 devices: 500

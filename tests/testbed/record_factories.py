@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents import events
-from testbed.watching.overview import Device
+from testbed.watching.overview import OverviewDevice
 
 STARTED = events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ("pi-3",))
 
@@ -46,6 +46,6 @@ def update(
     )
 
 
-def fleet(count: int, group: str = "pi", cpu: float = 0.25) -> tuple[Device, ...]:
+def fleet(count: int, group: str = "pi", cpu: float = 0.25) -> tuple[OverviewDevice, ...]:
     """Devices that are of equal importance in a fleet of ten."""
-    return tuple(Device(f"{group}-{k}", group, cpu, 0.1) for k in range(1, count + 1))
+    return tuple(OverviewDevice(f"{group}-{k}", group, cpu, 0.1) for k in range(1, count + 1))

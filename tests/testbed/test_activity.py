@@ -43,11 +43,11 @@ def cycle(arrived: float, waited: float = 0.0):  # type: ignore[no-untyped-def]
 
 def test_next_cycle_is_inferred_from_the_last_update() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
+    activity.add_update(cycle(4.0))
     assert seconds(activity, 4.0, 6) == "--dttu"
     assert seconds(activity, 7.0, 9) == "--dttuDTT"
     assert activity.now(8.0) == UPLOAD
-    activity.updated(update("pi-1", 9.0, download=1.0, training=3.0, upload=1.0))
+    activity.add_update(update("pi-1", 9.0, download=1.0, training=3.0, upload=1.0))
     assert seconds(activity, 9.0, 9) == "dttudtttu"
 
 
@@ -59,29 +59,29 @@ def test_device_is_shown_training_before_its_first_update() -> None:
 
 def test_device_waits_if_models_are_sent_with_versions() -> None:
     activity = began()
-    activity.updated(cycle(4.0, waited=2.0))
-    activity.updated(cycle(10.0, waited=2.0))  # dispatched at 6, when the first was applied
+    activity.add_update(cycle(4.0, waited=2.0))
+    activity.add_update(cycle(10.0, waited=2.0))  # dispatched at 6, when the first was applied
     assert seconds(activity, 10.0, 10) == "dttuwwdttu"
     assert seconds(activity, 13.0, 5) == "tuWWD"
 
 
 def test_device_works_on_if_models_are_sent_at_once() -> None:
     activity = began()
-    activity.updated(cycle(4.0, waited=9.0))
-    activity.updated(cycle(8.0, waited=9.0))  # dispatched at 4, before the first was applied
+    activity.add_update(cycle(4.0, waited=9.0))
+    activity.add_update(cycle(8.0, waited=9.0))  # dispatched at 4, before the first was applied
     assert seconds(activity, 10.0, 10) == "dttudttuDT"
 
 
 def test_overlapping_times_are_counted_once() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
-    activity.updated(update("pi-1", 6.0, download=3.0, training=1.0, upload=1.0))  # from 1 on
+    activity.add_update(cycle(4.0))
+    activity.add_update(update("pi-1", 6.0, download=3.0, training=1.0, upload=1.0))  # from 1 on
     assert seconds(activity, 6.0, 6) == "dttutu"
 
 
 def test_state_beyond_the_last_cycle_follows_from_cpu_use() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
+    activity.add_update(cycle(4.0))
     for until, busy in [(9.0, True), (10.0, False), (11.0, True)]:
         activity.used_cpu(until, busy=busy)
     assert seconds(activity, 12.0, 8) == "DTTUTWTT"
@@ -93,14 +93,14 @@ def test_state_beyond_the_last_cycle_follows_from_cpu_use() -> None:
 
 def test_state_without_telemetry_is_the_longer_of_wait_and_training() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
-    activity.updated(cycle(12.0))  # four seconds idle
+    activity.add_update(cycle(4.0))
+    activity.add_update(cycle(12.0))  # four seconds idle
     assert seconds(activity, 18.0, 6) == "DTTUWW"
 
 
 def test_work_continues_after_a_pause() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
+    activity.add_update(cycle(4.0))
     activity.hold("frozen", 6.0)
     assert activity.now(7.0) == PAUSED
     assert seconds(activity, 9.0, 5) == "DTppp"
@@ -110,7 +110,7 @@ def test_work_continues_after_a_pause() -> None:
 
 def test_returning_device_starts_a_new_cycle() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
+    activity.add_update(cycle(4.0))
     activity.hold("down", 6.0)
     activity.hold("down", 6.5)  # its last will
     assert activity.now(8.0) == OFFLINE
@@ -131,7 +131,7 @@ def test_overlapping_holds_last_until_both_end() -> None:
 
 def test_cells_cover_whole_seconds_and_do_not_change() -> None:
     activity = began()
-    activity.updated(cycle(4.0))
+    activity.add_update(cycle(4.0))
     before = activity.cells(8.0, 30)
     after = activity.cells(9.9, 30)
     assert before[:-1] == after[:-1]
@@ -158,7 +158,7 @@ def lived(life: list[Happening], *, looking: bool) -> tuple[Activity, float]:
     for kind, at in life:
         match kind:
             case "update":
-                activity.updated(cycle(at))
+                activity.add_update(cycle(at))
             case "look" if looking:
                 activity.now(at)
                 activity.shares(at)

@@ -66,7 +66,7 @@ def test_unreadable_manifest_does_not_hide_other_runs(tmp_path: Path, testbed: T
     assert "not valid" in testbed("runs", "--runs", tmp_path).out
     said = testbed("export", tmp_path / "e")
     assert said.code == 2
-    assert "manifest.json: no manifest: created: Input should be a valid number" in said.err
+    assert "manifest.json: not a manifest: created: Input should be a valid number" in said.err
 
 
 def test_leftovers_of_a_killed_controller_are_removed_and_nothing_else(
@@ -291,7 +291,7 @@ def test_file_that_cannot_be_created_is_reported_with_the_fix(tmp_path: Path) ->
 
 
 def test_chart_without_runs_is_reported() -> None:
-    with pytest.raises(ValueError, match="no runs: the chart of devices takes one or more"):
+    with pytest.raises(ValueError, match="the chart of devices needs at least one run"):
         CHARTS["devices"]([])
 
 

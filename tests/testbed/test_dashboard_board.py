@@ -21,7 +21,7 @@ from testbed.dashboard import device_table, page
 from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
-from testbed.dashboard.web_server import no_early_leaver
+from testbed.dashboard.web_server import is_not_early_leave
 from testbed.rundir.directory import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -79,7 +79,7 @@ def test_losses_by_device_are_shown_if_recorded(directory: RunDirectory) -> None
         board = Board([Feed(directory.path)])
         board.refresh(at_once=True)
         charts = [panel.chart for panel in board.panels if panel.name == "loss-by-device"]
-        assert [chart.empty for chart in charts] == [False] * shown
+        assert [chart.is_empty for chart in charts] == [False] * shown
 
 
 def test_nothing_is_drawn_before_the_plan_exists(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_run_that_cannot_be_shown_is_explained(directory: RunDirectory) -> None:
     directory.write_manifest(devices={}, outcome="failed", error="no space for <shards>")
     feed.refresh()
     assert feed.run is None
-    assert feed.error == "The run ended (failed) before it began: no space for <shards>"
+    assert feed.error == "The run ended (failed) before it started: no space for <shards>"
     document = Document()
     page.fill(document, Board([feed]), "light")
     shown = document.template.render(document.template_variables)
@@ -103,7 +103,7 @@ def test_run_that_cannot_be_shown_is_explained(directory: RunDirectory) -> None:
     assert "refresh" not in shown
     directory.manifest.write_text("{")
     feed.refresh()
-    assert "no manifest" in feed.error
+    assert "not a manifest" in feed.error
 
 
 def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> None:
@@ -215,7 +215,7 @@ def test_devices_are_shown_in_a_table(directory: RunDirectory) -> None:
     assert (fast["device"], fast["updates"], fast["CPU used"]) == ("fast", "2", "33.3%")
     assert (fast["memory (MiB)"], fast["up (bit/s)"]) == ("256", "8.0k")
     assert "down (bit/s)" not in headings
-    assert device_table.chosen(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
+    assert device_table.select(table.devices, "fewest updates", "pi").index.tolist() == ["slow", "fast"]
     pi = device_table.groups(table.devices).loc["pi ×2"]
     assert (pi["updates"], pi["staleness"]) == (3, pytest.approx(2 / 3))
 
@@ -250,9 +250,9 @@ def test_visitor_leaving_early_causes_no_traceback() -> None:
     """Bokeh's server raises this error if the page was not created yet; other errors are reported."""
     early = ServerConnection.__new__(ServerConnection)
     early._session = None
-    assert no_early_leaver(logged(lambda: early.session)) is False
-    assert no_early_leaver(logged(lambda: Path("/nowhere").read_text()))
-    assert no_early_leaver(logging.makeLogRecord({}))
+    assert is_not_early_leave(logged(lambda: early.session)) is False
+    assert is_not_early_leave(logged(lambda: Path("/nowhere").read_text()))
+    assert is_not_early_leave(logging.makeLogRecord({}))
 
 
 def logged(call: Callable[[], object]) -> logging.LogRecord:

@@ -50,8 +50,8 @@ def test_run_records_loss_and_accuracy_per_class_and_device(
     assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
     assert f"perplexity {last['perplexity']:.4g}" in summary.headline(run).quality
     page = report.html([run])
-    assert "The last model by class" in page
-    assert "The last model by device" in page
+    assert "Last evaluation by class" in page
+    assert "Last evaluation by device" in page
     run.export(tmp_path / "tables", "csv")
     assert len(pd.read_csv(tmp_path / "tables" / "parts.csv")) == len(run.parts)
 

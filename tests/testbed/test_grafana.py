@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     counters = {"device": "fast", "sent": 10, "received": 20, "memory": 300}
     samples = [{**counters, "at": at, "cpu": cpu} for at, cpu in ((100.0, 1.0), (102.0, 1.5))]
     directory.telemetry.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    with prometheus.served(directory, 0) as metrics:
+    with prometheus.serve_metrics(directory, 0) as metrics:
         config = yaml.safe_load((GRAFANA / "prometheus.yaml").read_text())
         config["global"]["scrape_interval"] = "500ms"
         (job,) = config["scrape_configs"]

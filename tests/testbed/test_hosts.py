@@ -42,7 +42,7 @@ def test_foreign_host_names_are_refused(host: str | None, origin: str | None) ->
 
 
 def test_metrics_server_refuses_foreign_hosts(tmp_path: Path) -> None:
-    with prometheus.served(RunDirectory(tmp_path), 0) as url:
+    with prometheus.serve_metrics(RunDirectory(tmp_path), 0) as url:
         assert status(url) == 200
         assert status(url, {"Host": "evil.com"}) == 403
         assert status(url, {"Origin": "http://evil.com"}) == 403

@@ -14,7 +14,7 @@ from analysis.load import load
 from testbed.watching import live
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
-from testbed.watching.tally import Notice, Tally, merged
+from testbed.watching.tally import Notice, Tally, merge_notices
 from tests.analysis.conftest import directory as directory
 from tests.analysis.conftest import with_records
 from tests.testbed.record_factories import STARTED, fleet, update
@@ -23,7 +23,7 @@ from tests.testbed.record_factories import STARTED, fleet, update
 def tallied(records: Iterable[events.Record]) -> Tally:
     tally = Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(3)).tally()
     for record in records:
-        tally.take(record)
+        tally.add(record)
     return tally
 
 
@@ -72,13 +72,13 @@ def test_tally_applies_actions_to_devices() -> None:
     tally = tallied([STARTED, acted(1.0, action="set", cpu=0.1), acted(2.0, action="pause")])
     assert tally.devices["pi-1"].cpu == 0.1
     assert tally.devices["pi-1"].activity.now(3.0) == "paused"
-    tally.take(acted(3.0, action="resume"))
+    tally.add(acted(3.0, action="resume"))
     assert tally.devices["pi-1"].activity.now(4.0) == "train"
-    tally.take(acted(4.0, action="disconnect"))
+    tally.add(acted(4.0, action="disconnect"))
     assert tally.devices["pi-1"].activity.now(5.0) == "offline"
-    tally.take(acted(5.0, action="reconnect"))
+    tally.add(acted(5.0, action="reconnect"))
     assert tally.devices["pi-1"].activity.now(6.5) == "train"
-    tally.take(acted(7.0, action="crash"))
+    tally.add(acted(7.0, action="crash"))
     assert tally.devices["pi-1"].activity.now(8.0) == "offline"
     assert tally.devices["pi-3"].activity.now(8.0) == "offline"  # it never came
 
@@ -106,7 +106,7 @@ def test_update_rate_covers_the_last_ten_seconds() -> None:
 def test_only_changes_of_presence_are_announced() -> None:
     tally = tallied([STARTED])
     news = [
-        tally.take(events.ClientStatus(at, "pi-1", state))
+        tally.add(events.ClientStatus(at, "pi-1", state))
         for at, state in enumerate(["ready", "offline", "offline", "joining", "ready"])
     ]
     assert news == [None, Notice(1, "offline", "pi-1"), None, None, Notice(4, "online", "pi-1")]
@@ -114,14 +114,14 @@ def test_only_changes_of_presence_are_announced() -> None:
 
 def test_notices_of_one_kind_share_a_line() -> None:
     gone = [Notice(3.0 + k, "offline", f"pi-{k}") for k in range(8)]
-    assert merged([gone[0], Notice(3.5, "note", "hot"), *gone[1:]]) == [
+    assert merge_notices([gone[0], Notice(3.5, "note", "hot"), *gone[1:]]) == [
         Notice(3.0, "offline", "pi-0, pi-1, pi-2, pi-3, pi-4, pi-5 and 2 more"),
         Notice(3.5, "note", "hot"),
     ]
 
 
 def test_rejections_with_one_reason_are_announced_once() -> None:
-    found = merged(
+    found = merge_notices(
         [
             Notice(1.0, "update rejected", client, why)
             for client, why in [
@@ -149,7 +149,7 @@ def test_output_without_a_terminal_has_evaluations_and_the_end() -> None:
         events.RunEnded(5.0, "after", 2, 1),
     ])  # fmt: skip
     assert lines == [
-        "     0.0 s  not there at the start: pi-3",
+        "     0.0 s  absent at the start: pi-3",
         "     0.0 s  version     0  accuracy 10.0%  loss 2.302  updates     0    0.0/s",
         "     4.0 s  version     1  accuracy 90.5%  loss 0.512  updates     1    0.2/s",
         "     4.5 s  version     2  accuracy 91.0%  loss 0.500  updates     2    0.2/s",

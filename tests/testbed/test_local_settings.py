@@ -62,7 +62,7 @@ def test_group_overrides_only_its_keys() -> None:
         (_text("lr_by_version: {ovr: 3}"), "task.local.lr_by_version.ovr: unknown key"),
         (_text("lr_by_version: 3"), ":5:46: task.local.lr_by_version: found 3"),
         (_text("optimizer: adam, momentum: 0.9"), ":5:58: task.local.momentum: found 0.9"),
-        (_text("optimizer: adam, fednova: true"), "take sgd without lr_by_step, or remove fednova"),
+        (_text("optimizer: adam, fednova: true"), "sgd without lr_by_step, or remove fednova"),
         (_text("momentum: 0.9", group="optimizer: adamw"), ":9:25: devices[0].local"),
         (_text("optimizer: adam", rule="asysg, gradients: 1"), ":5:31: task.local.optimizer"),
         (
@@ -83,7 +83,7 @@ def test_conflicting_settings_are_refused(text: str, told: str) -> None:
 def test_pattern_matching_no_parameter_is_refused() -> None:
     with pytest.raises(BadInputError, match=r":6:12: task.frozen\[0\]"):
         model_check.check(parse(_text(task="frozen: [2.*]")))
-    with pytest.raises(BadInputError, match="no parameters to learn"):
+    with pytest.raises(BadInputError, match="no parameters to train"):
         model_check.check(parse(_text(task="frozen: [1.*]")))
     assert model_check.check(parse(_text(task="frozen: [1.bias]"))) == 640
 
@@ -112,15 +112,15 @@ def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testb
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({"1.weight": torch.zeros(10, 64)}, "1.bias is not in"),
+        ({"1.weight": torch.zeros(10, 64)}, "1.bias is missing"),
         ({"1.weight": torch.zeros(10, 63), "1.bias": torch.zeros(10)}, "1.weight has shape [10"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), "fc": torch.zeros(1)},
-            "the model has none of that name",
+            "the model has nothing of that name",
         ),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
-            "1.bias has values there that are not finite",
+            "1.bias has values that are not finite",
         ),
         ([1, 2], "not a mapping of names to tensors"),
     ],
@@ -177,11 +177,11 @@ def test_damaged_initial_model_is_an_error_at_its_key(name: str, tmp_path: Path)
         ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},
-            "1.bias has complex64 there, expected float32",
+            "1.bias has type complex64, expected float32",
         ),
         (
             {"1.weight": torch.zeros(10, 64).double() + 1e300, "1.bias": torch.zeros(10)},
-            "1.weight has values there that are not finite",
+            "1.weight has values that are not finite",
         ),
     ],
     ids=["names", "sparse", "complex", "too large"],

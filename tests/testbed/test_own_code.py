@@ -396,8 +396,8 @@ def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Few", "cannot run: found class 9, and the model has 9 outputs, for classes 0 to 8"),
-        ("Wide", "its model does not take inputs of shape 8×8, float32: mat1 and mat2 shapes "),
+        ("Few", "cannot run: found class 9, but the model has 9 outputs, for classes 0 to 8"),
+        ("Wide", "its model does not accept inputs of shape 8×8, float32: mat1 and mat2 shapes "),
         ("Looking", r"inputs of shape 8×8, float32: shape '\[-1, 3\]' is .* \(own.py, line 63\)"),
         (
             "Single",
@@ -417,7 +417,7 @@ def test_one_step_is_tried_before_launch(name: str, said: str, tmp_path: Path) -
         model_check.try_step(read(tmp_path, task=task(name)), shared(Shard(x, y)))
     assert "Traceback" not in str(raised.value)
     y[0] = -1
-    with pytest.raises(BadInputError, match="found class -1, and the model has 10 outputs"):
+    with pytest.raises(BadInputError, match="found class -1, but the model has 10 outputs"):
         model_check.try_step(read(tmp_path), shared(Shard(x, y)))
 
 
@@ -536,7 +536,7 @@ def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
             {"frozen": ["9.*"]},
             "t.yaml:10:5: task.frozen[0]: found '9.*', which matches no parameter of own:Normed",
         ),
-        ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to learn"),
+        ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to train"),
         (
             {"initial": "other.pt"},
             "other.pt: 1.weight has shape [4, 64] there, expected [8, 64]; ",
@@ -615,7 +615,7 @@ def test_dataset_of_an_own_task_is_made_once(testbed: Testbed, tmp_path: Path) -
             "found['test'] = {'x': np.ones((0, 64)), 'y': np.ones(0, int)}",
             "test of its dataset() has no ",
         ),
-        ("train['y'] = np.arange(100)", ", and the model has 10 outputs"),
+        ("train['y'] = np.arange(100)", ", but the model has 10 outputs"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
@@ -642,7 +642,7 @@ def test_labels_of_the_test_set_are_checked_with_the_model(tmp_path: Path) -> No
     train = Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 9)
     normed = read(tmp_path, task=task("Normed"))
     model_check.try_step(normed, shared(train, Shard(train.x[:1], train.y[:1])))
-    told = "own:Normed cannot be evaluated on the test set: found class 10, and the model has 10 outputs"
+    told = "own:Normed cannot be evaluated on the test set: found class 10, but the model has 10 outputs"
     with pytest.raises(BadInputError, match=told):
         model_check.try_step(normed, shared(train, Shard(train.x, np.arange(20) % 11)))
 

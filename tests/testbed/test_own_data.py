@@ -451,9 +451,9 @@ def test_files_of_other_types_are_refused_with_those_that_are_read(
 def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Testbed) -> None:
     mine, x = folder / "mine" / "all.npz", np.zeros((60, 8, 8), np.uint8)
     for y, told in (
-        (np.arange(60) % 12, "found class 11, and the model has 10 outputs, for classes 0 to 9"),
+        (np.arange(60) % 12, "found class 11, but the model has 10 outputs, for classes 0 to 9"),
         (np.arange(60) % 10 - 1, "row 0: found class -1, expected 0 or more"),
-        (np.arange(60) / 60, "which takes classes, and these are float32"),
+        (np.arange(60) / 60, "which needs integer classes, but the labels are float32"),
         (np.where(np.arange(60) == 7, np.nan, 0.5), "row 7: value is not a number"),
     ):
         np.savez(mine, x=x, y=y)
@@ -461,7 +461,9 @@ def test_labels_that_do_not_fit_the_model_are_reported(folder: Path, testbed: Te
         assert (said.code, told in said.err) == (2, True), said.err
         assert "own.yaml:4:39: task.data.label" in said.err
     np.savez(mine, x=np.zeros((60, 9, 9), np.uint8), y=np.arange(60) % 10)
-    assert "digits-logreg does not take inputs of shape 9×9" in testbed("data", folder / "own.yaml").err
+    assert (
+        "digits-logreg does not accept inputs of shape 9×9" in testbed("data", folder / "own.yaml").err
+    )
     np.savez(mine, x=x, y=np.array([{}] * 60, dtype=object))
     assert "not readable as .npz without pickled objects" in testbed("data", folder / "own.yaml").err
     mine.write_bytes(b"PK torn")
@@ -475,7 +477,7 @@ def test_labels_of_the_test_set_are_checked_too(folder: Path, testbed: Testbed) 
     np.savez(folder / "mine" / "test.npz", x=x, y=np.arange(60) % 11)
     said = testbed("data", folder / "own.yaml")
     assert said.code == 2
-    assert "of the test set, found class 10, and the model has 10 outputs" in " ".join(said.err.split())
+    assert "of the test set, found class 10, but the model has 10 outputs" in " ".join(said.err.split())
 
 
 def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:

@@ -28,7 +28,7 @@ from agents.device_actions import (
     SetLink,
 )
 from agents.timing import durations
-from agents.timing.durations import DISTRIBUTIONS, Distribution
+from agents.timing.durations import DISTRIBUTIONS, DurationDistribution
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from testbed.errors import BadInputError
 from testbed.topology import scenario, validation_errors, yamlfile
@@ -354,7 +354,7 @@ def test_fraction_of_available_devices_matches_the_means() -> None:
         assert len(off) == pytest.approx(250, abs=4 * math.sqrt(1000 * 0.25 * 0.75))
 
 
-MEANS: list[Distribution] = [
+MEANS: list[DurationDistribution] = [
     durations.Constant(2.0),
     durations.Exponential(mean=2.0),
     durations.Exponential(rate=4.0),
@@ -362,13 +362,13 @@ MEANS: list[Distribution] = [
     durations.Normal(1.0, 0.0),
     durations.Normal(1.0, 2.0, low=0.5),
     durations.Pareto(1.0, 3.0),
-    durations.Trace((1.0, 2.0, 6.0)),
+    durations.DurationTrace((1.0, 2.0, 6.0)),
     durations.Uniform(1.0, 4.0),
 ]
 
 
 @pytest.mark.parametrize("distribution", MEANS, ids=repr)
-def test_means_match_those_of_samples(distribution: Distribution) -> None:
+def test_means_match_those_of_samples(distribution: DurationDistribution) -> None:
     draw = distribution.sampler(np.random.default_rng(3))
     drawn = [draw() for _ in range(30_000)]
     assert distribution.expectation == pytest.approx(statistics.fmean(drawn), rel=0.02)

@@ -11,11 +11,11 @@ from agents import events
 from agents.config import StopConditions
 from agents.device_actions import Crash, Pause, Restart, Resume
 from testbed.fidelity.validity import Validity
-from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, Cell
-from testbed.watching.overview import Device, Overview
+from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
+from testbed.watching.overview import Overview, OverviewDevice
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
-from testbed.watching.selection import Command, Quit, Request, Selection, pressed
+from testbed.watching.selection import Command, Quit, Request, Selection, press_key
 from testbed.watching.tally import Tally
 from tests.testbed.record_factories import STARTED, fleet, update
 
@@ -23,7 +23,7 @@ SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))
 
 
 def screen(
-    devices: tuple[Device, ...],
+    devices: tuple[OverviewDevice, ...],
     records: Iterable[events.Record],
     runtime: str = "process",
     *,
@@ -39,7 +39,7 @@ def screen(
     )
     made = Screen(overview, overview.tally())
     for record in records:
-        made.tally.take(record)
+        made.tally.add(record)
     return made
 
 
@@ -166,7 +166,7 @@ def test_terminal_without_unicode_shows_an_ascii_bar() -> None:
 
 
 def test_inferred_states_are_lighter_and_readable_without_colour() -> None:
-    signs = [Screen._sign(small(), Cell(state, inferred=False)) for state in STATES]
+    signs = [Screen._sign(small(), ActivityCell(state, inferred=False)) for state in STATES]
     assert len({sign for sign, _ in signs}) == len({colour for _, colour in signs}) == len(STATES)
 
 
@@ -230,7 +230,7 @@ def after(keys: Iterable[str], selection: Selection | None = None) -> tuple[Sele
         found = in_order(
             seen(tallied(), matching=selection.matching), selection.sort, reverse=selection.reverse
         )
-        selection, request = pressed(selection, key, found, page=4, grouped=bool(selection.grouped))
+        selection, request = press_key(selection, key, found, page=4, grouped=bool(selection.grouped))
         if request is not None:
             requests.append(request)
     return selection, requests
@@ -277,6 +277,6 @@ def test_devices_can_be_paused_killed_and_restarted_by_key() -> None:
 
 def test_paused_device_is_resumed_by_key() -> None:
     tally = tallied()
-    tally.take(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
-    _, request = pressed(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
+    tally.add(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
+    _, request = press_key(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
     assert request == Command(Resume(), ("pi-1",), "pi-1")

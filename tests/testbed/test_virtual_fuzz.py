@@ -276,7 +276,7 @@ class Mean:
         client, message = event.sender, event.message
         if any("retired" in note for note in notes):
             del self._y[client]
-        elif any("begins anew" in note for note in notes):
+        elif any("restarts as a new member" in note for note in notes):
             self._lost.append((self._server.population[client], self._y[client]))
             self._y[client] = x
         elif message.kind == "model" and not any(isinstance(r, events.UpdateRejected) for r in records):

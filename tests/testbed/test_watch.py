@@ -91,7 +91,7 @@ def test_watch_follows_a_running_run(tmp_path: Path) -> None:
     with terminal(f"up {topology} --runtime process --runs {runs}") as up:
         up.until(r"fast +train")
         up.press("q")
-        up.until("Ctrl-C ends the run")
+        up.until("Press Ctrl-C to end the run")
         (path,) = runs.iterdir()
         with terminal(f"watch {path}") as watch:
             watch.until(r"fast +train .* 0\.30 0\.\d\d ")
@@ -181,7 +181,7 @@ def test_finished_run_is_printed_in_lines_without_a_terminal(ended: RunDirectory
     done = cli("watch", ended.path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "     0.0 s  not there at the start: pi-3",
+        "     0.0 s  absent at the start: pi-3",
         "    60.0 s  ended: time is up",
     ]
 

@@ -124,7 +124,7 @@ def limits() -> None:
         for case, (files, _) in LIMITS.items():
             for name, text in files.items():
                 (group / name).write_text(text)
-            found = ControlGroup.of(process.pid).limits()
+            found = ControlGroup.of_process(process.pid).limits()
             tell("limits", case, None if found is None else structs.asdict(found))
         process.kill()
 

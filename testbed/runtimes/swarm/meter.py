@@ -42,7 +42,7 @@ class SwarmMeter(Meter):
         """CPU seconds of all devices on this node; devices that have ended count with their last
         reading."""
         for name in self._here:
-            used = ControlGroup.of(self._containers.pid(name)).cpu_seconds()
+            used = ControlGroup.of_process(self._containers.pid(name)).cpu_seconds()
             if used is not None:
                 self._used[name] = used
         return math.fsum(self._used.values()) if self._used or not self._here else None

@@ -16,8 +16,8 @@ def test_only_intervals_with_a_queue_throughout_are_counted() -> None:
     been empty; in the third nothing waits at its beginning."""
     one = Backlog()
     for at, left, waiting in ((0.0, 5_000, 150_000), (0.125, 95_000, 60_000), (0.25, 195_000, 0)):
-        one.look(at, left, waiting, RATE)
-    one.look(0.375, 195_000, 0, RATE)
+        one.read(at, left, waiting, RATE)
+    one.read(0.375, 195_000, 0, RATE)
     assert one.use == QueueUse(0.125, 90_000, 125_000)
 
 
@@ -26,25 +26,25 @@ def test_bytes_in_socket_buffers_count_while_the_queue_is_not_empty() -> None:
     one = Backlog()
     looks = ((0.0, 0, 3_000, 500_000), (0.125, 98_000, 3_000, 400_000), (0.25, 150_000, 0, 350_000))
     for at, left, waiting, behind in looks:
-        one.look(at, left, waiting, RATE, behind)
+        one.read(at, left, waiting, RATE, behind)
     assert one.use == QueueUse(0.125, 98_000, 125_000)
 
 
 def test_a_new_rate_starts_a_new_interval() -> None:
     one = Backlog()
-    one.look(0.0, 0, 200_000, RATE)
-    one.look(0.125, 125_000, 100_000, RATE)
-    one.look(0.125, 125_000, 100_000, RATE // 2)
-    one.look(0.25, 187_500, 37_500, RATE // 2)
+    one.read(0.0, 0, 200_000, RATE)
+    one.read(0.125, 125_000, 100_000, RATE)
+    one.read(0.125, 125_000, 100_000, RATE // 2)
+    one.read(0.25, 187_500, 37_500, RATE // 2)
     assert one.use == QueueUse(0.25, 187_500, 187_500)
 
 
 def test_paused_time_is_not_counted() -> None:
     one = Backlog()
-    one.look(0.0, 0, 200_000, RATE)
+    one.read(0.0, 0, 200_000, RATE)
     one.pause()
-    one.look(5.0, 0, 200_000, RATE)
-    one.look(5.125, 100_000, 100_000, RATE)
+    one.read(5.0, 0, 200_000, RATE)
+    one.read(5.125, 100_000, 100_000, RATE)
     assert one.use == QueueUse(0.125, 100_000, 125_000)
 
 
@@ -60,10 +60,10 @@ def test_a_queue_from_which_nothing_leaves_is_stuck(rate: int | None, stuck: set
     one = Backlog()
     found = set()
     for at in (0.0, 0.5, 1.0, 1.5):
-        one.look(at, 7, 2962, rate)
+        one.read(at, 7, 2962, rate)
         if one.stuck_since is not None:
             assert one.stuck_since == 0.0
             found.add(at)
     assert found == stuck
-    one.look(2.0, 2969, 0, rate)
+    one.read(2.0, 2969, 0, rate)
     assert one.stuck_since is None

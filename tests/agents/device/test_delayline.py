@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.device.delayline import Cell, DelayLine, Impairment, Tally
+from agents.device.delayline import DelayLine, Impairment, QueueTally, SharedRate
 from tests.namespaces import Holder, inside, joined
 
 pytestmark = pytest.mark.alone
@@ -52,7 +52,7 @@ def test_a_packet_is_due_after_the_delay() -> None:
     assert line.next_due() == 100.75
     assert line.due(102.0) == [(1, 11)]
     assert line.next_due() is None
-    assert line.tally(1) == Tally(
+    assert line.tally(1) == QueueTally(
         arrived=2, dropped=0, accepted=2, held_total=2.25, late_total=1.25, late_max=1.25
     )
 
@@ -72,7 +72,7 @@ def test_packets_due_soon_may_be_accepted_early() -> None:
     line.arrive(1, packet=1, now=0.0)
     assert line.due(0.25, early=0.125) == []
     assert line.due(0.25, early=0.25) == [(1, 1)]
-    assert line.tally(1) == Tally(1, 0, 1, held_total=0.25, late_total=-0.25, late_max=0.0)
+    assert line.tally(1) == QueueTally(1, 0, 1, held_total=0.25, late_total=-0.25, late_max=0.0)
 
 
 def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
@@ -91,7 +91,7 @@ def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
 
 def test_queues_of_a_cell_share_its_rate_in_order_of_arrival() -> None:
     """1,000 bytes on the wire take a second, whoever sent them; what is delayed is so on top."""
-    cell = Cell(rate=8000)
+    cell = SharedRate(rate=8000)
     line = DelayLine({1: Impairment(), 2: Impairment(delay=0.5)}, _never, {1: cell, 2: cell})
     for packet, queue in enumerate((1, 2, 1), 1):
         assert line.arrive(queue, packet, now=10.0, size=986)
@@ -105,7 +105,7 @@ def test_queues_of_a_cell_share_its_rate_in_order_of_arrival() -> None:
 
 def test_packets_beyond_the_cells_queue_are_dropped() -> None:
     """1,500 bytes take 12 ms at 1 Mbit/s: a packet is let in while no more than 0.2 s of others wait."""
-    line = DelayLine({1: Impairment()}, _never, {1: Cell(rate=1e6)})
+    line = DelayLine({1: Impairment()}, _never, {1: SharedRate(rate=1e6)})
     taken = [line.arrive(1, packet, now=0.0, size=1486) for packet in range(20)]
     assert taken == [True] * 17 + [False] * 3
     assert line.tally(1).dropped == 3
@@ -130,7 +130,7 @@ def test_a_change_applies_to_packets_that_arrive_later() -> None:
     line.change(1, Impairment(delay=0.25))
     line.arrive(1, 4, now=2.0)
     assert line.next_due() == 2.25
-    assert line.tally(1) == Tally(arrived=4, dropped=1, accepted=2, held_total=1.5)
+    assert line.tally(1) == QueueTally(arrived=4, dropped=1, accepted=2, held_total=1.5)
 
 
 def test_loss_is_the_requested_fraction() -> None:
@@ -180,10 +180,10 @@ SERVE = """
 import json, sys, threading
 from dataclasses import asdict
 import numpy as np
-from agents.device.delayline import Cell, DelayServer, Impairment
+from agents.device.delayline import DelayServer, Impairment, SharedRate
 
 impairment = Impairment(*json.loads(sys.argv[1]))
-cells = {5: Cell(float(rate)) for rate in sys.argv[3:]}
+cells = {5: SharedRate(float(rate)) for rate in sys.argv[3:]}
 server = DelayServer({5: impairment}, np.random.default_rng(int(sys.argv[2])).random, cells)
 serving = threading.Thread(target=server.serve)
 serving.start()
@@ -295,10 +295,10 @@ class Served:
         print(json.dumps(impairment), file=self.process.stdin, flush=True)
         assert self.said() == "changed"
 
-    def end(self) -> Tally:
+    def end(self) -> QueueTally:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return Tally(**json.loads(self.said()))
+        return QueueTally(**json.loads(self.said()))
 
 
 @pytest.fixture

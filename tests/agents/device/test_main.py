@@ -17,7 +17,7 @@ import pytest
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
 from agents.device.main import Init
-from agents.device.netlink import Connection as NetworkConnection
+from agents.device.netlink import TcpConnection
 from agents.device_actions import (
     Crash,
     Disconnect,
@@ -196,37 +196,39 @@ def test_client_starts_only_after_the_device_is_isolated(
 
 
 def test_client_stopped_from_outside_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "carries", lambda _: True)
+    monkeypatch.setattr(link, "has_carrier", lambda _: True)
     client = psutil.Process(pid(init))
-    assert init._disturbing(10.0) == {}
+    assert init._present_disturbances(10.0) == {}
     client.suspend()
     eventually(lambda: client.status() == psutil.STATUS_STOPPED)
-    assert init._disturbing(11.0) == {}
-    assert init._disturbing(14.0) == {"the client of pi was stopped by a signal": 11.0}
+    assert init._present_disturbances(11.0) == {}
+    assert init._present_disturbances(14.0) == {"the client of pi was stopped by a signal": 11.0}
     client.resume()
     eventually(lambda: client.status() != psutil.STATUS_STOPPED)
-    assert init._disturbing(15.0) == {}
+    assert init._present_disturbances(15.0) == {}
     init._do(Pause())
     eventually(lambda: client.status() == psutil.STATUS_STOPPED)
-    assert init._disturbing(16.0) == init._disturbing(20.0) == {}
+    assert init._present_disturbances(16.0) == init._present_disturbances(20.0) == {}
 
 
 def test_interface_disabled_from_outside_is_reported(
     init: Init, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "carries", lambda _: False)
-    assert init._disturbing(11.0) == {}
-    assert init._disturbing(14.0) == {"the network interface of pi was cut off from outside": 11.0}
+    monkeypatch.setattr(link, "has_carrier", lambda _: False)
+    assert init._present_disturbances(11.0) == {}
+    assert init._present_disturbances(14.0) == {
+        "the network interface of pi was cut off from outside": 11.0
+    }
     init._do(Disconnect())
-    assert init._disturbing(15.0) == {}
+    assert init._present_disturbances(15.0) == {}
 
 
 def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "carries", lambda _: True)
-    found = [NetworkConnection(0, 7.9)]
+    monkeypatch.setattr(link, "has_carrier", lambda _: True)
+    found = [TcpConnection(0, 7.9)]
     monkeypatch.setattr(init._netlink, "connections", lambda: found)
-    assert init._disturbing(100.0) == {}
-    found[:] = [NetworkConnection(0, 8.5)]
-    assert init._disturbing(100.0) == {"nothing came back to pi over its network": 91.5}
+    assert init._present_disturbances(100.0) == {}
+    found[:] = [TcpConnection(0, 8.5)]
+    assert init._present_disturbances(100.0) == {"nothing came back to pi over its network": 91.5}
     init._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
-    assert init._disturbing(100.0) == {}
+    assert init._present_disturbances(100.0) == {}

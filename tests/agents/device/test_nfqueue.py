@@ -65,7 +65,7 @@ def test_an_error_of_the_kernel_is_raised() -> None:
 def test_a_queue_number_has_16_bits() -> None:
     queues = PacketQueues()
     with pytest.raises(ValueError, match="queue number is 65536"):
-        queues.bind(65536, 10, whole=True)
+        queues.bind(65536, 10, merged=True)
     queues.close()
 
 
@@ -107,7 +107,7 @@ def _run(code: str) -> None:
 
 def test_packets_wait_for_their_verdict() -> None:
     _run("""
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         for n in range(5):
             sender.send(b"%d" % n)
         packets = queues.receive()
@@ -127,7 +127,7 @@ def test_packets_wait_for_their_verdict() -> None:
 
 def test_at_most_the_requested_number_is_received_at_once() -> None:
     _run("""
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         for _ in range(5):
             sender.send(b"")
         assert [len(queues.receive(limit=2)) for _ in range(4)] == [2, 2, 1, 0]
@@ -137,7 +137,7 @@ def test_at_most_the_requested_number_is_received_at_once() -> None:
 def test_held_packets_are_lost_with_the_socket_and_none_pass_without_one() -> None:
     _run("""
         sender.send(b"before")
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         sender.send(b"held")
         queues.close()
         sender.send(b"after")
@@ -147,7 +147,7 @@ def test_held_packets_are_lost_with_the_socket_and_none_pass_without_one() -> No
 
 def test_overruns_are_counted() -> None:
     _run("""
-        queues.bind(7, 2, whole=True)
+        queues.bind(7, 2, merged=True)
         for _ in range(5):
             sender.send(b"")
         assert queues.state() == {7: QueueState(held=2, overrun=3)}
@@ -159,10 +159,10 @@ def test_merged_packets_are_kept_whole_or_truncated() -> None:
     _run("""
         UDP_SEGMENT = 103
         sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 1000)
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         counts = []
-        for whole in (True, False, True):
-            queues.keep_whole(7, whole=whole)
+        for merged in (True, False, True):
+            queues.set_merged(7, merged=merged)
             sender.send(bytes(3000))
             counts.append(len(queues.receive()))
         assert counts == [1, 3, 1], counts
@@ -173,7 +173,7 @@ def test_merged_packets_are_kept_whole_or_truncated() -> None:
 
 def test_packets_come_with_their_length_on_request() -> None:
     _run("""
-        queues.bind(7, 100, whole=False, sized=True)
+        queues.bind(7, 100, merged=False, sized=True)
         sender.send(bytes(100))
         sender.setsockopt(socket.IPPROTO_UDP, 103, 1000)  # UDP_SEGMENT
         sender.send(bytes(2500))
@@ -183,9 +183,9 @@ def test_packets_come_with_their_length_on_request() -> None:
 
 def test_packets_arriving_while_a_queue_is_bound_are_not_lost() -> None:
     _run("""
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         sender.send(b"")
-        queues.bind(8, 100, whole=True)
+        queues.bind(8, 100, merged=True)
         sender.send(b"")
         assert queues.receive() + queues.receive() == [(7, 1, 0), (7, 2, 0)]
         assert sorted(queues.state()) == [7, 8]
@@ -194,15 +194,15 @@ def test_packets_arriving_while_a_queue_is_bound_are_not_lost() -> None:
 
 def test_kernel_refusals_are_reported() -> None:
     _run("""
-        queues.bind(7, 100, whole=True)
+        queues.bind(7, 100, merged=True)
         port = queues._socket.getsockname()[0]
         other = PacketQueues()
-        said = error(lambda: other.bind(7, 100, whole=True))
-        assert said == f"queue 7 is taken by another process (netlink port {port})", said
-        assert error(lambda: queues.bind(7, 100, whole=True)) == "queue 7 is bound already"
-        other.keep_whole(7, whole=True)
+        said = error(lambda: other.bind(7, 100, merged=True))
+        assert said == f"queue 7 is used by another process (netlink port {port})", said
+        assert error(lambda: queues.bind(7, 100, merged=True)) == "queue 7 is already bound"
+        other.set_merged(7, merged=True)
         assert "refused a verdict or a setting" in error(other.receive)
         os.seteuid(65534)
-        said = error(lambda: other.bind(8, 100, whole=True))
+        said = error(lambda: other.bind(8, 100, merged=True))
         assert said == "queue 8: no CAP_NET_ADMIN in this network namespace", said
     """)

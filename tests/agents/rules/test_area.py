@@ -168,7 +168,7 @@ def test_client_that_lost_its_memory_joins_beside_its_old_contribution() -> None
     assert isinstance(lost, Ignored)
     assert "lost its memory" in lost.reason
     assert isinstance(remark, Remark)
-    assert "its weight of 0.25" in remark.text
+    assert "weight 0.25" in remark.text
     assert send == Send("a")
     assert server.w + state.u == pytest.approx(0.25 * 4 / 1.25)
     assert weights(state.update(update("a", 5.0, kind="model"))) == []
@@ -192,11 +192,11 @@ def test_absent_client_stays_in_the_mean_and_is_noted() -> None:
     state = begin(Area(every=1), server)
     (never_heard,) = state.leave("b")
     assert isinstance(never_heard, Remark)
-    assert "the model that it began with keeps its weight of 0.25" in never_heard.text
+    assert "the model it started with stays in the mean with weight 0.25" in never_heard.text
     state.update(update("a", 5.0, kind="model"))
     (left,) = state.leave("a")
     assert isinstance(left, Remark)
-    assert "its last model keeps its weight of 0.75" in left.text
+    assert "its last model stays in the mean with weight 0.75" in left.text
     assert sent(state.join("a")) == ["a"]
     assert server.w.tolist() == [0.75 * 5 + 0.25 * 1]
 

@@ -140,7 +140,7 @@ class Mean:
             self.fleet.devices[name].outbox.append(self.fleet.devices[name].outbox[0])
         if self.fleet.arrive(name):
             self.y[name] = self._ends[name, self.fleet.arrived[-1].sequence]
-        elif any("begins anew" in note for note in self._notes()):
+        elif any("restarts as a new member" in note for note in self._notes()):
             self.lost.append((IMPORTANCE[name], self.y[name]))
             self.y[name] = self.fleet.server.w.copy()
 

@@ -109,14 +109,14 @@ def test_round_trip_of_zero_does_not_tune_the_rate() -> None:
     [
         ({}, "criterion: every needs `every`"),
         ({"every": 0}, "every is 0"),
-        ({"every": 2, "period": 1.0}, "period belongs to criterion: period"),
-        ({"every": 2, "tuned": True}, "tuned belongs to criterion: random"),
+        ({"every": 2, "period": 1.0}, "period needs criterion: period"),
+        ({"every": 2, "tuned": True}, "tuned needs criterion: random"),
         ({"every": 2, "server_lr": 1.5}, "server_lr is 1.5"),
         ({"every": 2, "server_lr": 0.0}, "server_lr is 0"),
         ({"every": 2, "lr": -1.0}, "lr is -1"),
-        ({"every": 2, "lr": 1.0, "step": "harmonic", "c": 1, "d": 1}, "lr belongs to step: constant"),
+        ({"every": 2, "lr": 1.0, "step": "harmonic", "c": 1, "d": 1}, "lr needs step: constant"),
         ({"every": 2, "step": "harmonic", "c": 1}, "step: harmonic needs `d`"),
-        ({"every": 2, "mu": 1.0}, "mu belongs to step: theorem7"),
+        ({"every": 2, "mu": 1.0}, "mu needs step: theorem7"),
         ({"criterion": "random", "rate": float("nan")}, "rate is nan"),
     ],
 )

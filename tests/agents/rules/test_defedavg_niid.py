@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from agents.rules.defedavg_niid import DeFedAvgNiid
-from agents.rules.interface import Actions, Aggregated, Broadcast, Ignored, Request, Send
+from agents.rules.interface import Actions, Aggregated, Broadcast, Ignored, RequestUpdate, Send
 from tests.agents.helpers import make_server, update, weights
 
 
 def pulled(actions: Actions) -> list[str]:
-    return [a.client for a in actions if isinstance(a, Request) and a.what == "pull"]
+    return [a.client for a in actions if isinstance(a, RequestUpdate) and a.what == "pull"]
 
 
 def test_client_counts_once_per_draw() -> None:
     server = make_server(0.5, 0.5, w=(1.0,), seed=0)
     state = DeFedAvgNiid(sample=4, server_lr=0.5).begin(server)
     # Drawn with seed 0: b, b, b, a.
-    assert state.start() == [Broadcast(), Request("a", "pull"), Request("b", "pull")]
+    assert state.start() == [Broadcast(), RequestUpdate("a", "pull"), RequestUpdate("b", "pull")]
     assert state.update(update("b", 8.0)) == []
     assert server.w.tolist() == [1.0]
     aggregated, broadcast, *requests = state.update(update("a", 16.0))
@@ -81,11 +81,11 @@ def test_round_without_clients_is_drawn_again() -> None:
     state = DeFedAvgNiid(sample=1).begin(server)
     assert pulled(state.start()) == ["b"]
     del server.clients["b"]
-    assert state.leave("b") == [Aggregated(0, ()), Request("a", "pull")]  # counts as a round
+    assert state.leave("b") == [Aggregated(0, ()), RequestUpdate("a", "pull")]  # counts as a round
     del server.clients["a"]
     assert state.leave("a") == [Aggregated(0, ())]
     server.clients["b"] = 0.5
-    assert state.join("b") == [Send("b"), Request("b", "pull")]
+    assert state.join("b") == [Send("b"), RequestUpdate("b", "pull")]
     server.clients["a"] = 0.5
     assert state.join("a") == [Send("a")]  # drawn from the next round on
     assert state.leave("a") == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.rules.favano import Favano
-from agents.rules.interface import Actions, Aggregated, Ignored, Request, Send, SetPeriodicTimer
+from agents.rules.interface import Actions, Aggregated, Ignored, RequestUpdate, Send, SetPeriodicTimer
 from agents.timing.nanoseconds import SECOND
 from tests.agents.helpers import make_server, sent, update, weights
 
@@ -16,14 +16,14 @@ ROUNDS = SetPeriodicTimer("round", 2 * SECOND)
 
 
 def asked(actions: Actions) -> list[str]:
-    return [a.client for a in actions if isinstance(a, Request) and a.what == "interrupt"]
+    return [a.client for a in actions if isinstance(a, RequestUpdate) and a.what == "interrupt"]
 
 
 def test_round_averages_the_server_model_and_the_drawn_models() -> None:
     server = make_server(0.5, 0.5, w=(3.0,))
     state = Favano(period=2.0, sample=2).begin(server)
     assert state.start() == [Send("a"), Send("b"), ROUNDS]
-    assert state.timer("round") == [Request("a", "interrupt"), Request("b", "interrupt")]
+    assert state.timer("round") == [RequestUpdate("a", "interrupt"), RequestUpdate("b", "interrupt")]
     assert state.update(update("b", 9.0, kind="model")) == []
     assert server.w.tolist() == [3.0]
     done = state.update(update("a", 0.0, kind="model"))

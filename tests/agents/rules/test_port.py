@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.rules.interface import Request, Send, Server, SetTimer
+from agents.rules.interface import RequestUpdate, Send, Server, SetTimer
 from agents.rules.port import Port, PortState
 from tests.agents.helpers import make_server, sent, update, weights
 
@@ -81,7 +81,7 @@ def test_urgent_requests_stale_clients_once_and_waits_for_them() -> None:
     state = begin(Port(min_updates=2, staleness_bound=1), server)
     advance(state, server, (1.0,), (1.0,))
     assert state.update(update("a", 0.0, base=2)) == []
-    assert state.update(update("b", 0.0, base=2)) == [Request("c", "interrupt")]  # τ = 2
+    assert state.update(update("b", 0.0, base=2)) == [RequestUpdate("c", "interrupt")]  # τ = 2
     server.clients["d"] = 0.1
     state.join("d")
     assert state.update(update("d", 0.0, base=2)) == []  # c has been asked

@@ -32,7 +32,7 @@ from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.fedfa import FedFa
 from agents.rules.fedfix import FedFix
-from agents.rules.interface import Request, Rule
+from agents.rules.interface import RequestUpdate, Rule
 from agents.rules.port import Port
 from analysis.client_story import story
 from tests.agents.fleet import Fleet, random_lives
@@ -190,7 +190,7 @@ def applied(fleet: Fleet) -> list[tuple[str, int, float]]:
 
 def strays(actions: act.Actions) -> list[str]:
     """Return the reasons of rejection if `actions` hold nothing else; a request may be repeated."""
-    logs = [action for action in actions if not isinstance(action, Request)]
+    logs = [action for action in actions if not isinstance(action, RequestUpdate)]
     assert len(records(logs)) == len(logs)
     return [record.reason for record in records(logs) if isinstance(record, events.UpdateRejected)]
 

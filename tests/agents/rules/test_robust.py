@@ -17,7 +17,7 @@ from agents.rules.defedavg_niid import DeFedAvgNiid
 from agents.rules.fedavg import FedAvg
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
-from agents.rules.parts import RobustSum, Trim, WeightedSum, gathered, trimmed
+from agents.rules.parts import RobustSum, Trim, WeightedSum, count_trimmed, make_sum
 from tests.agents.helpers import make_server, update, weights
 
 VALUES = (1.0, 2.0, 4.0, 7.0, 1000.0)
@@ -31,7 +31,7 @@ VALUES = (1.0, 2.0, 4.0, 7.0, 1000.0)
     ],
 )
 def test_number_trimmed_at_each_end(updates: int, trim: Trim, k: int) -> None:
-    assert trimmed(updates, trim) == k
+    assert count_trimmed(updates, trim) == k
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,19 @@ def test_client_drawn_twice_counts_twice_in_the_trimmed_mean() -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("fedbuff", {"buffer_size": 5, "trim": 0.1}, "of 5 updates is none: raise it to 0.2"),
-        ("fedbuff", {"buffer_size": 2, "trim": "median"}, "3 updates or more, and they have 2"),
+        ("fedbuff", {"buffer_size": 5, "trim": 0.1}, "only 5 updates are aggregated: use at least 0.2"),
+        (
+            "fedbuff",
+            {"buffer_size": 2, "trim": "median"},
+            "at least 3 updates per aggregation, but there are 2",
+        ),
         ("fedbuff", {"buffer_size": 9, "trim": 0.5}, "expected from 0 to below 0.5, or median"),
         ("fedbuff", {"buffer_size": 9, "trim": -0.1}, "expected from 0 to below 0.5, or median"),
-        ("defedavg_iid", {"buffer_size": 2, "trim": 0.4}, "3 updates or more"),
-        ("defedavg_niid", {"sample": 2, "trim": 0.4}, "3 updates or more"),
-        ("asysg", {"gradients": 2, "trim": 0.4}, "3 updates or more"),
-        ("port", {"min_updates": 2, "trim": 0.4}, "3 updates or more"),
-        ("fedavg", {"sample": 3, "trim": 0.2}, "raise it to 0.34"),
+        ("defedavg_iid", {"buffer_size": 2, "trim": 0.4}, "at least 3 updates"),
+        ("defedavg_niid", {"sample": 2, "trim": 0.4}, "at least 3 updates"),
+        ("asysg", {"gradients": 2, "trim": 0.4}, "at least 3 updates"),
+        ("port", {"min_updates": 2, "trim": 0.4}, "at least 3 updates"),
+        ("fedavg", {"sample": 3, "trim": 0.2}, "at least 0.34"),
         ("fedfix", {"period": 1.0, "trim": 0.6}, "below 0.5"),
     ],
 )
@@ -127,7 +131,7 @@ def test_trim_that_removes_nothing_is_refused(
 def test_fedavg_of_all_clients_checks_trim_against_the_fleet() -> None:
     rule: Rule = FedAvg(trim=0.1)
     rule.check(10)
-    with pytest.raises(ValueError, match=r"of 9 updates is none: raise it to 0\.12"):
+    with pytest.raises(ValueError, match=r"only 9 updates are aggregated: use at least 0\.12"):
         rule.check(9)
 
 
@@ -200,4 +204,4 @@ def test_long_vectors_are_trimmed_like_short_ones() -> None:
 
 
 def test_plain_sum_holds_no_update() -> None:
-    assert type(gathered(make_server(1.0), 0.0)) is WeightedSum
+    assert type(make_sum(make_server(1.0), 0.0)) is WeightedSum

@@ -224,7 +224,7 @@ class Mean:
         state = self._fleet.core.rule
         assert isinstance(state, AreaState)
         for record in news:
-            if isinstance(record, events.Note) and " begins anew" in record.message:
+            if isinstance(record, events.Note) and " restarts as a new member" in record.message:
                 name = record.message.split()[0]
                 self.frozen.append(self.y[name])
                 self.y[name] = [state._begun_with[name]]
