@@ -20,6 +20,10 @@ def convert_trace(
     `link: {trace: {csv: …}}` reads. `direction`: direction of the link that the trace is for. `scale`:
     factor for all rates. Raises BadInputError."""
     path = Path(file)
+    if form == "mahimahi":
+        raise BadInputError(
+            f"a mahimahi trace needs no conversion: write link: {{trace: {{{direction}: {file}}}}}"
+        )
     if form not in published_traces.FORMATS:
         raise BadInputError(
             f"unknown format {form!r}, expected one of {', '.join(published_traces.FORMATS)}"

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def validate(document: Document) -> Topology:
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])
-    document = old_words.translate(document)
+    document = old_words.translate(_without_extensions(document))
     problems = list(_name_problems(document))
     code, classes, wrong = _read_user_code(document)
     problems += wrong
@@ -83,6 +84,14 @@ def validate(document: Document) -> Topology:
         raise document.source.error(problems)
     devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
     return topology.model_copy(update={"devices": devices})
+
+
+def _without_extensions(document: Document) -> Document:
+    """Drop top-level keys that begin with `x-`: they only hold values for aliases, as in Compose."""
+    if not isinstance(document.data, dict):
+        return document
+    data = {key: value for key, value in document.data.items() if not key.startswith("x-")}
+    return replace(document, data=data)
 
 
 def _read_user_code(

@@ -95,7 +95,7 @@ Rate = Annotated[
     PlainSerializer(units.format_rate),
     WithJsonSchema(_text(_NUMBER + "[kKmMgG]?([bB]it(/s)?|bps|b/s)$", "5mbit", "200kbit")),
 ]
-SECONDS_SCHEMA = _text(_NUMBER + "(us|µs|ms|s|min|h)$", "80ms", "30s", "2min")
+SECONDS_SCHEMA = _text(_NUMBER + "(us|µs|\u03bcs|ms|s|min|h)$", "80ms", "30s", "2min")
 Seconds = Annotated[
     float,
     BeforeValidator(units.duration),
@@ -139,6 +139,8 @@ PositiveShare = Annotated[
 ]
 Cpu = Annotated[
     float,
+    BeforeValidator(units.cpu),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, _text(_NUMBER + "%$", "25%")]}),
     Field(gt=0),
     expecting("a positive share of one host core such as 0.25"),
 ]

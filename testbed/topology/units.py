@@ -16,7 +16,9 @@ from fractions import Fraction
 
 Units = Mapping[str, Fraction | int]
 
-_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-zµ%/]+)")
+_QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-z\u00b5\u03bc%/]+)")
+_MICRO = re.compile("[\u00b5\u03bc]")
+"""Both signs for micro: the sign itself, and the Greek letter that keyboards give."""
 FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
 _MAX_LENGTH = 40  # characters, so that every quantity is well within the range of a float
 
@@ -77,6 +79,11 @@ def power(value: object) -> float:
 def share(value: object) -> float:
     """Read a share from 0 to 1, such as `90%` or the number 0.9."""
     return _ratio(value, 1, "expected a share from 0 to 1 such as 0.9, or 90%")
+
+
+def cpu(value: object) -> float:
+    """Read a number of cores, such as 0.25 or `25%`."""
+    return _ratio(value, sys.float_info.max, "expected a positive share of one host core such as 0.25")
 
 
 def share_as_typed(value: object) -> float:
@@ -152,7 +159,7 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
     match = _match(_QUANTITY, value)
     if match is None:
         raise ValueError(expected)
-    return Fraction(match[1]), match[2].replace("µ", "u")
+    return Fraction(match[1]), _MICRO.sub("u", match[2])
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:

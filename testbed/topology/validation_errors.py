@@ -163,9 +163,15 @@ def _one_of(found: Any, choices: list[str]) -> str:
     return expected + (f"; {guess}" if guess else "")
 
 
+_SYNONYMS = {"kill": "crash"}
+"""Words of other tools and of our commands, and the key that means the same."""
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`did you mean rate?`, or an empty text if none of `known` is similar."""
-    close = difflib.get_close_matches(word, known, n=1)
+    close = [_SYNONYMS.get(word, "")]
+    if close[0] not in known:
+        close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]}?" if close else ""
 
 

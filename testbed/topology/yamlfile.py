@@ -236,15 +236,18 @@ class _Reading:
         self._around.append(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
-                return dict(self._items(node, where))
+                return dict(self._items(node, where, set()))
             if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
                 return tuple(self.value(item, (*where, i)) for i, item in enumerate(node.value))
             return self._loader.construct_object(node)
         finally:
             self._around.pop()
 
-    def _items(self, node: yaml.MappingNode, where: Where) -> Iterator[tuple[str, Any]]:
+    def _items(self, node: yaml.MappingNode, where: Where, known: set[str]) -> Iterator[tuple[str, Any]]:
+        """Yield keys and values except the `known` keys, which a mapping that merges this one has; add
+        them to `known`."""
         lines: dict[str, int] = {}
+        merged: list[yaml.MappingNode] = []
         for key_node, value_node in node.value:
             key = (
                 self._loader.construct_object(key_node)
@@ -253,14 +256,33 @@ class _Reading:
             )
             if not isinstance(key, str):
                 raise _error_at(key_node, "a key must be a text; put it in quotes")
+            if key == "<<" and key_node.style not in ("'", '"'):
+                merged += _mappings_to_merge(value_node)
+                continue
             at = (*where, key)
             place = _place(key_node.start_mark)
             if key in lines:
                 message = f"{dotted_path(at)}: is also on line {lines[key]}; keep one of the two"
                 self.problems.append(Problem(place, message))
             lines[key] = place.line
-            self.keys[at] = place
-            yield key, self.value(value_node, at)
+            if key not in known:
+                self.keys[at] = place
+                yield key, self.value(value_node, at)
+        known.update(lines)
+        for other in merged:
+            if other in self._around:
+                raise _error_at(node, "this value contains itself")
+            self._around.append(other)
+            yield from self._items(other, where, known)
+            self._around.pop()
+
+
+def _mappings_to_merge(node: yaml.Node) -> list[yaml.MappingNode]:
+    """Return the mappings that the value of a merge key (`<<: *defaults`) names."""
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not all(isinstance(one, yaml.MappingNode) for one in nodes):
+        raise _error_at(node, "<< merges keys and values, or a list of such; name them, as in <<: *fast")
+    return list(nodes)
 
 
 def _error_at(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:

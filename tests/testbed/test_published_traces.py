@@ -195,6 +195,10 @@ def test_commands_write_traces_that_topologies_read(testbed: Testbed, tmp_path: 
     assert link.trace is not None
     for wrong, told in (
         (("trace", "nomahi", tmp_path / "bus.log"), "unknown format 'nomahi'"),
+        (
+            ("trace", "mahimahi", tmp_path / "bus.log"),
+            "needs no conversion: write link",
+        ),
         (("trace", "ucc", tmp_path / "bus.log"), "bus.log: line 1: found no column"),
         (("devices", tmp_path / "capacity"), "give --cpu"),
         (("devices", tmp_path / "none", "--cpu", 1), "none: No such file"),

@@ -408,3 +408,44 @@ def test_image_is_a_tag_or_a_dockerfile() -> None:
         assert dockerfile(tag) is None
     for path in ("Dockerfile", "./a b/Dockerfile", "sensor/Dockerfile.pi", "x.Dockerfile"):
         assert dockerfile(path) == Path(path).absolute()  # from the folder of the topology
+
+
+MERGED = """
+x-common: &common {count: 2, cpu: 25%, link: &slow {up: 1mbit}}
+name: merged
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff, buffer_size: 3}
+devices:
+  - {name: own, <<: *common, cpu: 0.5}
+  - <<: [{memory: 1GiB, cpu: 10%}, *common]
+    name: list
+    link: {<<: *slow, rtt: 80ms}
+stop: {after: 60s}
+"""
+
+
+def test_merge_keys_and_extension_blocks_are_read_as_in_compose() -> None:
+    own, listed = topology.parse(MERGED).devices
+    assert (own.count, own.cpu, listed.count, listed.cpu, listed.memory) == (2, 0.5, 2, 0.1, 2**30)
+    assert own.link is not None
+    assert listed.link is not None
+    assert (own.link.up, own.link.rtt, listed.link.up, listed.link.rtt) == (10**6, None, 10**6, 0.08)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "told"),
+    [
+        ("<<: *common, cpu: 0.5", "<<: 3, cpu: 0.5", "7:21", "<< merges keys and values"),
+        ("cpu: 25%", "cpux: 25%", "2:30: devices[0].cpux", "unknown key; did you mean cpu?"),
+        ("x-common: &common", "common: &common", "2:1: common", "unknown key"),
+        ("- {name: own, <<: *common", "- &me {name: own, <<: *me", "7:5", "contains itself"),
+        ("stop:", "scenario: [{at: 1s, kill: own}]\nstop:", "11:21: scenario[0].kill", "mean crash?"),
+    ],
+)
+def test_wrong_merge_keys_are_reported_with_their_place(
+    old: str, new: str, place: str, told: str
+) -> None:
+    with pytest.raises(BadInputError) as refused:
+        topology.parse(MERGED.replace(old, new))
+    assert f"<text>:{place}" in str(refused.value)
+    assert told in str(refused.value)
