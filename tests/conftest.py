@@ -13,6 +13,7 @@ import docker
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from agents.imports import without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
@@ -30,6 +31,13 @@ def pytest_configure() -> None:
     them ignore it, and what they start would do the same."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Import the tests without garbage collection: imports make almost no garbage."""
+    with without_garbage_collection():
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -39,8 +39,8 @@ def with_one_device(folder: Path, **settings: str) -> Path:
 
 
 def test_run_resumes_after_interrupt_and_kill(testbed: Testbed, tmp_path: Path) -> None:
-    """Once after an interrupt, and once after SIGKILL for every process: nothing is lost, and nothing is
-    applied twice."""
+    """It resumes once after an interrupt and once after SIGKILL for every process: nothing is lost, and
+    nothing is applied twice."""
     topology = with_one_device(tmp_path, durability="recording")
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:

@@ -379,7 +379,7 @@ def test_invalid_sweep_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)
 def test_experiments_name_variants_of_their_sweep(experiment: Experiment) -> None:
-    """Also: its runs are valid, on its sweep's own runtime too, and its page has what is kept of it."""
+    """Its runs are also valid on the sweep's own runtime, and its page has everything that is stored."""
     study = yamlfile.read(SWEEPS / experiment.file).data
     named = {name for claim in experiment.claims for name in (claim.ours, *claim.others)}
     assert named <= set(study["variants"])

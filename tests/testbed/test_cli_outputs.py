@@ -24,7 +24,7 @@ from testbed.topology.published_traces import FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "new trace", "new devices"}
-"""They take a terminal or a browser, or print what is for programs anyway."""
+"""Commands that need a terminal or a browser, or print for programs anyway."""
 HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
 
 

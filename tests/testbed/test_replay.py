@@ -217,5 +217,5 @@ def write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
 
 
 def _write_old(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
-    """In the format of 0.2.0."""
+    """Write an entry in the format of 0.2.0."""
     path.write_bytes(b"".join(struct.pack("<IQ", len(t), len(p)) + t + p for t, p in entries))
