@@ -273,7 +273,7 @@ def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], 
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
-        raise WireError("invalid metadata: expected a map from strings to strings")
+        raise WireError("invalid metadata: expected a map of strings to strings")
     body = memoryview(payload).toreadonly()[start:]
     if header.keys().isdisjoint(_BUFFERS):
         return header, metadata, body, NONE
@@ -295,9 +295,7 @@ def _split_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview
     middle = size - 8 * integers
     begin = middle - 4 * floats
     if begin < 0:
-        raise WireError(
-            f"{floats} floats and {integers} integers of buffers do not fit into {size} bytes"
-        )
+        raise WireError(f"invalid buffers: {floats} floats and {integers} integers in {size} bytes")
     # Copies, because they are kept longer than the payload.
     found = Buffers(
         np.frombuffer(body[begin:middle], "<f4").copy(), np.frombuffer(body[middle:], "<i8").copy()
