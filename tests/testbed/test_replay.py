@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,21 @@ def test_missing_input_with_valid_numbers_is_found_at_the_first_changed_record(
     del entries[updates[3]]
     write(run.inputs, entries)
     with pytest.raises(RunFailedError, match=r"events.jsonl:8 has UpdateApplied.client='slow'.* 3 upd"):
+        replay(run)
+
+
+def test_wording_of_another_version_is_no_difference(tmp_path: Path) -> None:
+    topology = _topology(tmp_path, **EVENTFUL | {"bounds": {"staleness": 0}})
+    run = RunDirectory(_run(topology, tmp_path).path)
+    text = run.events.read_text(encoding="utf-8")
+    assert '"reason":"staleness ' in text
+    run.events.write_text(
+        text.replace('"reason":"staleness ', '"reason":"too stale: '), encoding="utf-8"
+    )
+    assert replay(run).updates > 0
+    dispatch = re.sub(r'("event":"rejected".*"dispatch":)\d+', r"\g<1>9999", text, count=1)
+    run.events.write_text(dispatch, encoding="utf-8")
+    with pytest.raises(RunFailedError, match="dispatch=9999"):
         replay(run)
 
 
