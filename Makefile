@@ -20,6 +20,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet -n 0 tests/test_plain_words.py
 
 # The documentation: its words, links and commands are checked, then the site, which needs no network.
 docs: $(VENV)/.installed-dev

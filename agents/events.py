@@ -193,7 +193,7 @@ class EvaluatedPart:
     loss: float
     """Mean loss on the part."""
     accuracy: float
-    """As in `Evaluated`, on the part."""
+    """Share of correct answers on the part; NaN as in `Evaluated`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class RankAgreement:
     high: float
     """Upper end of the 95% interval; NaN if there is none."""
     resampled: Literal["seeds", "configurations"]
-    """What the bootstrap resamples: seeds if every configuration has several, otherwise
+    """Items that the bootstrap resamples: seeds if every configuration has several, otherwise
     configurations."""
     swapped: tuple[tuple[str, str], ...]
     """Pairs of configurations of which the first is faster in virtual time and slower in the real

@@ -30,7 +30,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 SILENCE = "the broker, in silence"
 _WAIT_SECONDS = 1.0
-"""For an answer, or for what should not come."""
+"""Seconds to wait for an answer, or for a message that should not come."""
 
 
 class RefusedError(Exception):
@@ -130,7 +130,7 @@ def leaving_a_will(topic: str) -> Attack:
 
 
 def reading_and_publishing(facts: Facts) -> Iterator[tuple[str, str | None]]:
-    """In one session, of which each login has one."""
+    """Read and publish in one session: each login may have only one."""
     root = f"testbed/{facts.run}/"
     filters = [each if each.startswith(("#", "$")) else root + each for each in READ]
     filters = [each.format(**vars(facts)) for each in filters]

@@ -161,7 +161,7 @@ class Outboxes:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow)
         self.finished: Counter[tuple[str, int]] = Counter()
-        """By client and dispatch."""
+        """Number of finished updates by client and dispatch."""
 
     def __enter__(self) -> Outboxes:
         self._thread.start()

@@ -59,7 +59,7 @@ _VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 2**64, 10**400, 1e308, float("nan"), float("inf"), "", "x", "\ud800", "\0",
     [], {}, [None], {"a": 1}, [[[]]], "9" * 5000, [{}], {"": {}},
 )  # fmt: skip
-"""In place of any value of a JSON file."""
+"""Replacements for any value of a JSON file."""
 
 
 class HangError(Exception):

@@ -278,7 +278,7 @@ def _unlimited(encode: Callable[[], bytes]) -> bytes:
 
 
 class _Silent:
-    """In place of a connection, and of the kernel's delay line."""
+    """Stand-ins for a connection and for the kernel's delay line."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
     def open(self, _timeout: float = 0.0) -> None: ...

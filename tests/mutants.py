@@ -356,7 +356,7 @@ class Mutator:
         return [mutant for mutant in self.candidates() if _compiles(mutant)]
 
     def candidates(self) -> list[Mutant]:
-        """Also those that do not compile."""
+        """Return all changes, including those that do not compile."""
         found = dict.fromkeys(self._visit(ast.parse(self._source), ""))
         return [mutant for mutant in found if mutant.source() != self._source]
 

@@ -43,7 +43,7 @@ class Setting:
     lr: float
     timings: Sequence[Sequence[int]]
     scenario: Sequence[Step]
-    """In the order of their time. Whose first step is `join` is not there from the start."""
+    """Steps in order of time. A client whose first step is `join` is absent at the start."""
     after: int
 
 
@@ -204,7 +204,7 @@ class Server:
         return self.out.keys() | self.later
 
     def idle(self, updates: Sequence[Update]) -> set[int]:
-        """Their senders, but for those that are gone or have come again since."""
+        """Return their senders, except those that left or returned since."""
         return ({update.client for update in updates} & set(self.members)) - self.busy
 
     def empty(self) -> None:

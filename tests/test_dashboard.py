@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -50,11 +50,18 @@ def over(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_page_follows_a_running_run(tmp_path: Path) -> None:
     runs, runtime = tmp_path / "runs", "docker" if docker_engine.is_available() else "process"
-    topology = write_small_topology(tmp_path, stop={"after": "10min"}, evaluate={"every": "1s"})
+    devices = [  # which mostly wait: the cores are for the browser
+        {"name": "fast", "cpu": 0.3, "timing": "500ms"},
+        {"name": "slow", "cpu": 0.1, "timing": "1s"},
+    ]
+    topology = write_small_topology(
+        tmp_path, devices=devices, stop={"after": "10min"}, evaluate={"every": "1s"}
+    )
     asked = ("--dashboard", "--metrics-port", "0")
     with started("up", topology, "--runtime", runtime, "--runs", runs, *asked) as up:
         metrics = told(up, r"Prometheus: (\S+)")
         url = told(up, r"Dashboard: (\S+)")
+        server = page_server_at_usual_priority(up.pid)
         told(up, "(the run clock starts)")
         (path,) = runs.iterdir()
         with browser.opened() as page:
@@ -79,9 +86,6 @@ def test_page_follows_a_running_run(tmp_path: Path) -> None:
             assert seen["testbed_updates_total", "fast"] > 0
             assert seen["testbed_cpu_asked_cores", "slow"] == pytest.approx(0.1)
             assert page.complaints() == []
-            children = psutil.Process(up.pid).children()
-            (server,) = (child for child in children if "testbed.dashboard.serving" in child.cmdline())
-            assert server.nice() >= 10
             up.terminate()
             eventually(lambda: "ended: interrupted" in page.header())
             eventually(lambda: not page.run("return document.getElementById('lost').hidden"))
@@ -160,7 +164,26 @@ def fetched(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> tupl
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
     with started("dashboard", "--runs", runs) as dashboard:
-        yield told(dashboard, r"Dashboard: (\S+)")
+        url = told(dashboard, r"Dashboard: (\S+)")
+        page_server_at_usual_priority(dashboard.pid)
+        yield url
+
+
+def page_server_at_usual_priority(parent: int) -> psutil.Process:
+    """Return the page's process, a child of `parent`. It lowers its own priority, which is checked here.
+    Beside other tests it would then get next to no CPU, so this is undone if the user may do that."""
+
+    def servers() -> list[psutil.Process]:
+        children = psutil.Process(parent).children()
+        return [child for child in children if "testbed.dashboard.serving" in child.cmdline()]
+
+    (server,) = eventually(servers)
+    ours = psutil.Process().nice()
+    eventually(lambda: server.nice() == min(19, ours + 10))
+    with suppress(psutil.AccessDenied, OSError):
+        server.nice(ours)
+        Path(f"/proc/{server.pid}/autogroup").write_text("0", encoding="ascii")
+    return server
 
 
 def drawn(page: Browser, figure: str, layer: str) -> list[float]:

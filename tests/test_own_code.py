@@ -60,7 +60,7 @@ def tags_for(path: Path) -> list[str]:
 def test_example_of_own_code_runs_and_is_replayed(
     runtime: str, example: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """From another folder; what is beside the topology by then does not count."""
+    """It is replayed from another folder; files beside the topology do not count by then."""
     if runtime == "docker":
         sensor = request.getfixturevalue("own_image")
     elsewhere = tmp_path / "elsewhere"

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_the_wait_for_the_last_evaluation(up: Up, tmp_path: Path) ->
     interrupted: list[float] = []
 
     def interrupt() -> None:
-        """Once it is said that the last evaluation is waited for."""
+        """Interrupt once the run reports that it waits for the last evaluation."""
         while not any(WAITS in file.read_text() for file in tmp_path.glob("runs/*/events.jsonl")):
             time.sleep(0.1)
         interrupted.append(time.monotonic())

@@ -47,7 +47,7 @@ DEVICES: list[dict[str, Any]] = [
 """Topology to be completed with the names of the nodes, which share one host name."""
 KINDS = ("agent", "broker", "base")
 NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
-"""So that `down --all` ends no run of other tests."""
+"""Prefix that hides other processes, so that `down --all` ends no run of other tests."""
 NAMES = {"first", "second-1", "second-2"}
 
 

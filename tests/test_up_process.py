@@ -37,8 +37,8 @@ from tests.waiting import eventually
 
 
 def test_run_of_processes_ends_normally(tmp_path: Path) -> None:
-    """In rounds; other tests run the other rules. The bias is frozen: it is not sent, and stays 0.
-    Devices are evaluated one by one. With `-v` their clients say what they do."""
+    """The rule works in rounds; other tests run the other rules. The bias is frozen: it is not sent and
+    stays 0. Devices are evaluated one by one. With `-v` their clients log their work."""
     task = {"name": "digits-logreg", "frozen": ["1.bias"], "local": {"steps": 20, "lr": 0.1}}
     topology = write_small_topology(
         tmp_path,
@@ -93,7 +93,7 @@ def test_dilated_run_is_reported_in_device_time(testbed: Testbed, tmp_path: Path
 
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
-    """At first the link is measured, for 5 s."""
+    """In the first stage the link is measured, for 5 s."""
     link = {"up": "1mbit", "down": "1mbit"} if stage == "Starting broker" else None
     topology = write_small_topology(tmp_path, devices=[{"name": "far", "cpu": 0.3, "link": link}])
     with started("up", topology, "--runtime", "process", "--runs", tmp_path / "runs") as up:

@@ -94,7 +94,7 @@ def test_wheel_has_the_image_tags_of_the_checkout(installed: Installed) -> None:
 
 
 def test_examples_of_the_wheel_run_beside_a_foreign_agents_package(installed: Installed) -> None:
-    """In a folder with somebody's package `agents`; processes and the notebook find ours."""
+    """The folder has a foreign package `agents`; processes and the notebook import the wheel's own."""
     assert "testbed up examples/topologies/quickstart.yaml" in installed.run(
         "testbed", "new", "examples"
     )

@@ -22,8 +22,8 @@ from testbed.host import docker_engine
 
 _TIMEOUT_SECONDS = 30.0
 _ENOUGH_MEMORY = 10 * 2**30
-"""For the images of both engines, which are otherwise on the disk: it takes much longer to write and to
-remove them there."""
+"""Bytes of free memory that suffice for the images of both engines. With less they are on the disk,
+where writing and removing them takes much longer."""
 _CHUNK = 2**20
 """Bytes of images, handed on at once."""
 _START = """

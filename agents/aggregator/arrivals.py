@@ -27,7 +27,7 @@ class _Arrival:
     """An update that waits to be applied."""
 
     record: partial[events.UpdateApplied]
-    """Its record, without the fields that are known only when it is applied."""
+    """Record of the update, without the fields that are known only when it is applied."""
     buffers: Buffers
 
 

@@ -72,7 +72,7 @@ class Ending:
     def note_waiting(self, end: End, version: int) -> Log:
         """Return the note that the run waits for evaluations. Its time is that of the end, because the
         run clock stands still."""
-        count = self._evaluations.left(version)
+        count = self._evaluations.remaining(version)
         what = "evaluation" if count == 1 else f"{count} evaluations"
         text = f"the run is over and waits for its last {what}"
         if self._last is not None and self._last.timeout is not None:
@@ -81,6 +81,6 @@ class Ending:
 
     def note_giving_up(self, end: End, version: int, why: str) -> Log:
         """Return the note that the run stops waiting for its last evaluations."""
-        count = self._evaluations.left(version)
+        count = self._evaluations.remaining(version)
         what = "the last model was" if count == 1 else f"the last {count} models were"
         return Log(events.Note(to_seconds(end.at), f"{what} not evaluated: {why}"))

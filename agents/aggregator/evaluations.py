@@ -34,7 +34,7 @@ class Evaluations:
         """Number of unfinished evaluations."""
         return len(self._taken)
 
-    def left(self, version: int) -> int:
+    def remaining(self, version: int) -> int:
         """Return the number of evaluations that are still to be done if the run ends with `version`."""
         return len(self._taken) + (version != self._newest)
 

@@ -113,7 +113,7 @@ class FlatModule:
         """Gradient of each learned parameter. Torch counts in `_version` how often each is written
         to."""
         self._written: list[int] = []
-        """Those counts at the last call of `without_gradient`."""
+        """Values of these counts at the last call of `without_gradient`."""
         offset = 0
         for p in parameters:
             part = slice(offset, offset + p.numel())

@@ -25,7 +25,7 @@ SavedVectors = Mapping[str, tuple[int, Vector]]
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """What a rule requires of its clients."""
+    """Requirements of a rule on its clients."""
 
     kind: Kind = "delta"
     as_model: bool = False

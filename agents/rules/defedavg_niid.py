@@ -47,7 +47,7 @@ class DeFedAvgNiid(Rule):
     sample: int
     """n: draws per round."""
     send_buffer: Literal["overwrite", "hold"] = "overwrite"
-    """What a client does while its update waits in the send buffer. `overwrite`: train on the next model
+    """Behaviour of a client whose update waits in the send buffer. `overwrite`: train on the next model
     and replace the update. `hold`: train again only after the server has pulled the update."""
     server_lr: float = 1.0
     """η_g."""

@@ -303,7 +303,7 @@ class Rule(Protocol):
 
     @property
     def client_side(self) -> ClientSide:
-        """What the rule requires of its clients."""
+        """Requirements of the rule on its clients."""
         return ClientSide()
 
     def sums(self) -> Sums:

@@ -183,7 +183,7 @@ def client_app(candidate: Any) -> Any:
         app = candidate()
     if not isinstance(app, ClientApp):
         raise ValueError(
-            f"app is of type {type(app).__name__}, expected a Flower ClientApp, or a function without "
+            f"app is {type(app).__name__}, expected a Flower ClientApp, or a function without "
             "arguments that returns one"
         )
     return app

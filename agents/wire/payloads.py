@@ -37,7 +37,7 @@ _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
 """Types of the arrays of an encoded update: name in safetensors, name in NumPy."""
 _NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
 Pieces = tuple[bytes, *tuple[memoryview, ...]]
-"""Of a payload: its header and views of its arrays."""
+"""Pieces of a payload: its header and views of its arrays."""
 
 
 class WireError(Exception):

@@ -24,8 +24,8 @@ ENOUGH_SECONDS = 3.0
 """Seconds that a CPU figure must be based on to count against a run. In one second, one period more or
 less makes some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""The same for the share that a device got while it wanted to run. In less time it cannot have lost more
-than this."""
+"""Seconds likewise for the share that a device got while it wanted to run. In less time it cannot have
+lost more than this."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002

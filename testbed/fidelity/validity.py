@@ -103,7 +103,7 @@ class Validity:
     reasons: tuple[str, ...] = ()
     """Reasons why the run is not valid."""
     unjudged: tuple[str, ...] = ()
-    """What could not be checked, with the reason."""
+    """Checks that were not possible, with the reason."""
 
     @property
     def valid(self) -> bool | None:

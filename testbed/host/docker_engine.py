@@ -55,7 +55,7 @@ class Unfit:
 
     reason: str
     fix: str
-    """What fixes it."""
+    """Instruction that fixes it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is missing, and what fixes it."""
+    """A missing part, and how to fix that."""
 
     what: str
     fix: str

@@ -38,8 +38,8 @@ _PATIENCE = 20
 """Longest round relative to its mean: an exponential duration exceeds it once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
-"""What an estimate lacks: the time of a step, the number of samples per epoch, or a finite mean of
-`think` or `timing`."""
+"""Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
+mean of `think` or `timing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,7 @@ class BrokerSettings(Model):
 
 
 class RuntimeSettings(Model):
-    """Where and how the devices run."""
+    """Runtime of the devices, and its settings."""
 
     name: Annotated[str, NameChoice("auto", *RUNTIMES)] = Field(
         default="auto",

@@ -25,7 +25,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""What was expected, by pydantic's error type, for fields without a message of their own."""
+"""Expected values in words, by pydantic's error type, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -91,7 +91,7 @@ def conflict(document: Document, where: Where, error: ValueError) -> Problem:
 def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, str]) -> Problem:
     source, context = document.source, details.get("ctx", {})
     is_key = details["loc"][-1:] == ("[key]",)
-    where = _where(details["loc"][:-1] if is_key else details["loc"], document.data)
+    where = _path_in_file(details["loc"][:-1] if is_key else details["loc"], document.data)
     match details["type"]:
         case "unknown_key":
             known = context["known"]
@@ -132,7 +132,7 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
     return source.problem(where, f"found {_format(found)}, {expected}", at_key=is_key)
 
 
-def _where(loc: Where, data: Any) -> Where:
+def _path_in_file(loc: Where, data: Any) -> Where:
     """`loc` without the names of variants, which pydantic adds but which are not keys of the file."""
     where: Where = ()
     for key in loc:

@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackerKind:
-    """Where a tracker's code is, and what it needs."""
+    """Place of a tracker's code, and its requirements."""
 
     module: str
     class_name: str

@@ -98,6 +98,8 @@ class Simulation:
         self._inputs: deque[inputs.Input] = deque()
         self._handling = False
         self._finished = self._deadlocked = False
+        self._has_deferred = False
+        """Whether the core waits for the end of the instant."""
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
         """Run until the end, or until `interrupted` returns True; `wall_clock` is the time of the start
@@ -148,7 +150,9 @@ class Simulation:
                 self._hand_in_evaluation()
                 self._handle(inputs.TimersDue(now))
                 continue
-            self._handle(inputs.InstantOver(now))
+            if self._has_deferred:
+                self._has_deferred = False
+                self._handle(inputs.InstantOver(now))
             first = self._events.next
             if first is None or first > now:
                 return
@@ -311,6 +315,8 @@ class Simulation:
             case act.StopClients():
                 self._events.clear()
                 self._hand_in_evaluation()
+            case act.EndInstant():
+                self._has_deferred = True
             case act.Finish():
                 self._finished = True
 

@@ -146,10 +146,10 @@ class LiveView(View):
         self._print(
             f"{evaluation.at:8.1f} s  version {evaluation.version:5}  {quality_of(evaluation)}  "
             f"updates {tally.updates_in(evaluation.version):5}  {tally.rate(evaluation.at):5.1f}/s"
-            f"{self._left(evaluation.at)}"
+            f"{self._time_left(evaluation.at)}"
         )
 
-    def _left(self, at: float) -> str:
+    def _time_left(self, at: float) -> str:
         """Return the estimated remaining time of a run in virtual time; empty for other runs."""
         progress = self._progress(at) if self._overview.is_virtual else 0.0
         left = console.time_left(time.monotonic() - self._begun, progress, 1.0)

@@ -182,12 +182,14 @@ class Screen:
             time += f" ({progress:.0%})"
         if self.overview.is_virtual:
             real = (
-                () if self.real is None else (f"{self.real:.1f} s real", self._left(self.real, progress))
+                ()
+                if self.real is None
+                else (f"{self.real:.1f} s real", self._time_left(self.real, progress))
             )
             time += ", ".join(filter(None, (" virtual", *real)))
         return time
 
-    def _left(self, real: float, progress: float) -> str:
+    def _time_left(self, real: float, progress: float) -> str:
         return "" if self.outcome else console.time_left(real, progress, 1.0)
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:

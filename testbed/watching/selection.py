@@ -1,4 +1,4 @@
-"""What the user has selected on the screen, and how keys change it. Pure."""
+"""The user's selection on the screen, and how keys change it. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Request = Command | Quit | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What the user has selected."""
+    """Selection of the user."""
 
     sort: str = ""
     """An order in `rows.SORTS`."""

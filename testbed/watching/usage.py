@@ -16,7 +16,7 @@ _MAX_AGE_SECONDS = 3.0
 """Maximum age of the newest sample for which present figures are known."""
 
 
-class _UsageSample(NamedTuple):
+class _TimedFigures(NamedTuple):
     at: float
     """Seconds of device time."""
     cpu: float
@@ -33,13 +33,13 @@ class _UsageSample(NamedTuple):
 class DeviceUsage:
     """The latest samples of a device, and the figures computed from them."""
 
-    _samples: deque[_UsageSample] = field(default_factory=deque)
+    _samples: deque[_TimedFigures] = field(default_factory=deque)
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
         """Add a sample (`agents.device.resource_usage`) of device time `at`. A sample without valid CPU
         time is ignored, because devices may send anything."""
         figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
-        sample = _UsageSample(at, *figures)
+        sample = _TimedFigures(at, *figures)
         last = self._samples[-1] if self._samples else None
         if not sample.cpu >= 0 or (last is not None and at <= last.at):
             return

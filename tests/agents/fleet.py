@@ -61,7 +61,7 @@ class Device:
     cut: bool = False
     outbox: deque[UpdateMessage] = field(default_factory=deque)
     memory: SavedVectors = field(default_factory=dict)
-    """On the disk."""
+    """The client's memory on the disk."""
     party: Party | None = None
     """Key pair of the latest process under secure aggregation; its public key stays at the broker after
     the process."""
@@ -199,7 +199,7 @@ class Fleet:
         self.say(name, "ready")
 
     def lose_all(self) -> None:
-        """So was the aggregator."""
+        """Lose all messages in flight, and reconnect the aggregator."""
         for device in self.devices.values():
             device.inbox.clear()
             device.outbox.clear()

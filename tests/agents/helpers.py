@@ -81,7 +81,7 @@ def update(
 
 
 def sent(actions: Actions) -> list[str]:
-    """To whom `actions` send the model, in order."""
+    """Return the clients to whom `actions` send the model, in order."""
     return [action.client for action in actions if isinstance(action, Send)]
 
 
@@ -355,7 +355,7 @@ class Simulation:
         )
 
     def run(self) -> list[float]:
-        """To the end; the model of every version."""
+        """Run to the end; return the model of every version."""
         self._simulation.run(0.0, lambda: False)
         return self.models
 

@@ -1,4 +1,4 @@
-"""Which models are evaluated, and which evaluations are not done."""
+"""Scheduling of evaluations: evaluated versions, and skipped ones."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_several_evaluations_are_done_in_order() -> None:
 
 def test_last_version_is_among_the_evaluations_left_at_the_end() -> None:
     evaluations = Evaluations(several=True)
-    assert evaluations.left(0) == 1
+    assert evaluations.remaining(0) == 1
     evaluations.request(0, _W, at=0)
-    assert evaluations.left(0) == 1
-    assert evaluations.left(1) == 2
+    assert evaluations.remaining(0) == 1
+    assert evaluations.remaining(1) == 2
     done(evaluations)
-    assert evaluations.left(0) == 0
+    assert evaluations.remaining(0) == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2e19])

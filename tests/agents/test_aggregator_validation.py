@@ -1,4 +1,4 @@
-"""Which updates a rule is given: those that can be what a client made of the model that it was sent."""
+"""Validation of updates: a rule gets only those that a client can have made of the model sent to it."""
 
 from __future__ import annotations
 

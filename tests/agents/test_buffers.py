@@ -116,7 +116,7 @@ def test_buffers_are_read_from_and_loaded_into_a_module() -> None:
 
 
 def test_training_starts_from_the_models_buffers_and_returns_its_own() -> None:
-    """Whatever was trained before; without a step they stay as they are."""
+    """Earlier trainings do not matter; without a step the buffers stay unchanged."""
     w, first, _ = first_model(Normed(), seed=5)
     trainer = Trainer(Normed(), SHARD, LocalTraining(steps=3, batch_size=8))
     trainer.warm_up()

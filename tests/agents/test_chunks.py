@@ -63,7 +63,7 @@ def test_chunks_of_different_topics_are_kept_apart() -> None:
 
 
 def test_one_unfinished_payload_is_kept_per_sender() -> None:
-    """Whoever leaves one unfinished on each of its topics holds the memory of one."""
+    """A sender with an unfinished payload on each of its topics holds the memory of one."""
     joiner, (first, *others) = joiner_of(), chunks.split(PAYLOAD, 100)
     for topic in ("r/update/a", "r/report/a", "r/sums/a"):
         assert join(joiner, [first], topic) == []

@@ -153,7 +153,7 @@ def test_rule_gets_the_expanded_vector_and_both_sizes_are_recorded() -> None:
 
 
 def test_model_is_compressed_as_the_difference_to_its_base() -> None:
-    """Also where the global model has moved on meanwhile."""
+    """This holds even if the global model has changed meanwhile."""
     rule = FedAsync(mixing=0.5, staleness="constant")
     core, server = started(
         rule, w=np.array([8.0, 8.0], np.float32), keeps_models=True, steps=[COMPRESSED]

@@ -70,7 +70,7 @@ def test_rounded_update_in_a_sum_never_exceeds_clip() -> None:
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
 def test_diverged_training_reveals_nothing(wrong: float) -> None:
-    """Not even the coordinates that are finite, which cannot be clipped."""
+    """Not even its finite coordinates are sent, because they cannot be clipped."""
     change = np.full(_D, 1000, np.float32)
     change[0] = wrong
     for at in ("client", "server"):
@@ -99,7 +99,8 @@ def test_difference_of_a_model_is_clipped_and_its_loss_withheld(kind: Kind) -> N
 
 
 def test_client_noise_is_not_repeated_after_a_restart() -> None:
-    """Which counts its updates from 1 again: the difference of two with the same noise has none."""
+    """A restarted client counts its updates from 1 again: two updates with the same noise would differ
+    by none."""
     start = np.zeros(_D, np.float32)
     client = _privatiser("client")
     first, second = (_sent("delta", start, start, client, dispatch).vector for dispatch in (1, 2))
@@ -120,7 +121,7 @@ def _sent(
 
 
 def test_server_noise_is_added_once_per_version_scaled_to_the_heaviest_update() -> None:
-    """Before anybody is sent the version. Two updates, each with weight 1/2."""
+    """Noise is added before the version is sent to any client. Two updates have weight 1/2 each."""
     core, server = started(FedBuff(buffer_size=2), w=np.zeros(_D, np.float32), steps=[_NOISE])
     zero = np.zeros(_D, np.float32)
     core.update("a", message("a", 1, vector=zero, **done(0.0)), 1, 1.0)

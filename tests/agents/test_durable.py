@@ -181,7 +181,7 @@ def arrival(client: str, at: int = 5) -> inputs.UpdateArrived:
 
 
 def again(durable: DurableCore, folder: Path, **options: Any) -> DurableCore:
-    """After a crash."""
+    """Crash, and reopen the run."""
     crash(durable, folder)
     return kept(folder, setup_of(FedBuff(buffer_size=2)), **options)
 
@@ -365,7 +365,7 @@ def test_run_without_checkpoints_is_not_resumed(tmp_path: Path) -> None:
 def test_log_larger_than_the_checkpoint_triggers_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the disk does not fill, and a crash is soon recovered from. A recording keeps all."""
+    """This bounds the disk space and the recovery time. A recording keeps everything."""
     monkeypatch.setattr(durability, "_LEAST_LOG", 20_000)
     for kept in ("update", "recording"):
         folder, record = tmp_path / kept, kept == "recording"
@@ -414,7 +414,8 @@ def refused(folder: Path, error: type[Exception], told: str) -> str:
 
 
 def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -> None:
-    """In a vector it made another model, in a length the rest was taken for a torn entry."""
+    """Without checksums a bit in a vector gave another model, and one in a length made the rest look
+    torn."""
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[LOG]
     for at in range(8, len(whole), 7):

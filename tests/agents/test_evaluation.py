@@ -32,7 +32,7 @@ class Regularised(Quadratic):
 
 
 def test_the_loss_is_the_mean_over_all_batches_with_the_penalty() -> None:
-    """At w = 2, of 1,200 samples: a half at 0, ½·2² = 2 each, and a half at 3, ½·1² = ½ each;
+    """At w = 2 half of the 1,200 samples are at 0 with ½·2² = 2 each, and half at 3 with ½·1² = ½ each;
     the penalty is ½·½·2² = 1."""
     x = np.repeat(np.array([[0], [30]], np.uint8), 600, axis=0)
     evaluator = Evaluator(
@@ -81,7 +81,7 @@ class Weighing(Quadratic):
         return self.loss(outputs, y)
 
 
-def test_class_weights_apply_within_each_device() -> None:
+def test_sample_weights_do_not_weigh_devices_against_each_other() -> None:
     both = Shard(np.array([[1.0], [7.0]], np.float32), np.zeros(2, np.int64))
     parts = Parts(device_set=both, device_samples={"a": 1, "b": 1})
     evaluator = Evaluator(Weighing(((0.0,),)), both, lambda _: None, parts=parts)
@@ -90,7 +90,7 @@ def test_class_weights_apply_within_each_device() -> None:
 
 
 def test_evaluations_run_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the thread that applies updates, which keeps its own priority: niceness is a thread's own."""
+    """The thread that applies updates keeps its own priority: niceness belongs to a thread."""
     found: list[int] = []
     task = Quadratic(((1.0,), (3.0,)))
     niceness = functools.partial(os.getpriority, os.PRIO_PROCESS, 0)

@@ -77,7 +77,7 @@ def test_restarted_client_is_admitted_and_may_be_blocked_again() -> None:
 
 
 class _Silent:
-    """In place of a connection."""
+    """Stand-in for a connection."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.subscribed = 1
@@ -103,7 +103,7 @@ class _Silent:
 def test_aggregator_blocks_a_flooding_client_until_its_restart(
     payload: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with messages that name the dispatch that it was sent, and do not answer it."""
+    """The flood includes messages that name an open dispatch without answering it."""
     monkeypatch.setattr("agents.aggregator.main.Connection", _Silent)
     (tmp_path / "models").mkdir()
     shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")

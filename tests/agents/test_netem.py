@@ -93,7 +93,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """For the machine's kernel; skips where it cannot run."""
+    """Results inside a machine with its own kernel; skips where it cannot run."""
     for program, package in ((KERNEL, "user-mode-linux"), ("insmod", "kmod"), ("tc", "iproute2")):
         if shutil.which(program) is None:
             unavailable("netem", f"no {program}: apt-get install {package}")
@@ -200,8 +200,8 @@ def test_loss_is_met(measured: Measured, way: str, loss: float) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_change_in_place_lets_no_burst_through(measured: Measured, way: str) -> None:
-    """From 10 to 1 Mbit/s and 50 to 5 ms each way, under a flood: in no 50 ms pass more bytes than the
-    rate and the bucket allow, and packets stay in order."""
+    """The link changes from 10 to 1 Mbit/s and from 50 to 5 ms per direction under a flood: no 50 ms
+    carry more bytes than rate and bucket allow, and packets stay in order."""
     floods = measured["change", way]
     fast, slow = getattr(table.FAST, way), getattr(table.SLOW, way)
     for told in floods:

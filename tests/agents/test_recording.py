@@ -34,7 +34,7 @@ def entry(text: bytes, payload: bytes = b"", number: int = 1) -> bytes:
 
 
 def old_entry(text: bytes, payload: bytes = b"") -> bytes:
-    """In the format of 0.2.0."""
+    """Write an entry in the format of 0.2.0."""
     return struct.pack("<IQ", len(text), len(payload)) + text + payload
 
 
@@ -78,7 +78,7 @@ def test_entry_format_of_the_recording(
 
 
 def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
-    """Also where the file was there already, as where it is mounted into a container."""
+    """This holds for an existing file too, such as one mounted into a container."""
     path = tmp_path / "inputs.bin"
     path.touch(0o644)
     recorded = begun(path)

@@ -1,4 +1,4 @@
-"""Which inputs the aggregator's core takes in which phase of a run."""
+"""Inputs that the aggregator's core accepts in each phase of a run."""
 
 from __future__ import annotations
 

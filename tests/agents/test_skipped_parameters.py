@@ -38,7 +38,7 @@ class UnusedHead(nn.Module):
 
 
 class Branches(UnusedHead):
-    """Which layer a mini-batch goes through depends on its values: each is skipped in some steps."""
+    """A model whose layer depends on the mini-batch's values: each layer is skipped in some steps."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.body(x).tanh()
@@ -161,7 +161,7 @@ def test_parameters_without_gradient_are_skipped_in_virtual_time(
 
 
 def test_zero_gradient_without_decay_and_momentum_allows_stacking() -> None:
-    """Then the models are stacked all the same."""
+    """The models are stacked in this case."""
     task = Partial()
     local = LocalTraining(steps=12, batch_size=8, lr=0.1)
     start = initial(task.model())

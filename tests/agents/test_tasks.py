@@ -161,7 +161,7 @@ def test_task_with_a_dataset_has_no_shards() -> None:
     ],
 )
 def test_tasks_compute_on_the_device_of_model_and_data(name: str, shape: tuple[int, ...]) -> None:
-    """On torch's device without data, which takes no tensor of the CPU beside its own, as a GPU does."""
+    """It computes on torch's `meta` device, which like a GPU takes no tensor of the CPU."""
     task = TASKS[name]()
     model = task.model().to("meta")
     y = torch.zeros(2, dtype=torch.int64, device="meta")

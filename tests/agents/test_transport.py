@@ -111,7 +111,8 @@ def test_messages_keep_their_order_across_a_reconnect(
 
 
 def test_closed_connection_leaves_no_socket(listener: socket.socket) -> None:
-    """Not even the two that wake paho's loop, which it would leave to the garbage collector."""
+    """This includes the two sockets that wake paho's loop, which paho would leave to the garbage
+    collector."""
     with connected(listener, lambda _: None) as (connection, _):
         waking = [connection._paho._sockpairR, connection._paho._sockpairW]
         assert all(sock is not None and sock.fileno() >= 0 for sock in waking)

@@ -72,7 +72,7 @@ def test_single_non_finite_element_is_found(bad: float, index: int) -> None:
 
 @pytest.mark.parametrize("value", [1e-3, 0.1, 3.0])
 def test_norm_of_many_equal_elements_has_nine_correct_digits(value: float) -> None:
-    """In float32 it would be off by 0.1 %."""
+    """A sum in float32 would be off by 0.1 %."""
     vector = np.full(10_000_000, value, np.float32)
     assert norm(vector) == pytest.approx(float(np.float32(value)) * math.sqrt(1e7), rel=1e-9)
 

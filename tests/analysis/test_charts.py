@@ -130,7 +130,7 @@ def test_device_lanes_have_a_span_per_state(run: Run) -> None:
 
 
 def test_legend_of_lanes_lists_the_states_that_occurred(run: Run, empty: Run) -> None:
-    """Also one that comes later to a page, and one that is alone."""
+    """This includes a state that appears later on a page, and a single state."""
     chart = CHARTS["devices"]([run])
     assert list(chart.legend) == ["download", "train", "upload", "paused"]
     drawn = screen.draw(CHARTS["devices"]([empty]))

@@ -113,7 +113,7 @@ def test_runs_changed_by_hand_are_noted(directory: Path) -> None:
 
 
 def test_runs_of_different_code_are_separate_rows(by_hand: Run) -> None:
-    """Though their topologies are the same to the letter."""
+    """Their topologies are identical."""
     runs = [
         replace(by_hand, path=Path(name), manifest={**by_hand.manifest, "code": name[0]})
         for name in ("a1", "b1", "b2")

@@ -188,7 +188,7 @@ def test_rejoining_device_is_not_held_by_earlier_actions(directory: Path) -> Non
 
 
 def test_device_restarted_at_once_is_present(directory: Path) -> None:
-    """In virtual time all of that is of one moment."""
+    """In virtual time all these records have the same time."""
     run = with_records(
         directory,
         events.Acted(8.5, "slow", "scenario", 0.0, {"action": "crash"}),
@@ -223,7 +223,7 @@ def test_a_run_without_records_has_no_intervals(directory: Path) -> None:
 
 
 def test_intervals_fill_the_run_under_any_overlap(directory: Path) -> None:
-    """Against a slow count, moment by moment, of random updates that overlap in every way."""
+    """Compared with a slow count, moment by moment, of random overlapping updates."""
     random, lines = np.random.default_rng(5), [EVENTS[0]]
     for sequence in range(40):
         times = np.sort(random.integers(0, 11, 7)).astype(float).tolist()
@@ -270,7 +270,8 @@ def test_device_and_state_names_are_categoricals(directory: Path, column: str) -
 
 
 def test_mask_time_is_placed_before_the_training(directory: Path) -> None:
-    """Between the end of the download, at 8.25 s, and the training, at 9; other updates have none."""
+    """It lies between the end of the download, at 8.25 s, and the training, at 9 s; other updates have
+    none."""
     first = events.from_line(EVENTS[next(i for i, line in enumerate(EVENTS) if '"update"' in line)])
     assert isinstance(first, events.UpdateApplied)
     times: dict[str, Any] = dict(zip(TIMES, (8.0, 8.25, 9.0, 9.25, 9.25, 9.5, 9.5), strict=True))

@@ -93,7 +93,7 @@ def test_shares_of_a_devices_time_sum_to_one(directory: Path) -> None:
 
 
 def test_rounds_without_updates_make_no_version(directory: Path) -> None:
-    """Neither before the first one, as of fedfix with a short period, nor later."""
+    """This holds before the first version, as for fedfix with a short period, and later."""
     lines = [EVENTS[0], _empty(0.5, 0), *EVENTS[2:4], _empty(3.0, 1), _empty(4.0, 1)]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
     run = load(directory)

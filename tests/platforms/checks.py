@@ -23,10 +23,9 @@ class Check:
     """A command and its expected output."""
 
     name: str
-    """Also the heading of its column."""
+    """Name, and heading of its column."""
     command: str
-    """For bash. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing.
-    """
+    """Bash command. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing."""
     expected: str
     """Regular expression that must match at the beginning of a line of the output."""
     also: str = ""
@@ -106,7 +105,7 @@ CHECKS = (
     ),
     _probe("left"),
 )
-"""In the order in which they run: the last one looks at the runs of those before."""
+"""Checks in the order of execution: the last one inspects the runs of the earlier ones."""
 
 
 def run(

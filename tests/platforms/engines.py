@@ -35,7 +35,7 @@ from tests.platforms.local import CHECKOUT, ENVIRONMENT, LocalMachine
 from tests.platforms.machine import Machine
 
 HOST = "host"
-"""In place of a release: this host's own engine binaries, beside the engine that runs already."""
+"""Stands for a release: this host's own engine binaries, started beside its running engine."""
 _PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
 """`docker top` of the engine takes procps."""
 _OF_A_USER = ("apt", "python3", "python3-venv", "make", "git")

@@ -38,7 +38,7 @@ class Vm:
     console: Path
     """File with what its kernel and systemd print."""
     folder: Path
-    """For temporary files of whoever uses it."""
+    """Folder for temporary files of the user of the machine."""
     port: int
     """Port of its ssh server on 127.0.0.1."""
     is_emulated: bool

@@ -134,7 +134,7 @@ def test_run_ends_when_its_starter_is_killed(tmp_path: Path) -> None:
 
 
 def test_detached_run_continues_until_it_is_removed(tmp_path: Path) -> None:
-    """Whatever becomes of a callback."""
+    """It continues even if a callback fails."""
 
     def refuse(record: testbed.events.Record) -> None:
         raise LookupError(f"not me at {record.at:g}")

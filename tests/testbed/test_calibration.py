@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Bench:
-    """In the place of the measurement; each one is faster than the one before."""
+    """Stand-in for the measurement; each result is faster than the one before."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs = 0
@@ -142,7 +142,7 @@ def test_cpu_share_is_the_devices_speed_in_host_cores() -> None:
 
 
 STEP = Work(convolution=10.0, depthwise=0.5, matrix=8.0, memory=0.4)
-"""On the host of SPEEDS 0.1 s of each kind."""
+"""A step that takes 0.1 s per kind on the host of SPEEDS."""
 
 
 def test_training_share_depends_on_the_operations_of_a_step() -> None:

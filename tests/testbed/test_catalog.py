@@ -87,7 +87,7 @@ def test_profile_supplies_missing_power(tmp_path: Path) -> None:
 
 
 def test_run_directory_reproduces_the_plan(tmp_path: Path) -> None:
-    """Also where the profiles have changed since, and a core is as fast again."""
+    """This holds even if the profiles changed since, or a core is twice as fast."""
     (tmp_path / "profiles.yaml").write_text(
         "devices: {mine: {gflops: 11.9, memory: 300MiB, power: {train: 3W}}}\nlinks: {slow: {up: 3kbit}}"
     )

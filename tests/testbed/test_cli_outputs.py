@@ -24,7 +24,7 @@ from testbed.topology.published_traces import FORMATS
 from tests.running import TESTBED, TOPOLOGIES, Testbed, write_topology
 
 WITHOUT_JSON = {"dashboard", "shell", "watch", "schema", "new trace", "new devices"}
-"""They take a terminal or a browser, or print what is for programs anyway."""
+"""Commands that need a terminal or a browser, or print for programs anyway."""
 HEAVY = {"bokeh", "datasets", "docker", "numpy", "pandas", "pydantic", "rich", "torch", "yaml"}
 
 
@@ -168,7 +168,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ended")
     devices = [{"name": "pi", "count": 2, "cpu": 0.1, "timing": "1s"}]
     task = {"name": "digits-logreg", "local": {"steps": 1}}
-    topology = write_topology(folder, task=task, devices=devices, stop={"updates": 6})
+    topology = write_topology(
+        folder,
+        task=task,
+        devices=devices,
+        stop={"updates": 6},
+        virtual={"step_time": "1ms"},  # else it would be measured, for some seconds
+    )
     command = [*TESTBED, "up", str(topology), "--runtime", "virtual", "--json", "--runs", str(folder)]
     up = subprocess.run(command, capture_output=True, text=True, check=True)
     told = TypeAdapter(OUTPUTS["up"]).validate_python(json.loads(up.stdout))

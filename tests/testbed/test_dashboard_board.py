@@ -107,7 +107,7 @@ def test_run_that_cannot_be_shown_is_explained(directory: RunDirectory) -> None:
 
 
 def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> None:
-    """Without new models: Bokeh never forgets the ids of those that are gone."""
+    """No new models are made: Bokeh never frees the ids of removed ones."""
     board, document = Board([Feed(directory.path)]), Document()
     page.fill(document, board, "light")
     (callback,) = document.session_callbacks
@@ -120,14 +120,14 @@ def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> N
 
 
 def test_server_imports_rarely_needed_modules_late() -> None:
-    """On a busy host each second of a core can take ten."""
+    """On a busy host one second of CPU time can take ten."""
     code = "import sys, testbed.dashboard.web_server; print({'scipy', 'torch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 
 def test_run_with_a_diverged_model_is_drawn(directory: RunDirectory) -> None:
-    """Without a finite loss on any device in one evaluation."""
+    """One evaluation has no finite loss on any device."""
     line = '{"event":"evaluation_part","at":%d,"version":%d,"part":"device","name":"slow","samples":9,'
     lines = [line % (at, at) + f'"loss":{loss},"accuracy":0.5}}' for at, loss in ((0, 1.5), (1, "null"))]
     append(directory.events, *lines)

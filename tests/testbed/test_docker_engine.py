@@ -310,7 +310,9 @@ def test_docker_host_takes_precedence_over_the_context(
     ("capabilities", "held"),
     [("000001ffffffffff", True), ("00000000a80425fb", False), ("0000000000001000", True)],
 )
-def test_missing_network_capability_is_detected(capabilities: str, held: bool, tmp_path: Path) -> None:
+def test_network_capability_is_read_from_the_process_status(
+    capabilities: str, held: bool, tmp_path: Path
+) -> None:
     """The second has Docker's default capabilities."""
     status = tmp_path / "status"
     status.write_text(f"Name:\tpython\nCapPrm:\t{'f' * 16}\nCapEff:\t{capabilities}\n")

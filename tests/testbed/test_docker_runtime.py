@@ -330,7 +330,7 @@ def test_control_groups_are_removed_even_if_a_network_is_not(
 def test_mps_is_ready_before_devices_start_and_reachable_only_by_sharers(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """Around a stand-in for NVIDIA's daemon, as this host may have no GPU."""
+    """A program stands in for NVIDIA's daemon, because this host may have no GPU."""
     spec = spec_of(tmp_path, "name: d, cpu: 0.1, gpu: {share: 25%, memory: 2GiB}")
     agent = images.ensure(engine, lambda _: None).agent
     runtime = DockerRuntime(engine, images.Images(agent, agent, agent, agent), spec)

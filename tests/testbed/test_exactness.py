@@ -126,8 +126,8 @@ def test_each_attempt_of_a_training_takes_the_next_duration(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_crashes_do_not_slow_a_device_with_memoryless_durations(seed: int, tmp_path: Path) -> None:
-    """In 200 s, 1,200 less what 1 ms of each second away takes; 176 where an attempt repeats its draw.
-    The same seed gives the same records."""
+    """In 200 s there are 1,200 trainings, less those lost in 1 ms of absence per second; 176 if an
+    attempt repeated its draw. The same seed gives the same records."""
 
     def run(folder: str) -> Run:
         return _run(
@@ -263,8 +263,8 @@ AWAY: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("rule", REJOINING)
 def test_returning_client_regains_its_full_weight(rule: str, tmp_path: Path) -> None:
-    """Once a client that was away is back for a while, each client's part of the weight, and the mean
-    loss, are as in a run in which it never was."""
+    """After a returned client has been present for a while, each client's share of the weight and the
+    mean loss equal those of a run without the absence."""
 
     def settled(folder: str, scenario: list[dict[str, Any]]) -> tuple[list[float], float]:
         run = _run(

@@ -159,7 +159,7 @@ def test_summary_line_names_what_was_not_measured(one: DeviceFidelity, line: str
 
 
 def test_devices_on_several_nodes_are_grouped_by_node() -> None:
-    """Also where they are so many that a row is a group's: of one node."""
+    """With many devices a row is a group of one node."""
     cpu = Figure(0.25, 0.24)
     two = [replace(device(f"pi-{k}", cpu=cpu), node=f"vm-{k % 2}") for k in range(2)]
     text = io.StringIO()

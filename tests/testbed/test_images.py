@@ -532,7 +532,7 @@ def test_image_unfit_for_a_device_is_refused_with_its_group(
 def test_output_of_a_short_container_is_read_and_nothing_left(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
-    """Whatever the engine does with logs by default; also on Ctrl-C."""
+    """This holds for any default log driver of the engine, and on Ctrl-C."""
     label = f"testbed.run={uuid.uuid4()}"
     labels = dict([label.split("=")])
     shell = ["sh", "-c", "echo printed; [ $0 = 0 ] || echo failed >&2; exit $0"]

@@ -139,7 +139,7 @@ def test_initial_model_that_does_not_fit_is_refused_with_place(
 
 @pytest.mark.parametrize("name", ["zip.pt", "legacy.pt", "named.safetensors"])
 def test_damaged_initial_model_is_an_error_at_its_key(name: str, tmp_path: Path) -> None:
-    """Whatever PyTorch raises of it. What still fits the model may be loaded."""
+    """Any error of PyTorch is reported so. A damaged file that still fits the model may be loaded."""
     path = tmp_path / name
     state = {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10)}
     if name.endswith(".pt"):

@@ -106,7 +106,7 @@ def test_parameters_of_another_type_are_refused() -> None:
 
 
 def test_checked_model_is_not_built_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where the task's parameters are the same."""
+    """It is built again only for other parameters of the task."""
     built = []
     model = Normed.model
 

@@ -409,7 +409,7 @@ def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_one_step_is_tried_before_launch(name: str, said: str, tmp_path: Path) -> None:
-    """On samples of every label."""
+    """The step uses samples of every label."""
     x, y = np.ones((500, 8, 8), np.float32), np.zeros(500, np.int64)
     y[-1] = 9
     model_check.try_step(read(tmp_path), shared(Shard(x, y)))
@@ -434,7 +434,7 @@ def test_error_of_a_virtual_device_names_the_device(tmp_path: Path) -> None:
 
 
 def test_evaluation_error_is_attributed_to_own_code(tmp_path: Path) -> None:
-    """Also where the error itself is raised by what takes its result."""
+    """This includes errors raised by the consumer of its result."""
     file = write(tmp_path, task=task("Unscored"))
     with pytest.raises(RunFailedError, match=r"^own:Unscored and own:Plain failed:") as raised:
         simulate(file, runs=tmp_path / "runs")
@@ -499,7 +499,7 @@ def test_own_tasks_initialise_freeze_and_learn_like_built_in_ones(
 
 
 def run(folder: Path, **changes: Any) -> Run:
-    """In virtual time, with updates of whole numbers of 8 bits."""
+    """Simulate the run with updates compressed to 8-bit integers."""
     link = {"up": "1mbit", "compression": {"kind": "int8", "chunk": 64}}
     plain = {
         "rule": {"name": "fedbuff", "buffer_size": 2},
@@ -638,7 +638,7 @@ def test_column_names_may_be_pandas_objects(tmp_path: Path) -> None:
 
 
 def test_labels_of_the_test_set_are_checked_with_the_model(tmp_path: Path) -> None:
-    """Without training: a test set of one sample is none for BatchNorm then."""
+    """The check evaluates without training: BatchNorm then accepts a test set of one sample."""
     train = Shard(np.ones((20, 8, 8), np.float32), np.arange(20) % 9)
     normed = read(tmp_path, task=task("Normed"))
     model_check.try_step(normed, shared(train, Shard(train.x[:1], train.y[:1])))

@@ -177,7 +177,7 @@ def test_large_fleet_is_shown_by_group_and_size(testbed: Testbed, tmp_path: Path
 def test_regression_targets_are_not_counted_as_classes(
     folder: Path, testbed: Testbed, tmp_path: Path
 ) -> None:
-    """Which were counted as classes, with a traceback."""
+    """Targets were once counted as classes, which raised an error."""
     rng = np.random.default_rng(0)
     write(tmp_path / "table", {"age": np.arange(60), "pay": rng.random(60), "price": rng.random(60)})
     read_so = read(tmp_path / "table", input=("age", "pay"), label="price")
@@ -496,7 +496,7 @@ def test_quadratic_task_refuses_data() -> None:
 
 
 def test_unset_keys_are_not_written() -> None:
-    """Else all sweeps would run again."""
+    """Otherwise all sweeps would run again."""
     text = topology.parse(OWN.replace("data: {path: mine, input: x, label: y}\n  ", "")).to_yaml()
     assert "data" not in text
 

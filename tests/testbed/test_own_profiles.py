@@ -86,7 +86,7 @@ def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
 
 
 def test_measuring_program_runs_alone_and_its_result_is_added(testbed: Testbed, tmp_path: Path) -> None:
-    """From a folder of its own, without this project on its path."""
+    """It runs in a separate folder, without this project on its path."""
     assert testbed("profiles", "--script", tmp_path / "measure.py").code == 0
     done = subprocess.run(
         [sys.executable, "-I", "measure.py", "here", "--seconds", "0.01"],

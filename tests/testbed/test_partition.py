@@ -1,4 +1,4 @@
-"""Which samples each client gets."""
+"""Partition of the samples among the clients."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def test_partition_depends_on_the_seed(scheme: str, params: dict[str, Any]) -> N
 def test_flower_partitioners_take_their_parameters(
     name: str, params: dict[str, Any], sizes: list[int] | None
 ) -> None:
-    """Their own sizes, and no sample twice. As many classes as devices, which one of them wants."""
+    """They choose the sizes, and assign no sample twice. One of them needs as many classes as
+    devices."""
     samples = 7200 if name == "ExponentialPartitioner" else 720
     classes = 8 if name == "DistributionPartitioner" else 10
     scheme = SCHEMES[name](**params)

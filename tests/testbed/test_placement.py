@@ -1,4 +1,4 @@
-"""Which device goes to which of several nodes."""
+"""Placement of devices on several nodes."""
 
 from __future__ import annotations
 

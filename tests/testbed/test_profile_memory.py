@@ -108,7 +108,7 @@ def test_aggregator_gets_the_remaining_memory(free: int, memory: str, model: int
     assert found.aggregator_memory == most
 
 
-def test_profile_cores_become_cpu_and_threads() -> None:
+def test_profile_cores_are_shown_as_cpu_and_threads() -> None:
     topology = _topology(
         "{name: a, cpu: 0.3, profile: pi-3}",
         "{name: b, cpu: 1.5, profile: pi-5}",

@@ -58,7 +58,7 @@ def test_metrics_of_a_run(tmp_path: Path) -> None:
 
 
 def test_device_missing_at_a_start_is_offline(tmp_path: Path) -> None:
-    """Also at that of a later segment: an alert on 0 is to meet it."""
+    """This includes the start of a later segment, so that an alert on 0 fires."""
     directory = RunDirectory(tmp_path)
     records = [events.RunStarted(0.0, 1e9, ("a",), ("b",)), events.RunStarted(9.0, 2e9, ("b",), ("a",))]
     registry = CollectorRegistry()

@@ -276,7 +276,7 @@ def test_probe_transfer_lasts_a_second_within_byte_bounds() -> None:
 
 @pytest.mark.alone
 def test_transfers_measure_the_rate_in_each_direction() -> None:
-    """Through the loopback interface, which is faster than any link."""
+    """They use the loopback interface, which is faster than any link."""
     with relay_probe.probe_server(HOST) as port:
         for move in (relay_probe.upload, relay_probe.download):
             assert move(HOST, port, 100_000_000) > 100_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_missing_input_with_valid_numbers_is_found_at_the_first_changed_record(
         replay(run)
 
 
+def test_wording_of_another_version_is_no_difference(tmp_path: Path) -> None:
+    topology = _topology(tmp_path, **EVENTFUL | {"bounds": {"staleness": 0}})
+    run = RunDirectory(_run(topology, tmp_path).path)
+    text = run.events.read_text(encoding="utf-8")
+    assert '"reason":"staleness ' in text
+    run.events.write_text(
+        text.replace('"reason":"staleness ', '"reason":"too stale: '), encoding="utf-8"
+    )
+    assert replay(run).updates > 0
+    dispatch = re.sub(r'("event":"rejected".*"dispatch":)\d+', r"\g<1>9999", text, count=1)
+    run.events.write_text(dispatch, encoding="utf-8")
+    with pytest.raises(RunFailedError, match="dispatch=9999"):
+        replay(run)
+
+
 def test_recording_of_0_2_0_is_replayed_without_checksums(testbed: Testbed, run: RunDirectory) -> None:
     entries = list(raw(run.inputs))
     _write_old(run.inputs, entries)
@@ -217,5 +233,5 @@ def write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
 
 
 def _write_old(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
-    """In the format of 0.2.0."""
+    """Write an entry in the format of 0.2.0."""
     path.write_bytes(b"".join(struct.pack("<IQ", len(t), len(p)) + t + p for t, p in entries))

@@ -164,7 +164,7 @@ def test_measured_step_time_is_cached_for_the_same_work(tmp_path: Path) -> None:
 
 
 def test_round_takes_as_long_as_planned(testbed: Testbed, tmp_path: Path) -> None:
-    """In virtual time, whose costs these are: also where the step is measured."""
+    """The run is in virtual time, which uses the same costs, also with a measured step time."""
     file, runs = tmp_path / "t.yaml", tmp_path / "runs"
     file.write_text(
         "name: t\n"

@@ -41,7 +41,7 @@ def simulated(path: Path, **changes: Any) -> Run:
 
 
 def as_given(virtual: dict[str, Any]) -> dict[str, Any]:
-    """In seconds, as a topology that has it means it."""
+    """Return the costs in seconds, as a topology with these keys means them."""
     read = Virtual(**virtual)
     return {name: getattr(read, name) for name in COSTS}
 

@@ -73,7 +73,7 @@ def test_sweep_runs_missing_cells(testbed: Testbed) -> None:
 
 
 def test_equal_variants_are_reported(testbed: Testbed) -> None:
-    """In the table there is one row of both."""
+    """The table has one row for both."""
     write_sweep(
         "[1, 2]", variants="{plain: {}, usual: {task.local.lr: 0.4}, slow: {task.local.lr: 0.1}}"
     )

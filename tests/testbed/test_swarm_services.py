@@ -114,7 +114,8 @@ def test_images_are_tagged_for_a_registry() -> None:
 
 
 def test_device_outside_the_group_gets_its_share_of_the_groups_weight() -> None:
-    """Against single processes: 50 for a whole core of devices (`launch.group_weights`)."""
+    """The weight is relative to single processes: 50 for a whole core of devices
+    (`launch.group_weights`)."""
     assert without_group(CpuLimits(quota=1, weight=10_000)).weight == 50 * 1024
     assert without_group(CpuLimits(weight=2_000)).weight == 10 * 1024
     assert without_group(CpuLimits(weight=100_000)).weight == 262_144  # the kernel's most

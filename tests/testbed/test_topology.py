@@ -30,7 +30,7 @@ stop: {after: 60s}
 
 
 def test_file_that_is_no_topology_is_reported_once(tmp_path: Path) -> None:
-    """Once, and not by every key that it has or lacks."""
+    """There is one error, not one per unknown or missing key."""
     sweep, other = tmp_path / "sweep.yaml", tmp_path / "other.yaml"
     sweep.write_text("topology: a.yaml\ngrid: {seed: [1, 2]}\n", encoding="utf-8")
     other.write_text("services: {}\nvolumes: {}\n", encoding="utf-8")
@@ -379,7 +379,7 @@ def test_misplaced_key_is_refused_with_its_right_place(old: str, new: str, told:
 
 
 def test_suggested_places_of_keys_exist_in_the_schema() -> None:
-    """In some part of the schema, at least."""
+    """The key must exist in some part of the schema."""
     known = set(re.findall(r'"(\w+)": \{', json.dumps(topology.json_schema())))
     assert set(BELONGS) - known == set()
 

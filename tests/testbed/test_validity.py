@@ -424,7 +424,7 @@ def test_other_work_is_unknown_if_a_cpu_has_no_counter(later: tuple[int, ...]) -
 
 @pytest.mark.parametrize("nice", [0, 5])
 def test_server_load_is_its_busiest_thread_without_evaluations(nice: int, tmp_path: Path) -> None:
-    """Also of a run that was started with `nice`."""
+    """This holds for a run started with `nice` too."""
 
     def thread(number: int, priority: int, ran: float, waited: float) -> None:
         folder = tmp_path / "10" / "task" / str(number)

@@ -34,7 +34,7 @@ RUNS, PARTS = 300, 4
 """Spread over so many tests."""
 
 TIMES = ["50ms", "100ms", "150ms", "200ms", "300ms", "700ms"]
-"""They and the periods meet all the time."""
+"""Durations that often coincide with each other and with the periods."""
 
 
 def rule(dice: random.Random, devices: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Times:
         self.at(at, lambda: line.download(size, self.noted(name)))
 
     def play(self) -> list[tuple[str, float]]:
-        """To the end; what arrived when, to the nanosecond."""
+        """Run to the end; record arrivals to the nanosecond."""
         play(self.queue)
         return self.arrivals
 
@@ -230,8 +230,8 @@ def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
 def test_change_applies_to_bytes_that_have_not_passed_all_links(
     change: dict[str, float | None], arrives: float
 ) -> None:
-    """After a second ¾ of it have passed the device's own pipe, and half the cell, which it shares
-    until then."""
+    """After a second ¾ of the message have passed the device's own link, and half the cell, which is
+    shared until then."""
     times = Times()
     cell = SharedLink("cell", up=MBIT, down=None)
     line = times.network.line(_device(access=cell, link=AccessLink(up=MBIT * 3 // 4)))
@@ -332,7 +332,7 @@ class Waits:
 
 @pytest.mark.parametrize(("bits", "ended"), [(1e-9, 0.0), (2e-9, 2e-9)])
 def test_flow_within_a_nanosecond_of_its_end_is_finished(bits: float, ended: float) -> None:
-    """At 1 bit/s, beside a flow that is through at once."""
+    """The link has 1 bit/s, and another flow finishes at once."""
     queue = EventQueue()
     pipe, flows = SharedPipe(queue, 1.0), [Waits(queue), Waits(queue)]
     pipe.enter(flows[0], 0.0)

@@ -1,4 +1,4 @@
-"""Which objective a task gets, and how many models and samples it takes at once."""
+"""Objective of each task, and the number of models and samples it processes at once."""
 
 from __future__ import annotations
 

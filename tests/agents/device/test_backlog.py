@@ -12,8 +12,8 @@ RATE = 8_000_000
 
 
 def test_only_intervals_with_a_queue_throughout_are_counted() -> None:
-    """In the first eighth of a second less leaves than waited; in the second more, so the queue may have
-    been empty; in the third nothing waits at its beginning."""
+    """In the first eighth of a second fewer bytes leave than were queued; in the second more, so the
+    queue may have been empty; in the third the queue is empty at its beginning."""
     one = Backlog()
     for at, left, waiting in ((0.0, 5_000, 150_000), (0.125, 95_000, 60_000), (0.25, 195_000, 0)):
         one.read(at, left, waiting, RATE)

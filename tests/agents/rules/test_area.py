@@ -101,7 +101,8 @@ def test_steps_too_small_for_float32_add_up() -> None:
 
 
 def with_remainder(p: tuple[float, ...], absent: str = "") -> tuple[Server, AreaState]:
-    """After a tick at which float32 kept enough of u out of x to move x by one bit at the next one."""
+    """Return a server and its rule after a tick at which float32 kept enough of u out of x to change x
+    by one bit at the next one."""
     server = make_server(*p)
     for client in absent:
         del server.clients[client]

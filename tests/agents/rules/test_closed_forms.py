@@ -193,7 +193,8 @@ def test_limit_of_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: 
 
 @pytest.mark.parametrize("send_buffer", ["overwrite", "hold"])
 def test_defedavg_niid_converges_to_the_plain_mean(send_buffer: Literal["overwrite", "hold"]) -> None:
-    """Up to the luck of the draw; rates 20:1, centers 0 and 6; weighted by the rates it is 0.29."""
+    """The limit holds up to the random draws; rates 20:1, centers 0 and 6; weighted by the rates it
+    would be 0.29."""
     rule = DeFedAvgNiid(sample=4, send_buffer=send_buffer)
     models = simulate(rule, (0, 6), (1 / 20, 1), 0.05, stop=StopConditions(updates=2000)).models
     assert np.mean(models[len(models) // 4 :]) == pytest.approx(3, abs=0.2)

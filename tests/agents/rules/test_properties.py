@@ -172,7 +172,7 @@ def live(rule: Rule, life: Life, progress: Callable[[Vector], Vector]) -> Fleet:
 
 
 def settle(fleet: Fleet) -> None:
-    """In peace, whatever has been, new versions come and every update gets into one of them."""
+    """Check that without further events new versions are made and every update is applied."""
     owed, version = set(fleet.accepted), fleet.server.version
     for _ in range(1000):
         fleet.work(1)
@@ -241,7 +241,7 @@ def digest() -> str:
 
 
 def test_actions_do_not_depend_on_set_order() -> None:
-    """Which is another in every process, as Python's hashes of strings are."""
+    """The order of a set differs in every process, because Python's string hashes do."""
     command = [sys.executable, "-c", f"from {__name__} import digest; print(digest())"]
     other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(

@@ -121,7 +121,8 @@ def test_masks_and_masked_updates_look_uniform() -> None:
 
 
 def test_mask_expansion_skips_values_above_the_field() -> None:
-    """In the field of 7 elements one word of 8 is p: none is left, and each element as likely."""
+    """In the field of 7 elements one word of 8 equals p: it is skipped, and each element is equally
+    likely."""
     field = Field(3)
     words = masks.expand_seed(b"k" * 16, 70_000, field)
     assert stats.chisquare(np.bincount(words, minlength=8)[:7]).pvalue > 1e-4

@@ -157,8 +157,8 @@ def _lives(draw: st.DrawFn) -> tuple[FedBuff, int, int, int, list[tuple[str, int
 def test_model_equals_the_plain_sums_under_any_dropouts(
     lives: tuple[FedBuff, int, int, int, list[tuple[str, int]]],
 ) -> None:
-    """Whatever fleet, buffer, staleness and drop-outs: each update is in a version or reported, and w is
-    Σ weight · Δ of those in versions, up to the rounding."""
+    """For any fleet, buffer, staleness and dropouts each update is in a version or reported, and w is Σ
+    weight · Δ of those in versions, up to rounding."""
     rule, clients, needed, colluding, life = lives
     run = Run(rule, clients, needed, colluding)
     rng = np.random.default_rng(0)
@@ -281,7 +281,7 @@ def test_update_beyond_the_range_is_detected_in_its_sum() -> None:
 
 
 def test_updates_lost_with_a_wrong_sum_arrive_later_if_clients_have_a_memory() -> None:
-    """To `area` it is lost like any other buffer: the next model says so."""
+    """For `area` it is lost like any other buffer, and the next model says so."""
     run = Run(Area(every=2), clients=3, needed=2, colluding=1)
     run.parties["c1"].grid = Liar(1.0, 20)
     run.train("c0", np.full(_D, 0.5), "model")

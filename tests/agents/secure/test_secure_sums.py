@@ -104,7 +104,7 @@ def _opened(sums: MaskedSums, weights: Sequence[float], words: Sequence[int]) ->
 
 
 def test_weights_of_a_sum_are_scaled_to_the_largest() -> None:
-    """Also where none has the largest one, and where a weight is rounded up to the least: 1/64."""
+    """This includes sums without the largest weight, and weights rounded up to the smallest, 1/64."""
     sums = MaskedSums(replace(_SETTINGS, largest_weight=64), 3)
     total = _opened(sums, [0.5, 0.25, 0.25], [64, 32, 0])
     assert isinstance(total, np.ndarray)
