@@ -330,7 +330,7 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"rule": {"name": "own:Partial"}}, "Can't instantiate abstract class Abstract"),
         ({"code": None}, "own:Mine is a class of your own: add code with its file"),
         ({"code": "nowhere.py"}, "t.yaml:2:7: code: "),
-        ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a requirement of pip"),
+        ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a requirement"),
         ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed: "),
         ({"requirements": ["numpy<1"]}, f"{sys.executable} -m pip install 'numpy<1'"),
     ],
