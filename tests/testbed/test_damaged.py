@@ -182,7 +182,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         (
             "devices: [{name: d, count: 90000, cpu: 0.1}]\nscenario:\n"
             + "  - {at: 1s, leave: d}\n" * 12,
-            "scenario: acts on devices 1,080,000 times, expected at most",
+            "scenario: has 1,080,000 actions on devices, expected at most",
         ),
     ],
 )
