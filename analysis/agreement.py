@@ -18,8 +18,8 @@ from analysis.load import Run
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
-"""Minimum number of configurations for resampling them. A resample of two has the tau of the two, or
-none."""
+"""Minimum number of configurations for resampling them. With two, each resample has the same tau as the
+original, or none if it contains one configuration twice."""
 
 Times = npt.NDArray[np.float64]
 """Times in seconds: one row per configuration or seed, and one column for each of the two runtimes."""
@@ -33,7 +33,7 @@ class RankedConfiguration:
     virtual_s: float
     """Mean time to the target over seeds, in virtual time; infinite if a seed did not reach it."""
     real_s: float
-    """Same in the real runtime."""
+    """Mean time to the target over seeds, in the real runtime; infinite if a seed did not reach it."""
     virtual_rank: int
     """Rank in virtual time, from 1. Configurations with equal times share the best of their ranks."""
     real_rank: int
@@ -44,9 +44,10 @@ class RankAgreement:
     """How far two runtimes agree on the ranking of configurations."""
 
     configurations: tuple[RankedConfiguration, ...]
-    """In the order of their rank in virtual time."""
+    """Configurations, in the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN if all tie in one of the runtimes."""
+    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN if all times are equal in
+    one of the runtimes."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is none."""
     high: float

@@ -27,9 +27,12 @@ _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return the runs by short distinct names. A name has the label in a sweep, or the rule; if needed,
-    also the settings that differ, seed, runtime, topology or start time. The last resort is the run
-    directory."""
+    """Return the runs by short distinct names.
+
+    A name has the label in a sweep, or the rule; if needed, also the settings that differ, seed,
+    runtime, topology or start time. If that does not distinguish all runs, run directories are the
+    names.
+    """
     settings = _differing(runs)
     for parts in _NAMES:
         named = {}
@@ -54,8 +57,10 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return, by the id of each run, a text with the settings that differ between the runs; empty if
-    none or more than `_MAX_SETTINGS` differ."""
+    """Return `id(run)` -> text with those of the run's settings that differ between the runs.
+
+    The mapping is empty for fewer than two runs, or if more than `_MAX_SETTINGS` settings differ.
+    """
     if len(runs) < 2:
         return {}
     leaves = [dict(_leaves(run.topology)) for run in runs]

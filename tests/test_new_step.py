@@ -88,7 +88,7 @@ def test_run_applies_an_added_update_step(rule: str, tmp_path: Path) -> None:
         ("2.0", "0", "factor is 0, expected above 0"),
         ("factor", "share", "share"),
         ("timing: 1s", "timing: 1s, link: {compression: {kind: fp16}}", "compression and top_one"),
-        ("RULE", "{name: area, every: 2}", "applied whole"),
+        ("RULE", "{name: area, every: 2}", "applied unchanged"),
     ],
 )
 def test_invalid_settings_of_an_added_step_are_refused(

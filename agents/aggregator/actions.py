@@ -61,8 +61,8 @@ class AskForReport:
 
     client: str
     about: int
-    """Newest dispatch that the client has not answered, 0 for none. It is repeated in the answer, which
-    identifies the request that it answers."""
+    """Newest dispatch that the client has not answered, 0 for none. The answer repeats it, to
+    show which request it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AskForShares:
-    """Ask `client` for the sum of its shares of the masks of a buffer."""
+    """Ask `client` for the weighted sum of its shares of the masks of `updates` (secure aggregation)."""
 
     client: str
     number: int
     """Number of the sum."""
     updates: Sequence[tuple[str, int, int]]
-    """Client, dispatch and weight of each update in it."""
+    """Client, dispatch and weight of each update in the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class StopClients:
-    """RequestUpdate every client to end, because the run is over."""
+    """Ask every client to end, because the run is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class SharesSum:
 
 @dataclass(frozen=True, slots=True)
 class SharesSummed:
-    """`client` has sent the sum of its shares of the masks of a buffer."""
+    """`client` has answered `actions.AskForShares`."""
 
     at: Nanoseconds
     client: str

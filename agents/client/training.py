@@ -250,7 +250,7 @@ def _length(tensor: torch.Tensor) -> float:
 
 
 class _Optimizer(Protocol):
-    """Optimizer of the parameters of a FlatModule, by the gradient in it."""
+    """Optimizer for the parameters of a `FlatModule`; it reads the gradient stored there."""
 
     def reset(self) -> None:
         """Forget the state of the previous training."""

@@ -160,10 +160,10 @@ class DelayLine:
         return self._heads[0][0] if self._heads else None
 
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
-        """Release the packets that are due. Return (queue, packet), at most one per queue: accept this
-        packet and all before it in its queue.
+        """Release the packets that are due, or become due within `early` seconds.
 
-        Packets that become due within `early` seconds are released, too.
+        Return (queue, packet) for each queue that has such packets. The kernel is to accept this packet
+        and all packets before it in the queue.
         """
         accepted = []
         heads = self._heads

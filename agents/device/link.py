@@ -113,8 +113,10 @@ class LinkUsage:
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
     def read(self, link: AccessLink, at: float) -> bool:
-        """Read the counters of the queues. `link` is the link from now on; `at` is the time on the
-        monotonic clock, in seconds. Return whether packets wait. Raises OSError."""
+        """Read the counters of the queues; return whether packets wait. Raises OSError.
+
+        `link`: the link's settings from now on. `at`: time on the monotonic clock, in seconds.
+        """
         queues, is_waiting = self._netlink.queues(), False
         for way, rate in (("up", link.up), ("down", link.down)):
             if rate in (None, LIFTED):
@@ -131,7 +133,7 @@ class LinkUsage:
         return is_waiting
 
     def pause(self) -> None:
-        """Do not count the time until the next reading."""
+        """Exclude the time until the next reading from the measurement."""
         for backlog in self._backlogs.values():
             backlog.pause()
 
@@ -140,7 +142,7 @@ class LinkUsage:
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
-        """Return, for each direction whose queue is stuck, the time at which a packet left it last."""
+        """Return, for each direction whose queue is stuck, the time at which a packet last left it."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 

@@ -91,7 +91,7 @@ class Init:
         self._netlink = Netlink()
         self._group = ControlGroup.of_process()
         self._limits: CgroupLimits | None = None
-        """CgroupLimits last sent to the controller; None if none were sent yet."""
+        """Limits last sent to the controller; None if none were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run. If the previous one is still ending, the next one starts after
@@ -104,7 +104,7 @@ class Init:
         self._unmeasured = False
         """Whether the link could not be measured."""
         self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
-        """ReceivedMessage messages; None: a child process has ended, or SIGTERM has arrived."""
+        """Received messages; None: a child process has ended, or SIGTERM has arrived."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         self._connection = Connection(cfg.broker, [control], self._orders.put)

@@ -163,8 +163,9 @@ def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def stored_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of the buffers in the model's state, each once. Buffers registered with
-    `persistent=False` are not in it, because a module makes them itself."""
+    """Return names and tensors of the buffers in the state of `module`; a buffer with several names is
+    listed once. Buffers registered with `persistent=False` are left out: the module's constructor
+    makes them."""
     named = list(module.named_buffers())
     stored = module.state_dict() if named else {}
     return [(name, b) for name, b in named if name in stored]
@@ -246,13 +247,13 @@ def check(module: torch.nn.Module) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of all parameters and buffers, each once."""
+    """Return names and tensors of all parameters and buffers; one with several names is listed once."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
 def _sharing(module: torch.nn.Module) -> Iterator[str]:
-    """Describe each learned parameter that shares memory with another tensor, or several of whose
-    elements share memory."""
+    """Describe each learned parameter that shares memory with another tensor, or has elements
+    that share memory with each other."""
     trained = {name for name, _ in learned(module)}
     by_storage: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in _tensors(module):
@@ -268,7 +269,8 @@ def _sharing(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return the number of elements of the storage from the tensor's first to its last."""
+    """Return how many elements of the storage lie between the tensor's first and last one, both
+    included."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor.numel()
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -91,8 +91,11 @@ class Topics:
 
     @staticmethod
     def split(topic: str) -> tuple[str, str]:
-        """Return the kind of a topic of a run, and the client or device that it is addressed to or comes
-        from: `share` and `pi-2` of `testbed/<run>/share/pi-1/pi-2`. Nothing is checked; a topic of no
-        run has the kind ``."""
+        """Return the kind of a run's topic, and the last name in it: `share` and `pi-2` for
+        `testbed/<run>/share/pi-1/pi-2`.
+
+        The name is that of the client or device that a message is sent to or comes from. Names are not
+        checked; the kind is empty if the topic has fewer than three levels.
+        """
         levels = topic.split("/")
         return levels[2] if len(levels) > 2 else "", levels[-1]

@@ -178,7 +178,7 @@ class Area(Rule):
 
 
 def _not_none(value: float | None) -> float:
-    """Return `value`, of which `__post_init__` has checked that it is not None."""
+    """Return `value`; `__post_init__` has checked that it is not None."""
     if value is None:
         raise TypeError("a parameter is missing")
     return value
@@ -425,13 +425,13 @@ class Memory:
 
     @classmethod
     def from_saved(cls, saved: SavedVectors) -> Memory:
-        """Return the memory that was `saved`."""
+        """Restore a memory from `saved`, its form on disk."""
         waiting = dict(entry for name, entry in saved.items() if name.startswith(_WAITING))
         return cls(saved.get("applied"), saved.get("sent"), waiting)
 
     @property
     def saved(self) -> SavedVectors:
-        """The memory as it is written to disk."""
+        """The memory in its form on disk."""
         ends = {"applied": self.applied, "sent": self.sent}
         waiting = {f"{_WAITING} {dispatch}": (dispatch, sent) for dispatch, sent in self.waiting.items()}
         return {name: end for name, end in ends.items() if end is not None} | waiting

@@ -128,7 +128,7 @@ class MaskedSum:
         return len(self.contributions)
 
     def add(self, update: Update, weight: float = 1.0) -> None:
-        """Same as `WeightedSum.add`."""
+        """Add `update` with a = `weight`; its vector is masked and is not read."""
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:

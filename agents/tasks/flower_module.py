@@ -218,7 +218,10 @@ def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
 
 
 def _figure(content: flower.RecordDict, names: tuple[str, ...]) -> float:
-    """Return the metric of the reply that has the first of `names`; NaN if it has none of them."""
+    """Return the reply's metric under the first of `names` that it has.
+
+    NaN if it has none of them, or if the metric is not a number.
+    """
     values: dict[str, Any] = {}
     for record in (*content.config_records.values(), *content.metric_records.values()):
         values.update(record)

@@ -73,8 +73,8 @@ class ModelMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """An update as encoded by a step of `agents.pipeline`, in place of one float32 vector. Of a `model`,
-    the difference to the model that it was trained from is encoded."""
+    """An update as encoded by a step of `agents.pipeline`, in place of one float32 vector. For an
+    update of kind `model`, it encodes the difference to the model that training started from."""
 
     fields: Mapping[str, str]
     """Additional header fields; the name of one of them identifies the step."""
@@ -263,15 +263,17 @@ def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], 
         raise WireError(f"payload has {len(payload)} bytes: shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
     start = _LENGTH.size + length
-    if length > _MAX_HEADER or start > len(payload):
-        raise WireError(f"header of {length} bytes does not fit a payload of {len(payload)} bytes")
+    if length > _MAX_HEADER:
+        raise WireError(f"header of {length} bytes, expected at most {_MAX_HEADER}")
+    if start > len(payload):
+        raise WireError(f"header of {length} bytes, but the payload has only {len(payload)}")
     try:
         header = json.loads(str(payload[_LENGTH.size : start], "utf-8"))
         metadata = header.pop("__metadata__")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WireError(f"unreadable header: {error!r:.80}") from error
     if not isinstance(metadata, dict) or not set(map(type, metadata.values())) <= {str}:
-        raise WireError("metadata: expected a map of strings")
+        raise WireError("invalid metadata: expected a map of strings to strings")
     body = memoryview(payload).toreadonly()[start:]
     if header.keys().isdisjoint(_BUFFERS):
         return header, metadata, body, NONE
@@ -288,12 +290,12 @@ def _split_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview
     size = len(body)
     if not all(type(count) is int and 0 <= count <= size for count in (floats, integers)):
         raise WireError(
-            f"buffers of {floats!r:.20} and {integers!r:.20} numbers do not fit {size} bytes"
+            f"invalid buffers: {floats!r:.20} floats and {integers!r:.20} integers in {size} bytes"
         )
     middle = size - 8 * integers
     begin = middle - 4 * floats
     if begin < 0:
-        raise WireError(f"buffers of {floats} and {integers} numbers do not fit {size} bytes")
+        raise WireError(f"invalid buffers: {floats} floats and {integers} integers in {size} bytes")
     # Copies, because they are kept longer than the payload.
     found = Buffers(
         np.frombuffer(body[begin:middle], "<f4").copy(), np.frombuffer(body[middle:], "<i8").copy()

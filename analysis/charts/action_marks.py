@@ -37,7 +37,7 @@ class _MarkedAction:
 
 @dataclass(frozen=True, slots=True)
 class ActionMark:
-    """Actions at about the same time."""
+    """A mark on the time axis, for actions at about the same time."""
 
     at: float
     """Time of the first action, in seconds of device time."""

@@ -47,7 +47,7 @@ def check_initial(topology: Topology) -> None:
 
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
-    """Write the initial state of the run. Raises BadInputError as `check_initial`."""
+    """Write the initial state of the run. Raises BadInputError like `check_initial`."""
     with files.atomic_write(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
@@ -76,8 +76,10 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Convert a model that a run saved, or a state dict by name, to safetensors. Raises
-    BadInputError."""
+    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError.
+
+    `path`: a model that a run saved, safetensors with one tensor per name, or a `torch.save` file.
+    """
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
     except BadInputError as error:  # on the run that the file is from
@@ -119,7 +121,8 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file of a model that the run saved; None: the final model. Raises BadInputError."""
+    """Return the file with the run's saved model of `version`; None: the final model. Raises
+    BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -144,11 +147,11 @@ def run_task(topology: Topology, directory: RunDirectory) -> Task:
 
 
 def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """Build the module with a model that the run saved; raises as `saved_state`."""
+    """Build the module with the model that the run saved in `file`. Raises like `saved_state`."""
     if not directory.topology.is_file():
         raise BadInputError(
             f"{file} is a model of a run, but {directory.topology}, which names its task, does not "
-            "exist: use the file in the run's directory, or save it by name (testbed export --model)"
+            "exist: use the file in the run's directory, or convert it with testbed export --model"
         )
     topology = load(directory.topology)
     try:

@@ -39,7 +39,9 @@ def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
     action = from_json({key: value for key, value in command.items() if key != "device"})
     if action is None:
         name = command.get("action")
-        raise BadInputError(f"the controller has no action {name!r}: is the command of another version?")
+        raise BadInputError(
+            f"the controller has no action {name!r}: use the version of testbed that started the run"
+        )
     return str(command.get("device")), action
 
 
@@ -121,7 +123,7 @@ class ScenarioPlayer:
         self._do(device, action, None)
 
     def _play(self, device: str, action: Action, planned: float) -> None:
-        """Carry out a step; one that the device's state does not allow does not end the run."""
+        """Carry out a step. If the device's state does not allow it, report that; the run continues."""
         try:
             self._do(device, action, planned)
         except BadInputError as error:

@@ -20,9 +20,9 @@ from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
 _ANSWER_TIMEOUT_SECONDS = 5.0
-"""Time for the answer to each command."""
+"""Maximum seconds to wait for the answer to each command."""
 _LOOK_SECONDS = 0.02
-"""Interval of looking for an answer."""
+"""Seconds between two checks for an answer."""
 
 
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
@@ -57,7 +57,8 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
 
 
 def _await_answer(path: Path) -> str | None:
-    """Wait for the answer to an order: what was wrong with it; None if nothing. Raises TimeoutError."""
+    """Wait for the answer to an order. Return why the order failed; None if it was carried out. Raises
+    TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):

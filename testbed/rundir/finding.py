@@ -56,7 +56,7 @@ def complete_id(
         if len(chosen := list(filter(preferred, found))) == 1:
             return chosen[0]
         listed = "".join(f"\n  {one}" for one in found)
-        raise BadInputError(f"{run} is the beginning of {len(found)} runs; give more of it:{listed}")
+        raise BadInputError(f"{run} is the beginning of {len(found)} runs: give more of the id:{listed}")
     return found[0] if found else None
 
 
@@ -65,8 +65,8 @@ def find_directory(
 ) -> Path | None:
     """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
 
-    `preferred`: decides among several directories if it holds for exactly one. None if there is none.
-    Raises BadInputError if several begin with `run`.
+    None if there is none. If several directories begin with `run`, return the only one that is
+    `preferred`; raise BadInputError if none or several are.
     """
     if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path

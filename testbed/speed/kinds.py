@@ -5,7 +5,7 @@ from __future__ import annotations
 from testbed.topology.fields import Model, NotNegative
 
 KINDS = ("convolution", "depthwise", "matrix", "memory")
-"""Kinds of work. A device, and this host, has a different speed for each."""
+"""Kinds of work. A device or host has a separate speed for each kind."""
 
 
 class Work(Model):

@@ -15,8 +15,10 @@ _INDENT = "  "
 
 
 def add(to: Path, entries: str, source: str) -> list[str]:
-    """Add the devices in `entries`, the text of a profiles file that errors call `source`, to the file
-    `to`, and leave the rest of it unchanged. Returns their names. Raises BadInputError."""
+    """Add the devices in `entries` to the profiles file `to`; return their names. Raises BadInputError.
+
+    `entries`: text of a profiles file; errors call it `source`. The rest of `to` stays unchanged.
+    """
     names = list(profiles.parse(entries, source).devices)
     if not names:
         raise BadInputError(f"{source}: found no devices to add")
@@ -35,8 +37,10 @@ def add(to: Path, entries: str, source: str) -> list[str]:
 
 
 def append_devices(text: str, entries: str) -> str:
-    """Add the devices in `entries` to `text`; both are texts of profiles files. Raises BadInputError if
-    the devices of `text` are not one entry per block (`devices: {...}`)."""
+    """Add the devices in `entries` to `text`; both are texts of profiles files.
+
+    Raises BadInputError if `text` has its devices in braces (`devices: {...}`).
+    """
     body = textwrap.dedent(_DEVICES.split(entries, maxsplit=1)[-1].strip("\n"))
     found = _DEVICES.search(text)
     if found is None:

@@ -131,7 +131,7 @@ class LinkClass(_ProfileEntry):
 
 
 def _entries(value: Any) -> Any:
-    """Accept a key with nothing but comments below it as no entries."""
+    """Read a key with nothing but comments below it as a mapping without entries."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
@@ -164,7 +164,7 @@ class Profiles(Model):
         return _look_up(name, self.links, "link class")
 
     def select(self, name: str) -> Profiles:
-        """Return only the device profile and the link class called `name`, of which one may be missing.
+        """Return the entries called `name`: a device profile, a link class, or both.
 
         Raises BadInputError that suggests a known name.
         """
@@ -207,7 +207,7 @@ def parse(text: str, name: str = "<text>") -> Profiles:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """For the error on an unknown `name`: the most similar name of `known`, or all of them."""
+    """Hint for an error about an unknown `name`: the most similar name in `known`, or all of them."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")

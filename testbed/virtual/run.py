@@ -64,7 +64,7 @@ from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
 _REFRESH_EVERY = 0.1
-"""Seconds of wall time between two refreshes of the view, at which records are written to the disk."""
+"""Seconds of wall time between two refreshes of the view; each also writes the records to the disk."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
@@ -211,7 +211,7 @@ class _Fleet:
         made."""
         self._model = model
         self._sizes: dict[str, int] = {}
-        """Bytes of an update on the wire, by its steps."""
+        """Bytes of an update on the wire, by the names of its pipeline steps."""
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -288,7 +288,7 @@ class _Fleet:
         )
 
     def _update_size(self, steps: Sequence[Named]) -> int:
-        """Bytes of an update on the wire."""
+        """Return the bytes of an update on the wire, if the pipeline `steps` are applied to it."""
         names = tuple(step.name if step in self._common else repr(step) for step in steps)
         key = repr(names)
         if key not in self._sizes:
@@ -297,8 +297,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """The devices with their links at time 0, when the first models are sent: with the first values of
-    their traces."""
+    """Devices with the links that they have at time 0, when the first models are sent. A link with a
+    trace has the trace's first values."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
@@ -341,8 +341,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """Return `virtual` with the measured costs of an exchange between clients, for keys without a
-    value."""
+    """Return `virtual`, with keys that have no value set to the measured costs of an exchange between
+    clients."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():

@@ -38,7 +38,7 @@ from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
 _OTHERS = (0.2, 0.2)
-"""CPU shares of the other processes: a core half full of devices that do not train all the time."""
+"""CPU shares of the two other processes, as on a core whose devices do not train all the time."""
 _SLICE = 5e-3
 """CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
@@ -175,7 +175,7 @@ def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
 
 
 def _windows(train: Callable[[Callable[[], bool]], int]) -> list[float]:
-    """CPU seconds of a step in each of at least one window."""
+    """Measure windows, at least one; return the CPU seconds per step in each of them."""
     windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
     while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):

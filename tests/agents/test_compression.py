@@ -277,8 +277,8 @@ def test_compressed_run_in_virtual_time_is_faster_and_learns(
 
 def test_unsupported_combinations_are_refused() -> None:
     area = TOPOLOGY.replace("METHOD", "int8").replace("RULE", "{name: area, criterion: every, every: 2}")
-    with pytest.raises(BadInputError, match=r"5:\d+: devices\[0\].link.compression: .* applied whole"):
+    with pytest.raises(BadInputError, match=r"5:\d+: devices\[0\].link.compression: .* unchanged"):
         parse(area)
     bounded = TOPOLOGY.replace(", compression: {kind: METHOD}", "") + "bounds: {norm: 1.0}\n"
-    with pytest.raises(BadInputError, match=r"bounds.norm: .* applied whole"):
+    with pytest.raises(BadInputError, match=r"bounds.norm: .* applied unchanged"):
         parse(bounded.replace("RULE", "{name: area, criterion: every, every: 2}"))

@@ -311,7 +311,7 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"task": task("NoModel")}, "t.yaml:4:9: task.name: own:NoModel has no method model"),
         ({"task": task("NoDataset")}, "own:NoDataset has no dataset"),
         ({"task": task("Unknown")}, "its parameter call (Callable[[], int]) has a type that a topology"),
-        ({"task": task("Taken")}, "own:Taken: its parameter local has a name that a topology uses"),
+        ({"task": task("Taken")}, "own:Taken: the topology has a key named like its parameter local"),
         (
             {"task": task("Elsewhere")},
             "task.name: own:Elsewhere names the dataset 'nowhere', expected digits",
@@ -330,7 +330,7 @@ def test_parameters_follow_from_annotations(tmp_path: Path) -> None:
         ({"rule": {"name": "own:Partial"}}, "Can't instantiate abstract class Abstract"),
         ({"code": None}, "own:Mine is a class of your own: add code with its file"),
         ({"code": "nowhere.py"}, "t.yaml:2:7: code: "),
-        ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a package as"),
+        ({"requirements": ["numpy", "-r x"]}, "requirements[1]: found '-r x', expected a requirement"),
         ({"requirements": ["no-such==9"]}, "requirements[0]: no-such is not installed: "),
         ({"requirements": ["numpy<1"]}, f"{sys.executable} -m pip install 'numpy<1'"),
     ],

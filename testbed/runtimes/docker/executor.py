@@ -267,8 +267,10 @@ def isolate(
     *,
     here: bool = True,
 ) -> None:
-    """Isolate containers on `network` from each other. `found` has MAC and IPv4 address of each, by id;
-    `here`: they may be on this host. Raises HostError."""
+    """Isolate containers on `network` from each other. Raises HostError.
+
+    `found`: container id -> MAC and IPv4 address. `here`: whether they may be on this host.
+    """
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     pids = {container: _engine_pid(engine, container) for container in found}
     ends = [Endpoint(pids[container], *each) for container, each in found.items()]
@@ -417,7 +419,10 @@ def pid(engine: docker.DockerClient, container: str) -> int:
 
 
 def _is_visible(process: int, container: str) -> bool:
-    """Whether `process`, an id in the engine's namespace, is a process of `container` in ours."""
+    """Whether the process with the id `process`, as the engine counts, belongs to `container` here, too.
+
+    False if the engine has another namespace of process ids, as on another host.
+    """
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
     except OSError:
@@ -456,7 +461,7 @@ def _label(run: str | None) -> str:
 
 
 def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
-    """Whether a container or network belongs to a Swarm, in which this engine may be a mere worker."""
+    """Whether a container or network belongs to a Swarm, in which this engine may be only a worker."""
     return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
 
 
