@@ -539,7 +539,7 @@ def fresh(folder: Path, name: str) -> dict[str, torch.Tensor]:
         ({"frozen": ["*"]}, "own:Normed cannot run: the model has no parameters to train"),
         (
             {"initial": "other.pt"},
-            "other.pt: 1.weight has shape [4, 64] there, expected [8, 64]; ",
+            "other.pt: 1.weight has shape [4, 64], expected [8, 64]; ",
         ),
         ({"initial": "none.pt"}, "No such file or directory. Expected safetensors, or a state dict"),
         ({"data": {"path": "wide.npz", "input": "x", "label": "y"}}, "mat1 and mat2 shapes cannot be "),
