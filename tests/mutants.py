@@ -221,8 +221,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "of two checks at one time the second finds nothing to do",
     (
         _NETWORK,
-        "if at != self._check_at:  # another check was planned before this one",
-        "if False:  # another check was planned before this one",
+        "if at != self._check_at:  # an earlier check was planned in its place",
+        "if False:  # an earlier check was planned in its place",
     ): "one check too many does no harm",
     (
         _NETWORK,
@@ -248,8 +248,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "copies of a version are equal; it takes more memory",
     (
         _SIMULATION,
-        "device.trainings.pop(sequence - 2, None)  # overwritten in the send buffer by the one before",
-        "device.trainings.pop(sequence + 2, None)  # overwritten in the send buffer by the one before",
+        "device.trainings.pop(sequence - 2, None)  # replaced in the send buffer by its successor",
+        "device.trainings.pop(sequence + 2, None)  # replaced in the send buffer by its successor",
     ): "what nobody asks for is kept: it takes more memory",
     (
         "testbed/virtual/stacked_training.py",

@@ -101,6 +101,8 @@ def test_leaving_client_is_removed_from_area_mean(testbed: Testbed, tmp_path: Pa
     assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(tmp_path / "runs")
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
-    assert any(note.startswith("right retired: its model is out of the mean") for note in notes), notes
+    assert any(
+        note.startswith("right retired: its model was removed from the mean") for note in notes
+    ), notes
     (w,) = load_file(run.path / "models" / "final.safetensors").values()
     assert float(w[0]) == pytest.approx(1.5, abs=0.05)  # the mean of those who stayed

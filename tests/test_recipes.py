@@ -153,7 +153,7 @@ def test_recipe_adds_a_device_action_and_mypy_names_unhandled_places(copy: Path)
     insert(
         actions,
         "Switching = Crash",
-        'class Overheat(_Action, frozen=True):\n    """Let it cool."""\n\n\n',
+        'class Overheat(_DeviceAction, frozen=True):\n    """Let it cool."""\n\n\n',
     )
     insert(actions, " | Restart | Pause | Resume", " | Overheat")
     insert(actions, '    Pause: {"frozen": True},', '    Overheat: {"frozen": True},\n')

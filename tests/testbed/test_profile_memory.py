@@ -191,7 +191,7 @@ def test_run_records_requested_memory_not_free_memory(file: Path, tmp_path: Path
 
 def test_profiles_list_what_is_emulated(testbed: Testbed) -> None:
     for arguments in (["profiles"], ["profiles", "raspberry-pi-4"]):
-        assert "cores are\nnot emulated one by one" in testbed(*arguments).out
+        assert "Not emulated: single cores" in testbed(*arguments).out
     assert "emulated" not in testbed("profiles", "lte").out
 
 

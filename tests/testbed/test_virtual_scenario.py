@@ -155,13 +155,13 @@ def test_stalled_run_is_reported(tmp_path: Path) -> None:
     """No model arrives; only evaluations continue."""
     cut_off = {"timing": "1s", "link": {"loss": "100%"}}
     devices = [{"name": name, **cut_off} for name in "ab"]
-    with pytest.raises(RunFailedError, match="after 0 s nothing happens any more"):
+    with pytest.raises(RunFailedError, match="after 0 s nothing can happen"):
         _run(tmp_path, [], devices=devices, stop={"updates": 5})
     (tmp_path / "timed").mkdir()
     records = _run(tmp_path / "timed", [], devices=devices, stop={"after": "9s"})
     notes = [(record.at, record.message) for record in records if isinstance(record, events.Note)]
     assert [(at, text.partition(":")[0]) for at, text in notes] == [
-        (0.0, "from here on nothing happens any more")
+        (0.0, "from here on nothing can happen")
     ]
 
 
