@@ -106,7 +106,7 @@ class Builder:
     expected: BuildTime
     """Estimate of the time left."""
     own: ImageAdditions | None = None
-    """Code and packages that the run adds; None: none."""
+    """Code and packages that the run adds; None if it adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
@@ -250,9 +250,9 @@ def engine_build(
 ) -> None:
     """Build `context` with the engine.
 
-    `network`: Docker network mode of the build, by default none; None: the engine's default. A build
-    that fails or is interrupted leaves no container and no layer if the Dockerfile labels its own with
-    BUILD. Raises HostError with the engine's last lines.
+    `network`: Docker network mode of the build, by default none; None: the engine's default. If the
+    Dockerfile labels its containers and layers with the build argument BUILD, a build that fails or is
+    interrupted leaves none of them. Raises HostError with the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)
