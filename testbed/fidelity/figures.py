@@ -118,7 +118,7 @@ class GpuFidelity:
 
     @property
     def over_memory(self) -> bool:
-        """Whether it used more memory than its limit, with an allowance for CUDA's context."""
+        """Whether the client used more memory than its limit, with an allowance for CUDA's context."""
         limit = self.requested.memory
         return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
 
@@ -162,7 +162,7 @@ class Requested:
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None: no GPU was requested."""
     node: str | None = None
-    """Name of its node; None if there is only one."""
+    """Name of the device's node; None if there is only one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class DeviceFidelity:
     gpu: GpuFidelity | None = None
     """Requested and measured use of a GPU; None: no GPU was requested."""
     node: str | None = None
-    """Name of its node; None if there is only one."""
+    """Name of the device's node; None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
     """Limits in the kernel that differ from those requested, a short text each."""
     unread_limits: str | None = None

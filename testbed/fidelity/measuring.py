@@ -328,7 +328,7 @@ def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds of a device, and the time in which it got them."""
+    """CPU seconds that a device used, and the length of the time in which it used them."""
 
     requested: float
     """Requested share of one host core."""

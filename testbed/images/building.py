@@ -77,10 +77,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files, in the cache because /tmp may be in memory.
-
-    First removes what a killed build left there, so hold the build lock.
-    """
+    """Make a folder for temporary files, in the cache because /tmp may be in memory. Leftovers of killed
+    builds are removed first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))

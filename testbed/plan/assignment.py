@@ -259,7 +259,7 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
     """Return the memory limit, in bytes, of a device of each group.
 
     The limit is the topology's, or else the memory of the profile. `free`: bytes for all devices
-    together; None: not bounded. If they do not suffice, the devices with a profile's memory share
+    together; None: not bounded. If `free` is too small, the devices with a profile's memory share
     equally what the other devices leave, but no limit drops below the default of a device without a
     profile.
     """
