@@ -1,4 +1,5 @@
-"""Checks of numbers that a user may set. None, for a number that is not given, passes every check."""
+"""Checks of numbers that a user may set. None means that the number is not set, and passes every
+check."""
 
 from __future__ import annotations
 

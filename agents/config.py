@@ -218,7 +218,7 @@ class ClientSetup:
     think: DrawnDuration | None = None
     """Delay between the end of a training and the sending of its update; None: none."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from when it could begin; None: no minimum."""
+    """Minimum duration of a training, measured from the time when it could begin; None: no minimum."""
     speed: float = 1.0
     """Divisor of `timing`."""
 
@@ -333,7 +333,7 @@ class AggregatorConfig:
     not all clients have an entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of device time after which a client that has not answered a request for a report counts as
-    gone, by client. A client without an entry has the default keep-alive's."""
+    absent, by client. A client without an entry has the timeout of the default keep-alive."""
     patient: bool = False
     """Whether the run continues while no client is left, because some will come back."""
     dilation: float = 1.0
@@ -353,7 +353,8 @@ class AggregatorConfig:
     """Whether models are evaluated after the run, without a time limit, instead of during it."""
     bounds: UpdateBounds = UpdateBounds()
     keeps_models: bool = False
-    """Whether each model that is trained from is kept, for updates encoded as the difference to it."""
+    """Whether each model that is sent to clients is kept, because updates are encoded as differences to
+    it."""
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
@@ -430,10 +431,10 @@ class DeviceConfig:
     """Expected properties of the whole path to the server, for the measurement of the link; None: not
     measured."""
     shared: str
-    """Name of the link that the device shares with others on that path; its own name if it shares
-    none."""
+    """Name of the link that the device shares with others on that path; the device's own name if it
+    shares none."""
     client_config: str
-    """Path of the ClientConfig of the client process that init starts."""
+    """Path of the ClientConfig of the client process that the init starts."""
     isolated: str
     """Path of a file that appears when the device is isolated; no client starts before."""
     user: int

@@ -127,7 +127,8 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the main hold of `action`: the one that it begins or ends; of a `Join`, `down`."""
+    """Return the main hold of `action`, which it begins or ends. A `Join` ends all holds; its main hold
+    is `down`."""
     return next(iter(_HOLDS[type(action)]))
 
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 STANDSTILL_SECONDS = 3.0
-"""Minimum time in seconds without progress of a process, not caused by an action, that is reported."""
+"""Seconds without progress of a process after which a disturbance is reported, if no action caused
+it."""
 UNANSWERED_SECONDS = 8.0
 """Seconds without an acknowledgement after which a connection counts as cut."""
 _BEAT_SECONDS = 0.5

@@ -141,7 +141,8 @@ class RoundUnfinished:
     client: str
     base_version: int
     dispatched: float
-    """When the aggregator took the model that it sent; of several unanswered models, the first."""
+    """When the aggregator took the model that it sent; if several models were unanswered, the first of
+    them."""
     until: float
     """When the rejected update arrived; otherwise when no update was expected any more (`at`)."""
     dispatch: int = 0
@@ -202,8 +203,8 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When the action was done. If the controller does not do it itself (links, and in containers
-    everything but CPU shares), when the order was sent."""
+    """When the action was done. For actions that the controller does not do itself (links, and in
+    containers everything but CPU shares): when the order was sent."""
     device: str
     source: str
     """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the
@@ -278,12 +279,12 @@ _REASONS = {
     "target_accuracy": "target reached",
 }
 COMPLETE = tuple(_REASONS)
-"""Reasons of `RunEnded` that a topology's `stop` plans."""
+"""Reasons of `RunEnded` that are conditions in a topology's `stop`."""
 
 
 def end_reason(reason: str) -> str:
-    """Return the reason of a run's end as text for people: `time is up` for `after`. Reasons that no
-    `stop` plans are texts already."""
+    """Return the reason of a run's end as text for people: `time is up` for `after`. All other reasons
+    are texts for people already."""
     return _REASONS.get(reason, reason)
 
 

@@ -12,7 +12,8 @@ _MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _KEPT, _LARGEST = 64 * _MIB, 32 * _MIB
-"""Bytes of freed memory that are kept, and of the largest kept block; glibc allows no larger one."""
+"""Bytes of freed memory that are kept, and bytes of the largest block that is kept. glibc allows no
+larger block."""
 
 
 def keep_freed_memory() -> None:

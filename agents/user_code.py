@@ -36,8 +36,8 @@ def is_user_code(name: str) -> bool:
 
 
 def use_folder(folder: str | None) -> None:
-    """Import user code from `folder` from now on; None: from none. Modules of the previous folder are
-    unloaded, so that one process can run several versions one after the other."""
+    """Import user code from `folder` from now on; None: import no user code. Modules of the previous
+    folder are unloaded, so that one process can run several versions one after the other."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
     for name, module in list(sys.modules.items()):
@@ -132,7 +132,8 @@ def is_from_user_code(error: BaseException) -> bool:
 
 def is_caused_by_user_code(error: BaseException, task: str) -> bool:
     """Return whether user code caused `error`: it was raised in user code, or in objects of the task
-    `task`, such as torch layers of its model. Errors of the latter kind have notes of ours."""
+    `task`, such as torch layers of its model. Errors of the latter kind are recognised by the notes that
+    the testbed adds to them."""
     return is_from_user_code(error) or (is_user_code(task) and hasattr(error, "__notes__"))
 
 
@@ -143,8 +144,8 @@ def error_place(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """Return the traceback of `error` as text, without our frames before the first frame of user code or
-    of an object that user code made."""
+    """Return the traceback of `error` as text, without the testbed's frames before the first frame of
+    user code or of an object that user code made."""
     start = error.__traceback__
     own = is_from_user_code(error)
     while start is not None and not _begins(start.tb_frame, own=own):
@@ -176,8 +177,8 @@ def as_json_values(value: Any) -> Any:
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:
-    """Return whether the shown part of a traceback begins with `frame`. `own`: it shall begin in own
-    code."""
+    """Return whether the shown part of a traceback begins with `frame`. `own`: it must begin in user
+    code; otherwise it begins in the first module outside `_OURS`."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
     return _is_own_frame(frame) if own else top not in _OURS
 

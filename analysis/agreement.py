@@ -41,7 +41,7 @@ class RankedConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class RankAgreement:
-    """How far two runtimes agree on the ranking of configurations."""
+    """Agreement of two runtimes on the ranking of configurations."""
 
     configurations: tuple[RankedConfiguration, ...]
     """Configurations, in the order of their rank in virtual time."""
@@ -56,7 +56,7 @@ class RankAgreement:
     """Items that the bootstrap resamples: seeds if every configuration has several, otherwise
     configurations."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of configurations of which the first is faster in virtual time and slower in the real
+    """Pairs of configurations in which the first is faster in virtual time, but slower in the real
     runtime. A tie in one of the two is not a swap."""
 
 
@@ -66,7 +66,8 @@ def times(
     """Return the table for `agreement`: the times at which the runs reached the accuracy `target`.
 
     `virtual` and `real` have one run for each entry of `configurations`. Times are interpolated between
-    evaluations; otherwise times would tie, or noise would decide, within an evaluation interval.
+    evaluations. Without that, times in the same evaluation interval would be equal, or noise would
+    decide their order.
     """
     runtimes = {"virtual_s": virtual, "real_s": real}
     seconds = {
@@ -77,7 +78,7 @@ def times(
 
 
 def agreement(times: pd.DataFrame) -> RankAgreement:
-    """Return how far the configurations have the same order by time in both runtimes.
+    """Return the agreement of the two runtimes on the order of the configurations by time.
 
     `times` has a row for each seed of a configuration, with the columns `configuration`, `virtual_s` and
     `real_s`: seconds to the target in virtual time and in the real runtime; infinite or NaN if it was
@@ -152,6 +153,6 @@ def _interval(resample: Resample | None) -> tuple[float, float]:
         return nan, nan
     random = np.random.default_rng(0)  # the same result each time
     taus = np.array([_tau(resample(random)) for _ in range(_RESAMPLES)])
-    known = taus[~np.isnan(taus)]  # a resample in which all tie has no tau
+    known = taus[~np.isnan(taus)]  # NaN if all times in one of the runtimes are equal
     low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (nan, nan)
     return float(low), float(high)

@@ -101,7 +101,7 @@ def remarks(runs: Sequence[Run]) -> list[str]:
     cells: dict[tuple[object, ...], int] = {}
     for same in by_settings(runs).values():
         manifest = same[0].manifest
-        if (label := manifest.get("label")) is not None:  # a run of a sweep, where a label has one row
+        if (label := manifest.get("label")) is not None:  # a sweep should have one row per label
             cell = (label, manifest.get("runtime"), same[0].path.parent)
             cells[cell] = cells.get(cell, 0) + 1
     if rewritten := list(dict.fromkeys(str(label) for (label, *_), rows in cells.items() if rows > 1)):

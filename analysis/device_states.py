@@ -22,9 +22,9 @@ _WORK = {
     "upload": ("sent", "arrived"),
 }
 _MIN_BUSY_SHARE = 0.5
-"""Share of its CPU share from which on a device counts as training. Transfers use less."""
+"""A device that uses at least this fraction of its CPU share counts as training. Transfers use less."""
 _HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
-"""State of a device that something keeps from working."""
+"""State of a device during each kind of hold."""
 
 
 def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
@@ -45,7 +45,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
       update was rejected or is still in the rule's buffer. From the dispatch until the update arrived,
       or until no update was expected any more. Which part of it was training is unknown. During a run,
       and after a crash, unanswered dispatches are not recorded. Then the state is inferred from
-      telemetry: since its last update arrived, the device used at least half of its CPU share.
+      telemetry: a device is `unfinished` whenever it uses at least half of its CPU share after its last
+      update arrived.
     - `wait`: otherwise. The device waits for the aggregator, or has think time.
 
     If several states apply, the first of offline, paused, train, mask, upload, download, unfinished is
@@ -139,7 +140,7 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
         ) is None:  # actions with parameters do not keep devices from working
             continue
         for what, begins in holds(done).items():
-            if begins or what != "down":  # a device that is down reports itself that it is ready
+            if begins or what != "down":  # `down` ends when the device reports that it is ready
                 changes.append((at, name, what, begins))
     # After the actions of the same moment, so that a device that restarts immediately ends as `ready`.
     for at, name, state in run.statuses[["at", "client", "state"]].itertuples(index=False):

@@ -39,7 +39,7 @@ _MAX_TABLES = 50
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
-"""Time after a segment of a run in which samples still belong to it: samples are one second apart."""
+"""Samples belong to a segment of a run until this time after its end: samples are one second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -439,7 +439,7 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     except FileNotFoundError:
         pass
     except ValueError:
-        if manifest.get("outcome"):  # otherwise it may be being written
+        if manifest.get("outcome"):  # without it, the file may be incomplete
             raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}

@@ -183,9 +183,10 @@ def window(run: Run) -> int:
 
 def _aggregations(run: Run) -> npt.NDArray[np.int64]:
     """Return the version after each aggregation, in order. An aggregation without updates keeps the
-    version, so of several with the same version, the first made it.
+    version, so if several have the same version, the first of them made it.
 
-    The records may end between the updates of a version and the record of the version; it counts, too.
+    The records may end after the updates of a version and before the record of the version; that version
+    counts, too.
     """
     recorded = run.versions["version"].to_numpy(np.int64)
     begun = np.setdiff1d(run.updates["applied_version"].to_numpy(np.int64), recorded)

@@ -29,9 +29,9 @@ _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
-    A name has the label in a sweep, or the rule; if needed, also the settings that differ, seed,
-    runtime, topology or start time. If that does not distinguish all runs, run directories are the
-    names.
+    A name consists of the run's label in a sweep, or its rule, and if needed of the settings that
+    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all runs,
+    run directories are the names.
     """
     settings = _differing(runs)
     for parts in _NAMES:
@@ -57,7 +57,7 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return `id(run)` -> text with those of the run's settings that differ between the runs.
+    """Return, by `id(run)`, a text with the settings of the run that differ between the runs.
 
     The mapping is empty for fewer than two runs, or if more than `_MAX_SETTINGS` settings differ.
     """

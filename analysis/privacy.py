@@ -46,7 +46,7 @@ def participations(run: Run) -> pd.DataFrame:
     """Return the participations in a run with differential privacy, in order of time: `client`, `at`
     (s), and `spent`, its 1/z².
 
-    With noise at the client, each update that arrived is a participation, also if it was rejected or
+    With noise at the client, each update that arrived is a participation, even if it was rejected or
     lost. With noise at the server, each version is a participation of every client that contributed to
     it. Its 1/z is multiplied by the total weight of the client's updates ÷ the weight of the heaviest
     update of the version, because the noise is z times the bound of the heaviest update.
@@ -59,8 +59,8 @@ def participations(run: Run) -> pd.DataFrame:
     else:
         applied = run.updates[["client", "arrived", "dispatch"]].rename(columns={"arrived": "at"})
         others = run.rejected.loc[run.rejected["dispatch"] > 0, ["client", "at", "dispatch"]]
-        # Updates that were in the rule's buffer when the run was interrupted: it ended after their
-        # arrival.
+        # Updates that were in the rule's buffer when the run was interrupted: their rounds were recorded
+        # as unfinished, with their arrival in `until`.
         held = run.unfinished.query("until < at and dispatch > 0").assign(at=lambda rows: rows["until"])
         parts = (applied, others, held[["client", "at", "dispatch"]])
         found = pd.concat([part.astype({"client": object}) for part in parts])

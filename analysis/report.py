@@ -48,7 +48,7 @@ class _ReportTable:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Number of first columns that contain words and are aligned left."""
+    """Number of columns, counted from the first, that contain words and are aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:

@@ -41,7 +41,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastModel:
-    """Send the present global model to all clients, as dispatch `number` of each of them."""
+    """Send the present global model to all clients. `number` is the number of the dispatch for each of
+    them."""
 
     version: int
     number: int
@@ -50,7 +51,7 @@ class BroadcastModel:
 
 @dataclass(frozen=True, slots=True)
 class EndInstant:
-    """Pass `inputs.InstantOver` to the core when it has received all inputs of this instant: a
+    """Pass `inputs.InstantOver` to the core when it has received all inputs of this instant. A
     broadcast, models or requests wait for it."""
 
 

@@ -86,8 +86,8 @@ class Arrivals:
     def averaged_buffers(
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
-        """Return the model's buffers of the version that `contributions`, at least one, make (see
-        `agents.models.buffers.averaged`)."""
+        """Return the buffers of the model in the version made from `contributions`, which must not be
+        empty (see `agents.models.buffers.averaged`)."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]

@@ -1,15 +1,15 @@
 """The aggregator's state machine: inputs in, actions out. No clock, no socket, no disk.
 
-The core protects the rule (which clients are present, which updates are valid) and keeps the books of
-the run (stop conditions, evaluations). The rule decides about the mathematics, and about which client
-gets a model when. `run_phase` defines which inputs are allowed in which phase. The state is in parts,
+The core protects the rule (which clients are present, which updates are valid) and keeps track of the
+run (stop conditions, evaluations). The rule decides how updates are aggregated, and which client gets a
+model at what time. `run_phase` defines which inputs are allowed in which phase. The state is in parts,
 each pure and in its own module: `membership`, `reports`, `sending` (with `dispatches` and `outgoing`),
 `intake` (with `validation`), `versions` (with `arrivals`), `losses`, `evaluations`, `ending`, `timers`,
 `progress`.
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
-next: `Started` once, then the others as they occur, `TimersDue` at the time `next_timer` and, if
-`EndInstant` requests it, `InstantOver` after all inputs of one instant. Within an instant the server
+next. It passes `TimersDue` at the time `next_timer`, and `InstantOver` after all inputs of one instant
+if `EndInstant` requested it. It passes all other inputs as they occur. Within an instant the server
 sends in this order: immediate replies, while arrivals are handled; at the end of the instant the
 broadcast, the deferred models, then the requests, so that no request overtakes the model that it is
 about.
@@ -78,8 +78,8 @@ class Setup:
     """Seed of the rule's random numbers."""
 
     def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
-        """Build a core and its server. The first model is `w`, shape (d,), which is changed in place,
-        with `model_buffers`."""
+        """Build a core and its server. `w`: parameters of the first model, shape (d,), changed in place.
+        `model_buffers`: its buffers."""
         rule = user_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
@@ -112,7 +112,7 @@ class AggregatorCore:
         self._intake = Intake(settings, server, self._sending, self.progress, self._ending, steps)
         self._orders: deque[str] = deque(maxlen=_ORDERS)
 
-    # What a shell may ask
+    # Properties for the shell
 
     @property
     def phase(self) -> RunPhase:
@@ -155,8 +155,8 @@ class AggregatorCore:
         return self._ending.is_cut_short
 
     def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
-        """Return the time since which nothing has arrived if, at time `at`, something should have; else
-        None."""
+        """If something should have arrived by the time `at`, return the time since which nothing has
+        arrived; else None."""
         if self._phase is not RunPhase.RUNNING:
             return None
         present, open_since = self._server.clients, self._sending.open_since()
@@ -164,14 +164,14 @@ class AggregatorCore:
         return self.progress.silent_since(at, present, open_since, all_wait=all_wait)
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
-        """When the model was sent that each client is to answer, for those that take far longer than
-        for any round before."""
+        """Return the clients that take far longer to answer than in their earlier rounds, each with the
+        time at which its model was sent."""
         if self._phase is not RunPhase.RUNNING:
             return {}
         return self.progress.overdue(at, self._sending.open_since())
 
     def validate(self) -> None:
-        """Raise AssertionError if this state cannot be. For tests, after each input."""
+        """Raise AssertionError if this state is inconsistent. For tests, after each input."""
         if problems := [*self._problems()]:
             raise AssertionError(f"while the run is {self._phase}: {'; '.join(problems)}")
 
@@ -286,7 +286,8 @@ class AggregatorCore:
         raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Write a record of the shell; an action only once, even if its order arrives twice."""
+        """Write a record from the shell. An action is recorded only once, even if its order arrives
+        twice."""
         record = events.from_line(line)
         if isinstance(record, events.Acted):
             if line in self._orders:
@@ -326,7 +327,8 @@ class AggregatorCore:
 
     def _resume(self, started: inputs.Started) -> Actions:
         """Resume the run clock. For the rule, each client that was present leaves, and each one that is
-        ready joins: client by client, because a rule may act if all clients are absent."""
+        ready joins. This is done for one client after the other, because a rule may act if all clients
+        are absent."""
         at = started.at
         self._epoch = started.epoch
         self.progress.restart_silence(at)
@@ -351,11 +353,11 @@ class AggregatorCore:
             *self._evaluate(started.at),
         ]
 
-    # Clients come and go
+    # Clients join and leave
 
     def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
-        """Handle a client's new state. A client that is ready is asked for its unacknowledged updates,
-        which it also sends before a report."""
+        """Handle a client's new state. A client that is ready is asked for its unacknowledged updates.
+        If it is asked for a report, it sends them before the report."""
         if client not in self._settings.importance:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
@@ -395,14 +397,14 @@ class AggregatorCore:
         return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
 
     def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
-        """Let `client` leave and join again for the rule, because its work was lost: it waits for a
-        model, and the rule may wait for its update."""
+        """Let `client` leave and join again for the rule, because its work was lost. The client waits
+        for a model, and the rule may wait for the client's update."""
         return [*self._leave(client, at), *self._join(client, at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
-        """Handle the farewell of `sender`: the vector that it remembers of its last applied update, or
-        sequence number 0 if none was applied. Its sequence numbers are forgotten, so that it starts like
-        a new client if it comes back."""
+        """Handle the farewell of `sender`. It has the vector that the client saved after its last
+        applied update, or the sequence number 0 if none was applied. The client's sequence numbers are
+        forgotten, so that it starts like a new client if it comes back."""
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
@@ -446,7 +448,7 @@ class AggregatorCore:
             done = [*done, *self._rejoin(event.sender, at)]
         return [*done, *verdict.last]
 
-    # What the rule wants
+    # Actions of the rule
 
     def _carry_out(
         self,
@@ -456,7 +458,7 @@ class AggregatorCore:
         ticked: Nanoseconds | None = None,
     ) -> list[Action]:
         """Carry out the rule's actions. They react to `update`, or to the timer that was due at
-        `ticked`; None: to something else."""
+        `ticked`, or to something else if both are None."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -499,7 +501,7 @@ class AggregatorCore:
     # Secure sums
 
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
-        """Ask the holders of shares of these updates' masks for their sums of shares."""
+        """Ask the clients that hold shares of these updates' masks for their sums of shares."""
         begun = sums.begin(wanted, self._server.clients.keys())
         if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
@@ -510,7 +512,7 @@ class AggregatorCore:
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
         """Handle an answer to `AskForShares`; ignore it if enough other clients were faster."""
         sums, shares = self._sums, message.words
-        if sums is None:  # only a run with secure aggregation has the topic
+        if sums is None:  # such messages belong only to runs with secure aggregation
             return []
         if not sums.is_waiting_for(client, message.number):
             return []
@@ -520,7 +522,7 @@ class AggregatorCore:
         return [] if settled is None else self._settle(settled, at)
 
     def _settle(self, settled: SumOpened | SumLost, at: Nanoseconds) -> list[Action]:
-        """Pass an opened sum to the rule; of a lost one, record that its updates are not applied."""
+        """Pass an opened sum to the rule. For a lost sum, record that its updates are not applied."""
         self._timers.cancel(("shares", settled.number))
         wanted = settled.wanted
         if isinstance(settled, SumOpened):
@@ -551,8 +553,9 @@ class AggregatorCore:
         return self._give_up(end, "the run was interrupted")
 
     def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
-        """End the run. The last records are written after the evaluation of the final model, or after
-        the timeout in the settings, but at most after `timeout` host seconds."""
+        """End the run. The last records are written after the evaluation of the final model. They are
+        written without it after the timeout in the settings or after `timeout` host seconds, whichever
+        is shorter."""
         if self._ending.end is not None:
             return []
         self._phase = RunPhase.ENDED

@@ -11,7 +11,7 @@ from enum import Enum
 from agents.timing.nanoseconds import Nanoseconds
 
 _REMEMBERED = 64
-"""Number of latest answers of each client that are remembered; a client has fewer under way."""
+"""Number of latest answers that are remembered per client. A client has fewer answers in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Dispatched:
     version: int
     at: Nanoseconds
     lr: float | None = None
-    """Step size sent with it; None for none."""
+    """Step size sent with it; None if none was sent."""
 
 
 class NoAnswer(Enum):

@@ -133,7 +133,7 @@ class DurableCore:
         return self._state.evaluating
 
     def load_kept_model(self, version: int) -> tuple[Vector, Buffers]:
-        """Load the model of a version in `evaluating` from its file; in any thread. Raises
+        """Load the model of a version in `evaluating` from its file. May be called in any thread. Raises
         SnapshotError."""
         path = self._model_file(version)
         try:
@@ -145,8 +145,9 @@ class DurableCore:
         return w, buffers
 
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
-        """Handle an input; return the core's actions, of which records and models are written already.
-        `payload`: the bytes from which an update was decoded; None if they are not at hand."""
+        """Handle an input; return the core's actions. Those that write records or save models are done
+        already. `payload`: the bytes from which an update was decoded; None if they are not
+        available."""
         if self._log is not None:  # None while the log is replayed
             self._log.write(event, payload)
         state, server = self._state, self._state.server

@@ -48,7 +48,8 @@ class Ending:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether the run has ended and waits for evaluations, if these take time."""
+        """Whether the run has ended and waits for its last evaluations; False if evaluations take no
+        time."""
         return self._last is not None and self.end is not None
 
     def begin(self, reason: str, at: Nanoseconds, timeout: float) -> None:

@@ -165,7 +165,7 @@ def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Pa
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """Set the thread's priority and CPUs, and as many torch threads as CPUs."""
+    """Set the thread's priority and CPUs, and set the number of torch threads to the number of CPUs."""
     os.nice(_NICE)
     if cpus:
         os.sched_setaffinity(0, cpus)

@@ -18,8 +18,8 @@ _DIVERGED = (
 
 
 class Evaluations:
-    """Evaluations that were requested, in order. `several`: one may be requested before the previous one
-    is done."""
+    """Evaluations that were requested, in order. `several`: an evaluation may be requested before the
+    previous one is done."""
 
     def __init__(self, *, several: bool) -> None:
         self._several = several

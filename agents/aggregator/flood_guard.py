@@ -37,7 +37,7 @@ class FloodGuard:
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Note that `client` owes one more answer, which passes at any rate."""
+        """Note that `client` owes one more answer. The answer is handled at any message rate."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 
@@ -70,8 +70,8 @@ class FloodGuard:
         return True
 
     def end_of_flood(self) -> int | None:
-        """Return, once per flood, the number of messages that were refused after their sender was shut
-        out, if almost none have come since the last call; else None."""
+        """Return the number of refused messages of shut-out clients if a flood is over: almost none have
+        come since the last call. Else return None, also if the end of this flood was returned before."""
         few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None

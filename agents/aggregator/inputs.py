@@ -27,8 +27,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """All processes of the run have ended, in order or by a crash, and start again: the run clock stands
-    still at `at` until `Started`."""
+    """All processes of the run have ended, regularly or by a crash, and start again. The run clock
+    stands still at `at` until `Started`."""
 
     at: Nanoseconds
     segment: str

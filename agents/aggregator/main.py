@@ -250,7 +250,7 @@ class Aggregator:
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
-        """Return the device time, but at most the time of the run's end: no record is later."""
+        """Return the device time, but at most the time of the run's end, so that no record is later."""
         now, ended = self._now(), self._core.ended
         return now if ended is None else min(now, ended)
 
@@ -323,8 +323,8 @@ class Aggregator:
         self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
-        """Refuse an excess message. If `sender` floods, shut it out: for the rule it has left, and the
-        controller, which reads the record, ends its client."""
+        """Refuse an excess message. If `sender` floods, shut it out: the core gets the client's status
+        `offline`, and the controller, which reads the record, ends its client."""
         self._refusals.add(topic, messages.MessageError("too many messages"))
         goes_on = self._epoch is not None and self._core.ended is None
         if goes_on and sender in self._clients and self._flood_guard.is_flooding(sender):
@@ -380,7 +380,7 @@ class Aggregator:
         self._record(events.Note(to_seconds(self._run_clock()), message))
 
     def _record(self, record: events.Record) -> None:
-        """Let the core write a record of the shell."""
+        """Pass a record from the shell to the core, which writes it."""
         self._handle(inputs.Written.from_record(record))
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:

@@ -56,7 +56,8 @@ class Outgoing:
         self._requests.clear()
 
     def pop_all(self) -> tuple[bool, list[Send], list[RequestUpdate]]:
-        """Remove and return whether there is a broadcast, the deferred models, and the requests."""
+        """Remove all messages. Return whether there was a broadcast, the deferred models, and the
+        requests."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         self.clear()
         return taken

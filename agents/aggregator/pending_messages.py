@@ -17,7 +17,7 @@ from agents.wire import messages, payloads
 Requested = (
     RequestUpdate | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
 )
-"""Actions that are sent as messages on a client's topic of requests."""
+"""Actions that are sent as messages on a client's request topic."""
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
 
@@ -71,7 +71,7 @@ class PendingMessages:
         self.waiting.append((self._topics[client][1], messages.encode(request)))
 
     def stop(self, client: str) -> None:
-        """Add the request to `client` to end."""
+        """Add a stop request for `client`."""
         stop = messages.encode(messages.Request(client, "stop"))
         self.waiting.append((self._topics[client][1], stop))
 

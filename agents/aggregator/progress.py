@@ -43,12 +43,12 @@ class RunProgress:
         self._changed.clear()
 
     def restart_silence(self, at: Nanoseconds) -> None:
-        """Count silence from `at` on, not from before."""
+        """Measure silence from `at` on."""
         self.last = max(self.last, at)
 
     def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
-        """Note an update of `client` that arrived `took` after its model was sent; return the record of
-        a stall that ends by it."""
+        """Note an update of `client` that arrived `took` after its model was sent. If it ends a stall,
+        return the record of the stall."""
         self.last = at
         self._longest[client] = max(took, self._longest.get(client, 0))
         self._changed.discard(client)
@@ -82,9 +82,9 @@ class RunProgress:
         *,
         all_wait: bool,
     ) -> Nanoseconds | None:
-        """Return the time since which nothing has arrived if, at time `at`, something should have; else
-        None. `open_since`: when its model was sent, by client that trains. `all_wait`: no client can
-        come, and the rule waits for no timer."""
+        """If something should have arrived by the time `at`, return the time since which nothing has
+        arrived; else None. `open_since`: time at which its model was sent, by client that trains.
+        `all_wait`: all clients of the run are present, and the rule waits for no timer."""
         since = max([self.last, *open_since.values()])
         if not open_since and not all_wait:
             return None
@@ -92,7 +92,8 @@ class RunProgress:
         return since if at - since > patience else None
 
     def overdue(self, at: Nanoseconds, open_since: Mapping[str, Nanoseconds]) -> dict[str, Nanoseconds]:
-        """Return the part of `open_since` with clients that take far longer than in earlier rounds."""
+        """Return the entries of `open_since` for clients that take far longer than in their earlier
+        rounds."""
         return {
             client: began
             for client, began in open_since.items()

@@ -77,7 +77,8 @@ class Extent:
 
 
 class Recording:
-    """Writer of the log at `path`. Other users may not read the file, because it has single updates."""
+    """Writer of the log at `path`. Other users may not read the file, because it contains updates of
+    single clients."""
 
     def __init__(self, path: Path, begin: Setup) -> None:
         """Replace the file by a new one whose first entry is `begin`."""
@@ -104,8 +105,8 @@ class Recording:
         """Bytes of the file."""
 
     def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
-        """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not at
-        hand."""
+        """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not
+        available."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
         message: tuple[_Bytes, ...] = ()
@@ -117,11 +118,11 @@ class Recording:
         self.size += sum(map(len, pieces))
 
     def flush(self) -> None:
-        """Flush to the operating system."""
+        """Flush buffered entries to the operating system."""
         self._file.flush()
 
     def sync(self) -> None:
-        """Flush to the disk."""
+        """Flush all entries to the disk."""
         self._file.flush()
         os.fdatasync(self._file.fileno())
 
@@ -314,8 +315,9 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
 
 
 def _name_steps(settings: dict[str, Any]) -> None:
-    """Add `steps` to settings of older versions, which had none: the server's noise, and either the
-    decoding of compressed updates, which name their method, or secure aggregation."""
+    """Add `steps` to settings of older versions, which had none. The steps are the server's noise, if
+    there was any, and then either secure aggregation or compression. The method of compression may be
+    any, because each compressed update names its own."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:

@@ -27,7 +27,7 @@ class Reports:
         self._sending = sending
         self._asked_about: dict[str, int] = {}
         """Dispatch that a client was last asked about, by client that owes a report; 0 if the client
-        counts as gone because it did not answer."""
+        counts as absent because it did not answer."""
 
     def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
         """Record the disruption, and ask every present client which dispatch it is working on."""
@@ -50,12 +50,13 @@ class Reports:
         self._asked_about.pop(client, None)
 
     def miss(self, client: str) -> None:
-        """Note that `client` has not answered in time and counts as gone. A late answer brings it
-        back."""
+        """Note that `client` has not answered in time and counts as absent. After a late answer it
+        counts as present again."""
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:
-        """Return whether `client`, whose report has arrived, counted as gone; it does not any more."""
+        """Stop counting `client` as absent, because its report has arrived. Return whether it counted as
+        absent."""
         if client not in self._asked_about or client in self._server.clients:
             return False
         self.expect_none(client)
@@ -63,8 +64,8 @@ class Reports:
 
     def handle(self, event: Reported) -> list[Action]:
         """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
-        it was asked about is newer and still open, that dispatch or its update was lost: the client gets
-        a model in its place. The rule, which waits for the answer, is not involved."""
+        the client was asked about is newer and still open, that dispatch or its update was lost, and the
+        client gets another model. The rule does not notice: it still waits for the answer."""
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:

@@ -36,7 +36,8 @@ class Sending:
         self._acknowledged: dict[str, int] = {}
         """Sequence number of a client's last update that was passed to the rule, by client."""
         self.bases: dict[int, Vector] = {}
-        """Models that updates may be encoded as differences to, by version; only with `keeps_models`."""
+        """Models by version, because an update may be encoded as the difference to one; empty unless
+        `keeps_models`."""
         self._losses = Losses()
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
@@ -72,7 +73,7 @@ class Sending:
         self.bases = {known: w for known, w in self.bases.items() if known in wanted}
         self.bases[version] = self._server.w.copy()
 
-    # What clients know
+    # Passed and lost updates
 
     def note_passed(self, message: UpdateMessage, wanted: rules.Actions) -> None:
         """Note that an update was passed to the rule, which returned the actions `wanted`."""
@@ -102,16 +103,17 @@ class Sending:
         if self._is_residual:
             self._losses.add(client, dispatch)
 
-    # What clients do not answer
+    # Unanswered models
 
     def open_since(self) -> dict[str, Nanoseconds]:
-        """Return when the oldest unanswered model was sent, by present client that has one."""
+        """Return the time at which the oldest unanswered model was sent, by present client. A client
+        without an unanswered model has no entry."""
         first = self.dispatches.first_open
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
-        """Return the record of the models that `client` was sent and has not answered; empty if there
-        are none."""
+        """Return the record of the models that were sent to `client` and are not answered; empty if
+        there are none."""
         dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
         return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
 
@@ -134,7 +136,6 @@ class Sending:
 def unfinished(
     client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
 ) -> Log:
-    """Return the record that the dispatches up to `number`, of which `dispatch` is the first, have no
-    applied answer."""
+    """Return the record that no answer was applied for the dispatches from `dispatch` up to `number`."""
     begun, now = to_seconds(dispatch.at), to_seconds(at)
     return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

@@ -46,8 +46,8 @@ class Settings:
     """Steps of the clients' update pipelines: one of each kind in the run, in the order of
     `agents.pipeline.STEPS`."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """Time after which a client that has not answered a request for a report counts as gone, by client.
-    A client without an entry has the default: the time after which the broker disconnects it."""
+    """Time after which a client that has not answered a request for a report counts as absent, by
+    client. A client without an entry has the default: the time after which the broker disconnects it."""
     patience: Mapping[str, float] = field(default_factory=dict)
     """Nanoseconds for which a client may be silent, however long its rounds took, by client for which
     the plan knows it. Infinite if its rounds vary at random and their mean is not known."""

@@ -37,7 +37,8 @@ class Journal:
         self._lines.extend(map(events.to_line, records))
 
     def flush(self) -> None:
-        """Flush to the operating system: readers see the records, but they may not be on the disk."""
+        """Flush buffered records to the operating system: readers see the records, but they may not be
+        on the disk."""
         written = "".join(self._lines).encode()
         self._sum.update(written)
         self._file.write(written)
@@ -45,7 +46,7 @@ class Journal:
         self._lines.clear()
 
     def sync(self) -> None:
-        """Flush to the disk."""
+        """Flush all records to the disk."""
         self.flush()
         os.fdatasync(self._file.fileno())
 

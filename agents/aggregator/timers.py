@@ -10,7 +10,7 @@ from agents.timing.nanoseconds import Nanoseconds, next_multiple
 
 Timer = (
     Literal["evaluate", "checkpoint", "after", "waiting", "give up"]
-    | tuple[Literal["rule"], str]  # with the rule's name for it
+    | tuple[Literal["rule"], str]  # with the name that the rule gave it
     | tuple[Literal["report"], str]  # with the client that owes the report
     | tuple[Literal["shares"], int]  # with the number of the sum
 )
@@ -69,12 +69,12 @@ class Timers:
         self._aside, self._due = self._due, {}
 
     def bring_back(self) -> None:
-        """Set exactly the timers again that `set_aside` has kept."""
+        """Set the timers again that `set_aside` has kept, and no others."""
         self._due, self._aside = self._aside, {}
 
     def pop(self, now: Nanoseconds) -> tuple[Timer, Nanoseconds] | None:
-        """Remove and return the earliest timer that is due at `now`, and when it was due; None if none
-        is due. A periodic timer is set again."""
+        """Remove the earliest timer that is due at `now`; return it and the time at which it was due.
+        Return None if no timer is due. A periodic timer is set again."""
         first = self.next
         if first is None or first > now:
             return None

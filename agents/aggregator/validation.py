@@ -19,7 +19,7 @@ MAX_COUNT = 2**63 - 1
 _MAX_EFFECTIVE_STEPS = 1e12
 """Limit that keeps the model finite when a rule multiplies vectors of norm up to 1.8e19 by them."""
 _MAX_LOSS = 3.5e38
-"""Largest finite loss; NaN means that there is none, infinity that it overflowed."""
+"""Largest finite loss. NaN means that there is no loss, infinity that it overflowed."""
 
 
 class Validation:
@@ -89,8 +89,8 @@ class Validation:
         return f"norm {length:g}, expected at most {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
-        """Return the ℓ2 norm of the update (of a model, of its difference to the global model) if it is
-        over the bound; else None."""
+        """Return the ℓ2 norm of the update if it is over the bound; else None. If the update is a model,
+        its difference to the global model is measured."""
         bound = self._settings.bounds.norm
         if bound is None:
             return None

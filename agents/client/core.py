@@ -48,8 +48,8 @@ class Trained:
     """A finished local training. Times are those of the client's own clock."""
 
     outcome: Callable[[], Outcome]
-    """Called only if the update is sent: in virtual time, an update that is never sent is never
-    computed."""
+    """Function that returns the outcome. It is called only if the update is sent: in virtual time, an
+    update that is never sent is never computed."""
     steps: int
     """Number of local steps that were done."""
     started: Nanoseconds
@@ -90,7 +90,7 @@ class SendUpdate:
 
     sequence: int
     message: Callable[[], UpdateMessage]
-    """Makes the message; called at most once, possibly later."""
+    """Function that makes the message. It is called at most once, possibly later."""
 
 
 Action = Train | CutShort | Think | Remember | SendUpdate
@@ -199,7 +199,7 @@ class ClientCore:
         return [*self._send(done, at), *self._begin()]
 
     def interrupt(self, at: Nanoseconds) -> Actions:
-        """Send what has been trained so far; a running training ends after its current step."""
+        """Send the update as trained so far. A running training ends after its current step."""
         if self._send_buffer is not None:
             return self.pull(at)
         if self._working_on is None:
@@ -292,7 +292,7 @@ class ClientCore:
         return [*remember, SendUpdate(done.sequence, message)]
 
     def _end(self, done: _Done) -> Vector:
-        """The end point that the client reports (forged if it is an attacker)."""
+        """Return the end point that the client reports (forged if it is an attacker)."""
         end = done.trained.outcome().end
         if not self._before_rule:
             return end
@@ -304,7 +304,7 @@ class ClientCore:
         return progress if self.sends_gradients else done.model.vector + progress
 
     def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
-        """Return the update after all steps: as a vector, or empty with its encoded form."""
+        """Return the update after all steps: its vector, or an empty vector and its encoded form."""
         vector = form.vector()
         if not self._steps:
             return vector, None

@@ -24,8 +24,8 @@ def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
 
 
 def timing(setup: ClientSetup, begun: int = 0) -> Timing:
-    """Return the durations of the client's trainings. `begun`: trainings that its earlier processes
-    began."""
+    """Return the durations of the client's trainings. `begun`: number of trainings that its earlier
+    processes began."""
     return Timing(
         *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
         speed=setup.speed,

@@ -126,8 +126,8 @@ class ClientProcess:
 
     def _next_actions(self) -> core.Actions:
         """Wait for the next event and return the core's actions. Messages that have arrived are handled
-        before the end of a thinking time: of several models that came during a training only the newest
-        is trained."""
+        before the end of a thinking time. So, if several models arrived during a training, the next
+        training begins from the newest."""
         until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
@@ -276,7 +276,7 @@ class ClientProcess:
 
     def _sink(self, message: ReceivedMessage) -> None:
         """Receive a message, in paho's thread. A stop request overtakes all messages that wait. Models
-        are ignored until the client is ready: it is sent one when it joins."""
+        are ignored until the client is ready, because it gets one when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
         elif self._exchange is not None and self._topics.split(message.topic)[0] in ("key", "share"):

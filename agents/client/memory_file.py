@@ -20,7 +20,7 @@ def save(memory: SavedVectors, path: Path) -> None:
 
 
 def load(path: Path) -> SavedVectors:
-    """Return the memory that `save` wrote, or an empty one if there is no file. Raises OSError, and
+    """Return the memory that `save` wrote, or an empty memory if there is no file. Raises OSError, and
     ValueError if the file is damaged."""
     if not path.exists():
         return {}
@@ -36,6 +36,7 @@ def count(path: Path) -> int:
 
 
 def count_one_more(path: Path) -> None:
-    """Count one more, by appending a byte: the count is correct whenever the process is killed."""
+    """Increase the count by one, by appending a byte. So the count is correct whenever the process is
+    killed."""
     with path.open("ab") as file:
         file.write(b"\n")

@@ -8,10 +8,10 @@ from numpy.random import SeedSequence
 from agents import generator_keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
-"""Purposes. There is one generator per training, by its sequence number, for mini-batches, one for the
-attack, and one for rounding the update; one per update, by the dispatch that it answers, for noise; and
-one per client for thinking times and one for durations, whose k-th draw belongs to the k-th training
-that was begun (`agents.client.training_times`)."""
+"""Purposes. TRAINING (mini-batches), ATTACKING and ROUNDING have one generator per training, by its
+sequence number. NOISE has one per update, by the dispatch that it answers. THINKING and TIMING have one
+per client: its k-th draw belongs to the k-th training that was begun
+(`agents.client.training_times`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:

@@ -15,10 +15,11 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 class Timing:
     """Durations of one client's trainings in a run.
 
-    Each training that begins draws the next value of `timing` and of `think`, also one that is repeated
-    after a crash: with the same value again, a long training might never end between two crashes.
-    `rng` returns the generator for a purpose. `speed` divides the values of `timing`. `begun`: trainings
-    that the client's earlier processes began. None for `timing` or `think`: always 0.
+    Each training that begins draws the next value of `timing` and of `think`. A training that is
+    repeated after a crash draws new values, too: with the same value, a long training might never end
+    between two crashes. `rng` returns the generator for a purpose. `speed` divides the values of
+    `timing`. `begun`: number of trainings that the client's earlier processes began. If `timing` or
+    `think` is None, its durations are 0.
     """
 
     def __init__(

@@ -41,14 +41,14 @@ class Backlog:
         """Add a reading of the counters. The time since the previous reading counts if packets waited
         throughout.
 
-        They certainly did if fewer bytes have left since the previous reading than waited then. On its
-        own host, TCP keeps the queue short and refills it from its sockets. There, packets waited
-        throughout if some waited at both readings, and fewer bytes have left than waited in queue and
-        sockets.
+        Packets certainly waited throughout if fewer bytes have left since the previous reading than
+        waited then. On the sending host, TCP keeps the queue short and refills it from its sockets.
+        There, packets also waited throughout if some waited at both readings and fewer bytes have left
+        than waited in the queue and the sockets.
 
         `at`: seconds of a clock that never goes back. `left`: bytes that have left the queue so far.
         `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None: unlimited.
-        `behind`: bytes in sockets.
+        `behind`: bytes that wait in sockets and have not entered the queue yet.
         """
         last, self._last = self._last, _QueueReading(at, left, waiting, rate, behind)
         if last is None or rate != last.rate or left != last.left or not last.waiting:
@@ -68,7 +68,7 @@ class Backlog:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time at which a packet left the queue last, if the queue is stuck; None if it is not."""
+        """Time since which nothing has left the queue, if the queue is stuck; None if it is not."""
         if self._last is None or not self._last.waiting or self._last.rate is None:
             return None
         still = self._last.at - self._still_since

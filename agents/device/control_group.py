@@ -22,7 +22,7 @@ _UNIFIED = ""
 _FILE_BYTES = 4096
 """More than the size of any file read here."""
 _V1_UNLIMITED_BYTES = 2**62
-"""From this number of bytes on, a limit of v1 means no limit."""
+"""A v1 limit of at least this number of bytes means no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from agents.device.nfqueue import PacketQueues
 from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
-"""Packets that a queue can hold: 0.5 s at 1 Gbit/s are 42,000 of full size."""
+"""Maximum number of packets in a queue: 0.5 s at 1 Gbit/s are 42,000 packets of full size."""
 _BATCH = 64
 """Packets received at a time; few, so that packets that become due meanwhile wait well below 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
@@ -84,7 +84,7 @@ class SharedRate:
     rate: float
     """bit/s on the wire."""
     free: float = 0.0
-    """Time at which the last packet has passed, in seconds."""
+    """Time at which the last packet will have passed, in seconds."""
 
     def time_through(self, now: float, size: int) -> float | None:
         """Return the time at which a packet of `size` bytes (of IP) will have passed; None if the queue
@@ -102,17 +102,18 @@ class _DelayedQueue:
     shared: SharedRate | None = None
     """The rate that the queue shares with others; None if it shares none."""
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
-    """(due, arrival, packet), oldest first; due times never decrease."""
+    """(due time, arrival time, packet number) of each held packet, oldest first; due times never
+    decrease."""
     tally: QueueTally = field(default_factory=QueueTally)
 
 
 class DelayLine:
     """Decides which packets of which queue to drop, and when to accept the others. Pure.
 
-    Packets of a queue never overtake each other: a packet that would, because its jitter is smaller or
-    the delay was reduced, is due together with the packet before it. `uniform` returns random numbers in
-    [0, 1). Times are seconds of any clock that never goes back. `shared_rates` has the queues with a
-    shared rate.
+    Packets of a queue never overtake each other. If a packet would be due before the previous one,
+    because its jitter is smaller or the delay was reduced, both are due at the same time. `uniform`
+    returns random numbers in [0, 1). Times are seconds of any clock that never goes back.
+    `shared_rates`: the shared rate of each queue that has one.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class DelayLine:
             for queue, impairment in impairments.items()
         }
         self._uniform = uniform
-        self._heads: list[tuple[float, int]] = []  # heap of (due time of its oldest packet, queue)
+        self._heads: list[tuple[float, int]] = []  # heap of (due time of oldest packet, queue)
 
     def change(self, queue: int, impairment: Impairment) -> None:
         """Set the impairment of packets that arrive from now on. Held packets keep their due time. May
@@ -209,7 +210,8 @@ class DelayServer:
         shared_rates: Mapping[int, SharedRate] = MappingProxyType({}),
         length: int = _LENGTH,
     ) -> None:
-        """`length`: packets that each queue may hold, at least 1.5 × rate × delay."""
+        """`length`: maximum number of packets in each queue; choose at least 1.5 × packets per second ×
+        delay."""
         self._line = DelayLine(impairments, uniform, shared_rates)
         self._sized = frozenset(shared_rates)
         self._stopping = False
@@ -265,8 +267,8 @@ class DelayServer:
             readable = self._wait()
 
     def _accept(self) -> None:
-        """Accept the packets that are due. Waking up takes a varying time, so this learns how early to
-        wake."""
+        """Accept the packets that are due. Waking up takes a varying time, so this method adapts how
+        early to wake."""
         now, due = time.monotonic(), self._line.next_due()
         if due is not None and due <= now + self._early:
             late = min(now - due, _EARLY_MAX)
@@ -274,8 +276,8 @@ class DelayServer:
             self._queues.accept(self._line.due(now, self._early))
 
     def _wait(self) -> bool:
-        """Wait until a packet arrives or one is due, or slightly less; precise to about 0.1 ms. Return
-        whether a packet arrived."""
+        """Wait until a packet arrives, or until shortly before one is due; precise to about 0.1 ms.
+        Return whether a packet arrived."""
         due = self._line.next_due()
         timeout = None if due is None else max(0.0, due - self._early - time.monotonic())
         if timeout is not None and timeout > _DOZE:

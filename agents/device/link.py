@@ -248,7 +248,7 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None
-    if found != rate // 8 * 8:  # it counts in bytes per second
+    if found != rate // 8 * 8:  # the kernel counts whole bytes per second
         raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
     if not netem:
         return

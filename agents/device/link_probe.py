@@ -33,11 +33,11 @@ _MAX_LINK_SHARE = 0.25
 _LOST_AFTER_SECONDS = 1.0
 """Time after which an answer counts as lost, in addition to the link's own delay."""
 _MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
-"""Maximum number of transfers, and the share of the rate at which no further one is made. A busy host
-can make a transfer slower, but nothing can make it faster than the link."""
+"""Maximum number of transfers, and the share of the rate above which no further transfer is made. A busy
+host can make a transfer slower, but nothing can make it faster than the link."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
-"""Type, code, checksum, id, sequence number; the kernel fills in two of them."""
+"""Type, code, checksum, id, sequence number; the kernel fills in checksum and id."""
 _ECHO_BYTES = 64
 """Bytes of each packet with its IP header; Ethernet adds 14 on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
@@ -107,7 +107,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     """Return the seconds of each of `count` round trips to `host`, one sent every `interval_s` seconds;
     None for a packet that was lost, or not back `timeout_s` seconds after the last one was sent.
 
-    An echo before the measurement does not count, because packets are lost until a router knows their
+    Echoes sent before the measurement do not count, because packets are lost until a router knows their
     flow. Raises OSError.
     """
     sent: list[int] = []

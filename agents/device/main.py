@@ -54,8 +54,8 @@ from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, Messa
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS; set here because not every engine can set it."""
 _READ_SECONDS = 0.1
-"""Time between two readings of a link's queue while packets wait: half of the time that a full queue
-lasts."""
+"""Time between two readings of a link's queue while packets wait: half of the time in which a full queue
+drains."""
 
 
 def main() -> None:
@@ -212,7 +212,8 @@ class Init:
         return found
 
     def _report(self, reason: str, since: float) -> None:
-        """Publish a disturbance that nobody ordered, since `since` on this host's monotonic clock."""
+        """Publish a disturbance that nobody ordered. It began at `since` on this host's monotonic
+        clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
         found = messages.Disturbance(device, self._now(), begin, reason)
@@ -236,7 +237,7 @@ class Init:
                 self._read_usage()
                 if now >= due:
                     self._sample()
-                    # Missed samples are skipped, not made up for.
+                    # Missed samples are skipped, not published later.
                     due = max(due + self._config.telemetry_every, time.monotonic())
                 continue
             try:

@@ -35,7 +35,7 @@ _COPY_META, _COPY_PACKET = 1, 2
 _GSO = 1 << 2
 _DROP, _ACCEPT = 0, 1
 
-_HEADER = struct.Struct("=IHHIIBB")  # nlmsghdr; of nfgenmsg family and version
+_HEADER = struct.Struct("=IHHIIBB")  # nlmsghdr, then family and version of nfgenmsg
 _NUMBER = struct.Struct(">H")  # rest of nfgenmsg: the queue
 _ATTRIBUTE = struct.Struct("=HH")
 _TWO_WORDS = struct.Struct(">II")
@@ -85,8 +85,8 @@ class PacketQueues:
         except OSError as error:
             raise QueueError(f"the kernel has no nfnetlink: {error.strerror}") from error
         self._socket.bind((0, 0))
-        # Overruns are read from the kernel's counters. Reported as errors, each would also stop the flow
-        # until the buffer is empty.
+        # Overruns are read from the kernel's counters. If they were reported as errors, each would also
+        # stop the flow until the buffer is empty.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
@@ -175,8 +175,8 @@ class PacketQueues:
             self._socket.send(b"".join(messages))
 
     def _acknowledged(self) -> int:
-        """Return the kernel's answer to a request: 0 or an errno. Packets received before it are
-        kept."""
+        """Return the kernel's answer to a request: 0 or an errno. Packets that arrive before the answer
+        are kept."""
         while True:
             data = self._socket.recv(1024)
             kind = _HEADER.unpack_from(data)[1]

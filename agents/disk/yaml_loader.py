@@ -1,6 +1,6 @@
 """Fast loader of untrusted YAML files, limited in memory and depth.
 
-Scalars are read as in YAML 1.2: `1e-3` is a number, `no` and `on` are strings, `010` is not eight.
+Scalars are read as in YAML 1.2: `1e-3` is a number, `no` and `on` are strings, `010` is not octal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
             ValueError,
             KeyError,
             AttributeError,
-        ) as error:  # of `!!bool x`, or of thousands of digits
+        ) as error:  # e.g. `!!bool x`, or a number with thousands of digits
             problem = str(error) if isinstance(error, ValueError) else f"this is no {node.tag}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 

@@ -18,7 +18,8 @@ _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 _ROOM = bytearray(2**20)
-"""Buffer for MSG_PEEK; its size limits how far ahead is read for the last packet's timestamp."""
+"""Buffer for MSG_PEEK; its size limits how much waiting data is read to find the last packet's
+timestamp."""
 _LONGEST: Nanoseconds = 10**9
 """Longest plausible wait in ns: a period of a CPU quota is at most a second. A longer one means that the
 process was paused or a clock was set."""
@@ -30,8 +31,8 @@ def enable_timestamps(sock: socket.socket) -> None:
 
 
 def bytes_moved(sock: socket.socket) -> int:
-    """Return the bytes that the other side of `sock` has acknowledged or sent; 0 unless it is TCP on
-    Linux."""
+    """Return the bytes that the other side of `sock` has acknowledged or sent; 0 if `sock` is not a TCP
+    socket on Linux."""
     if sys.platform != "linux" or sock.family == socket.AF_UNIX:
         return 0
     try:
@@ -54,8 +55,8 @@ def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
 
 
 def arrival_time(sock: socket.socket) -> Nanoseconds:
-    """Return the monotonic time at which the last of the data waiting in `sock` arrived. The current
-    time if no data waits, or unless it is TCP on Linux (TLS included)."""
+    """Return the monotonic time at which the last of the data waiting in `sock` arrived. If no data
+    waits, or if `sock` is not a TCP socket on Linux (with or without TLS), return the current time."""
     waited = 0
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         flags = socket.MSG_PEEK | socket.MSG_TRUNC | socket.MSG_DONTWAIT

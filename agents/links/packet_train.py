@@ -6,7 +6,7 @@ from the kernel's timestamps of the first and the last packet and the number of 
 including packets that the receiver was too slow to read, which the kernel counts.
 
 The server uses one port. A device sends the request `up RATE` or `down RATE` and repeats it until the
-server answers: with permission to start the train, or with the first packet of its own.
+server answers: with permission to start the train, or with the first packet of its own train.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _serve(listening: socket.socket) -> None:
 
     while True:
         request, peer = listening.recvfrom(2048)
-        if peer not in busy:  # otherwise a repeated request, which is being answered
+        if peer not in busy:  # otherwise the request was repeated and is already being answered
             busy.add(peer)
             threading.Thread(target=answer, args=(peer, request), daemon=True).start()
 

@@ -17,8 +17,8 @@ from agents.models.vectors import Vector, finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """All buffers of a model: floats and integers as one flat vector each, in the module's order. The
-    vectors are never changed."""
+    """All buffers of a model: one flat vector of the floats and one of the integers, in the module's
+    order. The vectors are never changed."""
 
     floats: Vector
     """Shape (b,), float32."""
@@ -61,8 +61,8 @@ def averaged(old: Buffers, contributions: Sequence[tuple[float, Buffers]], *, sh
         integers:  those of the last contribution
 
     For deltas and gradients, s is 1, because their weights are step sizes. With `shares`, the weights
-    are shares in a mean of models, of which the old model has the rest: then s is Σ ω_i, at most 1. If
-    all weights are 0, the floats are unchanged.
+    are shares in a mean of models, and the old model has the remaining share 1 − s: then s is Σ ω_i, at
+    most 1. If all weights are 0, the floats are unchanged.
     """
     weights = np.array([weight for weight, _ in contributions])
     total, newest = float(weights.sum()), contributions[-1][1]

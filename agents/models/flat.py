@@ -40,8 +40,8 @@ def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
     """Return the size of a model whose parameters in `frozen` are frozen: the number of float32 values
-    in a message, buffers included; the number of parameters that are not sent; how many of the values
-    are buffers; and the names of all parameters. Raises ValueError like `check`."""
+    in a message, buffers included; the number of frozen parameters, which are not sent; how many of the
+    values in a message are buffers; and the names of all parameters. Raises ValueError like `check`."""
     with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
@@ -56,8 +56,7 @@ def write_start(
     task: Task, seed: int, frozen: Sequence[str], initial: str | None, to: str | None
 ) -> list[str]:
     """Write the initial state of the run's module to the file `to`, by name, as safetensors. The state
-    is that in the file `initial`; None: the one that the task makes with this seed. With `to` None, only
-    check.
+    comes from the file `initial`; None: the task makes it with this seed. If `to` is None, only check.
 
     Returns a description of each difference between the file `initial` and the module. If there is any,
     nothing is written.
@@ -113,7 +112,7 @@ class FlatModule:
         """Gradient of each learned parameter. Torch counts in `_version` how often each is written
         to."""
         self._written: list[int] = []
-        """Values of these counts at the last call of `without_gradient`."""
+        """`_version` of each gradient at the last call of `without_gradient`."""
         offset = 0
         for p in parameters:
             part = slice(offset, offset + p.numel())

@@ -62,8 +62,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
     largest; shape (d,).
 
     `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
-    0, the mean is 0. The result does not depend on the order of the rows, bit by bit: of equal values,
-    the one with the smaller weight counts as the smaller.
+    0, the mean is 0. The result does not depend on the order of the rows, bit by bit: if two values are
+    equal, the one with the smaller weight counts as the smaller.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
@@ -99,13 +99,13 @@ def norm(vector: Vector) -> float:
 
 def finite(vector: Vector) -> bool:
     """Whether all elements and the square of the norm are finite in the vector's precision. In float32,
-    norms up to 1.8e19 are. Needs one pass, and is faster than `norm`."""
+    the norm may be at most 1.8e19. Needs one pass, and is faster than `norm`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(vector, vector))
 
 
 def unfit(vector: Vector, w: Vector) -> str | None:
-    """Why `vector` cannot go into the model `w`, shape (d,); None if it can."""
+    """Return why `vector` cannot be combined with the model `w`, shape (d,); None if it can."""
     if vector.shape != w.shape:
         return f"another model: {vector.size} parameters, expected {w.size}"
     if not finite(vector):

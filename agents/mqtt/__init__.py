@@ -1,1 +1,2 @@
-"""MQTT: topics, the connection, large payloads in chunks, what waits and what is refused."""
+"""MQTT: topics, the connection, large payloads in chunks, the queue of received messages, rate
+limits."""

@@ -19,12 +19,13 @@ CHUNK_BYTES = 2**20
 """Maximum bytes of payload in one message. MQTT's own limit is 268 MB, but nothing else can be sent in
 the middle of a message, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""No other message of ours begins with this: read as a safetensors header, it would be far too long."""
+"""No other message of the testbed begins with this: as the length of a safetensors header, it is far too
+large."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
-"""Memory reserved for a payload, as a multiple of the bytes that have arrived, so that a sender cannot
-reserve memory by announcing a size. A larger multiple copies less."""
+"""Maximum memory reserved for a payload, as a multiple of the bytes that have arrived. So a sender
+cannot reserve memory by announcing a size. With a larger multiple, less is copied."""
 
 
 class Chunk(bytes):
@@ -88,7 +89,7 @@ def split(payload: bytes | bytearray | memoryview, most: int = CHUNK_BYTES) -> M
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A payload of which not all chunks have arrived."""
+    """A payload whose chunks have not all arrived."""
 
     topic: str
     number: int
@@ -105,7 +106,7 @@ class _Unfinished:
     """Bytes that have arrived."""
 
     def room(self, size: int) -> memoryview:
-        """Return the place for the next `size` bytes."""
+        """Return a view of the buffer for the next `size` bytes."""
         end = self.filled + size
         if end > len(self.payload):
             grown = bytearray(min(self.size, _GROWTH * end))
@@ -120,7 +121,7 @@ class Joiner:
     of a topic. (A correct sender finishes a payload before it sends the next, on any topic.)"""
 
     most: Callable[[str], int]
-    """Returns the maximum bytes of a payload on a topic; a larger one is dropped."""
+    """Function that returns the maximum bytes of a payload on a topic. A larger payload is dropped."""
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
     """Unfinished payload of each sender."""
 
@@ -139,8 +140,9 @@ class Joiner:
         return self.filled(topic, len(share))
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
-        """Return the place for the `size` bytes of the chunk with this `head`. The caller fills it, then
-        calls `filled`. None: the chunk is dropped, because it does not continue a payload."""
+        """Return a view of the payload's buffer for the `size` bytes of the chunk with this `head`. The
+        caller fills it, then calls `filled`. None: the chunk is dropped, because it does not continue a
+        payload, or the payload is too large."""
         _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:
@@ -159,8 +161,8 @@ class Joiner:
         return found.room(size)
 
     def filled(self, topic: str, size: int) -> bytearray | None:
-        """Note that the `size` bytes of a place were filled. Return the payload on `topic` if it is
-        complete now, else None."""
+        """Note that the `size` bytes of the view that `place` returned were filled. Return the payload
+        on `topic` if it is complete now, else None."""
         _, sender = Topics.split(topic)
         found = self._unfinished[sender]
         found.filled += size
@@ -172,5 +174,5 @@ class Joiner:
 
 
 def is_chunk(message: bytes | bytearray) -> bool:
-    """Return whether a message is a chunk; its beginning suffices."""
+    """Return whether a message is a chunk. `message` may be only the beginning of the message."""
     return message.startswith(_MAGIC)

@@ -33,8 +33,8 @@ class Inbox(Generic[T]):
     def receive(self, message: ReceivedMessage) -> None:
         """Add `message`; wait while the queue is full. Use it as the sink of a connection.
 
-        The queue is not limited before the first `drain`: the connection is being opened then, and the
-        broker's answer comes among the messages."""
+        The queue is not limited before the first `drain`: until then the connection is being opened, and
+        the broker's answer may arrive after other messages."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
             self._waiting += _size(message)

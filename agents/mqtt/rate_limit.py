@@ -1,4 +1,5 @@
-"""Rate limit per sender, so that one that floods neither fills the disk nor displaces others."""
+"""Rate limit per sender, so that a flooding sender neither fills the disk nor displaces other
+senders."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ from agents.timing.nanoseconds import Nanoseconds
 _LARGE = 2**15
 """Minimum bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Bytes of a large packet that are read first, with topic, identifier and the head of a chunk, and bytes
-of a payload that are sent with the packet's head."""
+"""Bytes of a large packet that are read first: they include topic, identifier and the head of a chunk.
+Also the bytes of a payload that are sent together with the packet's head."""
 _AT_ONCE = 2**14
 """Received bytes of a large packet that wake paho's thread; otherwise each IP packet of a slow link
 would wake it (docs/concepts/cpu.md)."""

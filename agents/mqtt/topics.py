@@ -54,7 +54,8 @@ class Topics:
         return f"{ROOT}/{self.run}/status/{client}"
 
     def report(self, client: str) -> str:
-        """client -> aggregator: which dispatch it works on (`agents.wire.messages.Report`)."""
+        """client -> aggregator: the dispatch that the client works on
+        (`agents.wire.messages.Report`)."""
         return f"{ROOT}/{self.run}/report/{client}"
 
     def key(self, client: str) -> str:

@@ -148,7 +148,8 @@ class Connection:
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
-        """Reconnect to the broker at `port` from now on; call it while the connection is lost."""
+        """Use `port` for all further reconnects, because the broker has moved. Call it while the
+        connection is lost."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def subscribe_again(self) -> None:
@@ -160,8 +161,8 @@ class Connection:
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Send a payload, or the messages of one, with QoS 1, in order also after a reconnect. A large
-        payload, which is sent in chunks, cannot be retained."""
+        """Send a payload, or the MQTT messages that make up one, with QoS 1. The order is kept, also
+        after a reconnect. A large payload, which is sent in chunks, cannot be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
@@ -221,7 +222,7 @@ class Connection:
             self._held = self._held or []
 
     def _send_held(self) -> None:
-        """Send the held messages: all older ones have been sent again after the reconnect."""
+        """Send the held messages, now that all older ones have been sent again after the reconnect."""
         with self._order:
             held, self._held = self._held or [], None
             if self._status is not None:

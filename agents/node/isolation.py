@@ -136,9 +136,9 @@ def _links_on(bridge: str) -> list[dict[str, Any]]:
 def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
     """Return the names of the bridge's ports by the id of the network namespace of their other end.
 
-    The id identifies a container's port because a container is on a bridge only once. The other end's
-    interface number does not: since Docker 28 it is 2 in every container. The port of a starting
-    container has no id yet, because its other end is still in this namespace.
+    The id identifies a container's port because a container is on a bridge only once. The interface
+    number of the other end does not identify a port: since Docker 28 it is 2 in every container. The
+    port of a starting container has no id yet, because its other end is still in this namespace.
     """
     return {link["link_netnsid"]: link["ifname"] for link in links if link.get("link_netnsid", -1) >= 0}
 

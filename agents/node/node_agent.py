@@ -13,9 +13,10 @@ the configuration:
                    node is estimated continuously (`agents.timing.clock_sync`) and written to FILE
     cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
-An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. All TCP connections use TLS, and both sides
-prove that they belong to this run: two nodes with `identity` (PEM: certificate and key), the broker with
-the certificate in `trust` (PEM).
+An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. To connect to a host, it also has "name":
+the name in the host's certificate. All TCP connections use TLS. Two nodes prove to each other that they
+belong to this run: with `identity` (PEM file: certificate and key). The broker proves it to a node with
+the certificate in `trust` (PEM file).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ async def listen(address: dict[str, Any], serve: Any) -> None:
 
 
 async def proxy(to: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Connect the peer at `reader` and `writer` to the address `to`, until one of both disconnects."""
+    """Connect the peer at `reader` and `writer` to the address `to`, until either side disconnects."""
     try:
         other_reader, other_writer = await connect(to)
     except OSError as error:

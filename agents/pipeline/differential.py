@@ -44,8 +44,7 @@ class DifferentialRun(DifferentialPrivacy, UpdateStep):
     seed: int
     """Seed of the noise at the server."""
     rounding: float = 0.0
-    """Step size to whose multiples secure aggregation rounds each coordinate, up or down; 0: no
-    rounding."""
+    """Secure aggregation rounds each coordinate up or down to a multiple of this; 0: no rounding."""
 
     def at_client(self, client: ClientContext) -> Privatiser:
         return Privatiser(self, partial(client.rng, NOISE))
@@ -63,7 +62,7 @@ class Privatiser(ClientStep):
 
     def __init__(self, settings: DifferentialRun, rng: Callable[[int], np.random.Generator]) -> None:
         self._settings, self._rng = settings, rng
-        self.hides_loss = settings.at == "client"  # it has no noise
+        self.hides_loss = settings.at == "client"  # the loss has no noise
 
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
         """Return min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if the
@@ -93,7 +92,7 @@ class NoiseAtServer(ServerStep):
         self._std, self._seed = std, seed
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """w ← w + weight · N(0, std²), in place. The version fixes the random draw."""
+        """Add weight · N(0, std²) to `w`, in place. The version fixes the random draw."""
         rng = np.random.default_rng(SeedSequence(self._seed, spawn_key=(0, 1, version)))
         drawn = rng.standard_normal(w.size, np.float32)
         add_scaled(w, drawn, weight * self._std)

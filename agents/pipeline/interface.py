@@ -58,7 +58,8 @@ class ClientContext:
     parameters: int
     """d, number of the model's parameters."""
     rng: Callable[..., np.random.Generator]
-    """Returns the client's generator for a purpose (`agents.client.randomness`) and a number."""
+    """Function that returns the client's generator for a purpose (`agents.client.randomness`) and a
+    number."""
     simulated: bool = False
     """Whether the client runs in virtual time, where no secrets are needed."""
 
@@ -83,9 +84,10 @@ class ClientStep(ABC):
     simulated_exchange: SimulatedExchange | None = None
     """Messages between clients in virtual time; None if the step needs none."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function of sequence number, dispatch and change, shape (d,), that returns the change as it counts
-    in the server's sum; for rules whose clients remember what they sent. None: the server learns every
-    single update. Otherwise it learns only sums, and an update may be lost after it has arrived."""
+    """Function that returns a change, shape (d,), as it counts in the server's sum. Its arguments are
+    the sequence number, the dispatch and the change. Rules whose clients remember what they sent need
+    it. None: the server learns every single update. Otherwise it learns only sums, and an update may be
+    lost after it has arrived."""
 
 
 class PeerError(Exception):
@@ -209,5 +211,6 @@ class UpdateStep(ABC):
         return NO_EXCHANGE
 
     def exchanged_bytes(self, parameters: int) -> int:
-        """Return the bytes that a client sends to other clients per round; it receives as many."""
+        """Return the bytes that a client sends to other clients per round. It receives the same number
+        of bytes."""
         return 0

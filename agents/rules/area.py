@@ -64,8 +64,8 @@ class Area(Rule):
         u ← u + p_i m_i, and the sender gets x and α_k
         x ← x + η_g u,   u ← (1 − η_g) u
 
-    The paper has p_i = 1/N and η_g = 1. k counts both kinds of event; the first models carry α_0. The
-    message that fulfils the criterion is answered first, with the old x.
+    The paper has p_i = 1/N and η_g = 1. k counts messages and aggregations; the first models carry α_0.
+    The message that fulfils the criterion is answered first, with the old x.
 
     At all times x + u = Σ p_i y_i over the members, so fast clients have no more influence than slow
     ones. y_i is that of client i's last applied message. The p_i are the importances of the members,

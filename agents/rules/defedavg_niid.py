@@ -75,7 +75,7 @@ class DeFedAvgNiidState(State):
     def __init__(self, params: DeFedAvgNiid, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = make_sum(server, params.trim)
-        """Each update has as weight the number of times that its client was drawn."""
+        """Sum in which the weight of an update is the number of times that its client was drawn."""
         self._waiting: dict[str, int] = {}
         """Drawn clients whose update has not arrived, each with the number of times that it was
         drawn."""
@@ -86,7 +86,8 @@ class DeFedAvgNiidState(State):
     def update(self, update: Update) -> Actions:
         times = self._waiting.pop(update.client, 0)
         if not times:
-            # Its send buffer is now empty. It must train again, or a later request would wait forever.
+            # The client's send buffer is now empty. Let it train again, or a later request would wait
+            # forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._sum.add(update, times=times)
         return self._end_round_if_complete()

@@ -101,7 +101,8 @@ class FavanoState(State):
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
-            # Its send buffer is now empty. It must train again, or a later request would wait forever.
+            # The client's send buffer is now empty. Let it train again, or a later request would wait
+            # forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._waiting.remove(update.client)
         self._sum.add(update)
@@ -123,7 +124,7 @@ class FavanoState(State):
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
-        # If all drawn clients left, it is a round without contributions, and w is unchanged.
+        # If all drawn clients left, the round has no contributions, and w is unchanged.
         actions = self._aggregate() if self._sum else [Aggregated(self.server.version, ())]
         if self._overdue:
             self._overdue = False

@@ -30,10 +30,10 @@ class FedAvg(Rule):
 
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
-    p' is the importance p renormalised over S, multiplicity counted (Wang et al., DeFedAvg, (2)-(3),
-    whose printed (3) has the sign of the difference reversed; Fraboni et al. 2023, (3)). With
-    non-uniform p and sampling this is biased; `weights: unbiased` uses p'_i = p_i N/n (Fraboni et al.
-    2023, Appendix C).
+    p' is the importance p renormalised over S, where a client that was drawn m times counts m times
+    (Wang et al., DeFedAvg, (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni
+    et al. 2023, (3)). With non-uniform p and sampling this is biased. With `weights: unbiased`, p'_i =
+    p_i N/n (Fraboni et al. 2023, Appendix C).
 
     A selected client that goes offline, or does not answer within `round_timeout`, is dropped from the
     round. If all are dropped, w is unchanged. A client that joins, for the first time or again, takes
@@ -96,7 +96,8 @@ class FedAvgState(State):
     def __init__(self, params: FedAvg, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = RobustSum(server, params.trim) if params.trim else SumOfModels(server)
-        """Each update has the weight p_i, times the number of times that its client was drawn."""
+        """Sum in which the weight of an update is p_i × the number of times that its client was
+        drawn."""
         self._effective_steps: list[float] = []
         """Effective number of local steps of each update in the sum."""
         self._round: Counter[str] = Counter()

@@ -38,8 +38,8 @@ class FedFa(Rule):
     training makes large progress: with η_g = 1 and four equally fast clients, K = 4, it diverges if
     local training covers more than about a third of the way to the local optimum.
 
-    The log has the weight of one application of an update: η_g/K, for `delta` times τ_eff. It is logged
-    once, with the first version that contains the update. The server keeps K updates in memory.
+    The log has the weight of one application of an update: η_g/K, multiplied by τ_eff for `delta`. It is
+    logged once, with the first version that contains the update. The server keeps K updates in memory.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
     stay in the window until K others have arrived.

@@ -57,7 +57,7 @@ class Update:
 
     client: str
     dispatch: int
-    """Number of the dispatch that it answers; unique to this update within the run."""
+    """Number of the dispatch that the update answers; unique to this update within the run."""
     base_version: int
     vector: Vector
     kind: Kind = "delta"
@@ -80,8 +80,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The weight of one update in an aggregation. Before the aggregation, the weight up to a common
-    scale."""
+    """The weight of one update in an aggregation. Before the aggregation, the weight is known only up to
+    a common factor."""
 
     client: str
     dispatch: int
@@ -262,13 +262,13 @@ class State(ABC):
         """Handle a valid update of a present client."""
 
     def join(self, client: str) -> Actions:
-        """Handle that `client` is ready: for the first time, or again after a crash, an outage or a
-        goodbye. From now on it is treated like any other client; no rule excludes it."""
+        """Handle the join of `client`, which is ready for the first time, or again after a crash, an
+        outage or a goodbye. From now on it is treated like any other client; no rule excludes it."""
         return [Send(client)]
 
     def leave(self, client: str) -> Actions:
-        """Handle that `client` is no longer present. It will not answer the model that it has; it may
-        join again. Its updates that have arrived stay in the buffers of the rule."""
+        """Handle the leave of `client`: it sends no update for the model that it has, and may join
+        again. Its updates that have arrived stay in the buffers of the rule."""
         return []
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
@@ -283,7 +283,7 @@ class State(ABC):
 
     def apply_sum(self, request: SumUp, total: Vector) -> Aggregated:
         """Apply the unmasked sum of updates that `request` asked for: `total` is Σ weight_i v_i, shape
-        (d,). The weights in `request` are rounded to what was actually summed."""
+        (d,). The weights in `request` are the rounded ones that were used in the sum."""
         if request.known is not None:
             mix(self.server.w, request.known, request.pull)
         add_scaled(self.server.w, total, request.scale)

@@ -1,5 +1,5 @@
-"""Building blocks of rules: plain and robust sums of updates, clients of which only some train at a
-time, checks of parameters."""
+"""Building blocks of rules: plain and robust sums of updates, a pool that limits how many clients train
+at the same time, checks of parameters."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class SumOfModels(WeightedSum):
     """A `WeightedSum` for updates that were all trained from the current w. An update may arrive as Δ_i
     or as the trained model w_i (`ClientSide.as_model`):
 
-        w ← w + s·Σ a_i Δ_i   is   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
+        w ← w + s·Σ a_i Δ_i   equals   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
 
     m is kept as a running mean. For one model, or several equal ones, m is exactly that model; so is the
     new w if s·A = 1. Updates that arrive as Δ_i are summed separately.
@@ -156,7 +156,7 @@ class RobustSum:
         self._server = server
         self._trim = trim
         self._rows: list[Vector] = []
-        """The v_i; an update that counts m times is in it m times."""
+        """The v_i; an update that counts m times has m rows."""
         self._weights: list[float] = []
         """The a_i of the rows."""
         self.contributions: list[Contribution] = []
@@ -185,7 +185,8 @@ class RobustSum:
 
 
 class ClientPool:
-    """The present clients, of which at most `concurrency` train at the same time; None: no limit.
+    """The present clients. At most `concurrency` of them train, or wait for an aggregation, at the same
+    time; None: no limit.
 
     Each client is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle
     client takes constant time.

@@ -19,7 +19,7 @@ _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "te
 _EXAMPLES = ("num-examples", "num_examples")
 """Names under which apps report these figures; the first one present is used."""
 _LIFETIME_SECONDS = 43_200.0
-"""Lifetime of a message, Flower's default. Not used here."""
+"""Lifetime of a message, Flower's default. Flower requires it; it has no effect here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1

@@ -102,7 +102,8 @@ def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 
 def unfit_inputs(x: torch.Tensor, reason: str) -> str:
-    """Describe that a model does not accept the inputs `x`; a predicate whose subject is the model."""
+    """Return why a model does not accept the inputs `x`, as the end of a sentence about the model: `does
+    not accept inputs of shape …`."""
     shape = "×".join(map(str, x.shape[1:])) or "one number"
     dtype = str(x.dtype).removeprefix("torch.")
     return f"does not accept inputs of shape {shape}, {dtype}: {reason}"

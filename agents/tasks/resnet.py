@@ -52,7 +52,7 @@ class Cifar10ResNet18(Task):
         from torch import nn
 
         class ResidualBlock(nn.Module):
-            """relu(x + residual(x))."""
+            """The layers relu(x + residual(x))."""
 
             def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
                 super().__init__()

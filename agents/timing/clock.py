@@ -13,9 +13,9 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
-"""Power of the dilation by which a field of a link or sample in host time differs from device time:
-times are longer, rates are lower. Other fields are the same. So are CPU seconds, because a CPU share is
-CPU seconds of the host per device second."""
+"""Exponent n of each field of a link or sample: the value in host time is the value in device time ×
+dilationⁿ. In host time, times are longer and rates are lower. Other fields have the same value in both,
+also CPU seconds, because a CPU share is CPU seconds of the host per device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
@@ -38,8 +38,8 @@ class DeviceClock:
     """The device time of a run.
 
     `dilation`: host seconds per device second. `aggregators`: path of a file with an estimate
-    (`agents.timing.clock_sync`) of the clock of the aggregator's host, which is read again when it
-    changes. With it, device time follows that clock; None: this host's clock.
+    (`agents.timing.clock_sync`) of the clock of the aggregator's host; device time follows that clock,
+    and the file is read again when it changes. None: device time follows this host's clock.
     """
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
@@ -53,7 +53,7 @@ class DeviceClock:
 
     def now(self) -> Nanoseconds:
         """Return the device time since a moment that is the same for all processes of the run. It never
-        goes back, even if a new estimate of the clock does."""
+        goes back, even if a new estimate shows an earlier time."""
         return self.at(time.monotonic_ns(), now=True)
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:

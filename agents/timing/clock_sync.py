@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _SLOT = 10**9
-"""Length of a slot, in ns. Of the exchanges in a slot, only the one with the shortest round trip is
-used."""
+"""Length of a slot, in ns. Only the exchange with the shortest round trip in each slot is used."""
 _SLOTS = 120
 """Number of latest slots that are used."""
 _MAX_DRIFT = 200e-6
@@ -65,7 +64,7 @@ class _ClockReading:
 
 @dataclass(slots=True)
 class Exchanges:
-    """The exchanges with another node; of each slot only the best is kept."""
+    """The exchanges with another node; only the best exchange of each slot is kept."""
 
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 

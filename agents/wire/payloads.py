@@ -62,11 +62,11 @@ class ModelMessage:
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
-    """With secure aggregation, for a client that remembers what it sent: dispatches whose updates wait
-    to be summed."""
+    """Dispatches whose updates wait to be summed. Only with secure aggregation, and only for a client
+    that remembers what it sent; else empty."""
     lost: tuple[int, ...] = ()
-    """With secure aggregation, for a client that remembers what it sent: dispatches whose updates were
-    lost with their sum."""
+    """Dispatches whose updates were lost with their sum. Only with secure aggregation, and only for a
+    client that remembers what it sent; else empty."""
     buffers: Buffers = NONE
     """Buffers of the model."""
 

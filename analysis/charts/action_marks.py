@@ -43,7 +43,7 @@ class ActionMark:
     """Time of the first action, in seconds of device time."""
     what: str
     """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If only one of several runs has
-    the actions, it starts with the run: `fedavg: crash pi-1`."""
+    the actions, the text starts with the run's name: `fedavg: crash pi-1`."""
     run: Run | None
     """The only run with these actions; None if several runs have them."""
 

@@ -1,4 +1,4 @@
-"""Update of a figure's data source. If most rows stay the same, only the others are sent to the
+"""Update of a figure's data source. If most rows stay the same, only the changed rows are sent to the
 browser."""
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
 
 
 def _in_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
-    """Return the places that change, the rows that they change to, and the rows to append."""
+    """Return the indices of the old rows to replace, of the new rows to put there, and of the new rows
+    to append."""
     shared = min(len(old), len(new))
     changed = np.flatnonzero(old[:shared] != new[:shared])
     return changed, changed, np.arange(shared, len(new))
@@ -53,7 +54,8 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether nothing has changed. This is the usual case, and much cheaper to check than by hashing."""
+    """Whether nothing has changed. This is the usual case, and comparing is much cheaper than
+    hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)

@@ -86,7 +86,7 @@ def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
 def _mean(
     name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
 ) -> Iterator[Layer]:
-    """Yield mean and band of runs, which are evaluated at different times. The values of a run are
+    """Yield the mean and the band of runs that are evaluated at different times. The values of a run are
     interpolated between evaluations, and constant after its last one. Nothing is drawn before the first
     evaluation of every run."""
     (_, values), (axis, scale) = _X[against], _Y[quality]

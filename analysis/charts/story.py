@@ -25,11 +25,11 @@ _SHADES = {
     "paused": 0.5,
     "offline": 0.5,
 }
-"""Opacity of each state, from 0 to 1: of the strip's colour for work and transfers, of grey for the
-others."""
+"""Opacity of each state, from 0 to 1. Work and transfers have the strip's colour; the other states are
+grey."""
 _LANE = 0.022
-"""Height of a device's lane, and of its name, relative to a usual chart; a strip has at least 0.1 and at
-most 0.5."""
+"""Height of a device's lane, and of its name, relative to a usual chart. The height of a strip is at
+least 0.1 and at most 0.5."""
 _MAX_CELLS = 100_000
 """Maximum number of lanes × moments of all strips, if they have more updates than `MAX_UPDATES`."""
 

@@ -147,8 +147,8 @@ def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """Return, for each step, whether the device was present in its middle: whether it is between two
-    samples that are not far apart."""
+    """Return, for each step, whether the device was present in the middle of the step: whether that time
+    is between two samples that are not far apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

@@ -1,7 +1,7 @@
 """The relay's process: `python -m testbed.relay.main CONFIG`. Runs until it is ended.
 
-It is the router of a run with local processes: it logs in under that name, and gets the orders that
-change links.
+It is the router of a run with local processes: it logs in at the broker under the router's name, and
+receives the orders that change links.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One direction of a shaped link: bytes enter, and leave when they are due. Pure: time is an argument.
 
-As in the kernel, a queue and a token bucket, which counts bytes on the wire, come first; then each item
-is in flight for the link's delay. Order is kept, and nothing is lost.
+As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire;
+then it is in flight for the link's delay. Order is kept, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _QUEUE_SECONDS = 0.2
 """Seconds of traffic at the link's rate that the queue holds, as in the kernel (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Largest piece to hand over at a time, however fast the link is."""
+"""Maximum bytes to hand over at a time, however fast the link is."""
 _MAX_BYTES = 64 * 2**20
-"""Most bytes in the pipe, in flight included, if no rate limits them."""
+"""Maximum bytes in the pipe, including those in flight, if no rate limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _QueuedItem(NamedTuple, Generic[T]):
 
 
 class LinkPipe(Generic[T]):
-    """Queue of items with a payload size each. `uniform` returns random numbers in [0, 1).
+    """Queue of items, each with a payload size. `uniform` returns random numbers in [0, 1).
 
     Times are seconds of a monotonic clock. Items should not be larger than `piece`.
     """
@@ -78,14 +78,15 @@ class LinkPipe(Generic[T]):
         self._queued = 0
         """Bytes on the wire in the queue."""
         self._held = 0
-        """Bytes of payload in the pipe, in flight included."""
+        """Bytes of payload in the pipe, including those in flight."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
-        """When the bucket would have been empty if it had been filling ever since."""
+        """Reference time of the bucket: at time t it holds (t − this) · rate / 8 bytes, at most its
+        depth."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """When the item that last passed the bucket is due."""
+        """Time at which the item that passed the bucket last is due."""
 
     @property
     def rate(self) -> int | None:
@@ -94,7 +95,7 @@ class LinkPipe(Generic[T]):
 
     @property
     def piece(self) -> int:
-        """Bytes of payload to hand over at a time: what the bucket lets pass at once."""
+        """Bytes of payload to hand over at a time: as many as the bucket lets pass at once."""
         if self._shape.rate is None:
             return _MAX_PIECE_BYTES
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
@@ -112,7 +113,7 @@ class LinkPipe(Generic[T]):
 
     @property
     def use(self) -> QueueUse:
-        """Traffic that passed while items were waiting."""
+        """Use of the queue so far: traffic that passed while items were waiting."""
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
@@ -190,8 +191,8 @@ class LinkPipe(Generic[T]):
             self._count_passed(now)
 
     def _count_passed(self, now: float) -> None:
-        """Count what has passed. Nothing leaves the queue between two calls of `_advance`, so an item
-        that waits after one call waits until the next."""
+        """Count the bytes that have passed. Nothing leaves the queue between two calls of `_advance`, so
+        an item that is waiting after one call waits until the next call."""
         self._backlog.read(now, self._passed, math.inf if self._waiting else 0, self._shape.rate)
 
     def _delay(self) -> float:

@@ -95,8 +95,8 @@ def launch_relay(
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the path of each of `devices`: all at once, except for those that share a part of it,
-    which take turns. Raises HostError."""
+    """Measure the link of each of `devices`: all at the same time, except that devices with the same
+    shared access link are measured one after the other. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         sharing[device.shared_name].append(device)

@@ -1,7 +1,7 @@
 """The relay's sockets: each device's connections, each direction through the pipes of its route.
 
 One thread, loopback only. The relay reads only a little more than a pipe has room for, so its memory is
-bounded and the sender feels the rate.
+bounded and the sender is slowed down to the rate.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from functools import partial
 from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
-"""Most bytes that may wait for a receiver that does not read, in addition to its kernel's buffer."""
+"""Maximum bytes that wait for a receiver that does not read, in addition to its kernel's buffer."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
-"""Bounds of the kernel's receive buffers, which hold one second at the link's rate. What the kernel
-reads ahead of the relay looks delivered to the sender, who has to see that a slow transfer
-progresses."""
+"""Bounds of the kernel's receive buffers, which hold one second of traffic at the link's rate. The
+sender counts bytes in these buffers as delivered: with larger buffers, a slow transfer would seem to
+make no progress."""
 _READ_AHEAD_BYTES = 4 * 1024
 """asyncio's read limit: with more than twice this in its own buffer, the relay stops reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
@@ -57,12 +57,14 @@ class LinkLane(LinkPipe[Callable[[], None]]):
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait until the pipe had room; another waiter may have used it meanwhile."""
+        """Wait until the pipe has room. The caller has to check again: another waiter may have filled it
+        first."""
         await self._room.wait()
 
 
 class Relay:
-    """Mover of bytes between sockets. `serve` runs in one thread; all else may be called from any."""
+    """Mover of bytes between sockets. `serve` runs in one thread; the other methods may be called from
+    any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
@@ -110,7 +112,8 @@ class Relay:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Selector that waits by `select`, precise to microseconds; epoll is precise to milliseconds."""
+    """Selector that waits with `select`, which is precise to microseconds; epoll only to
+    milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         select.select([self.fileno()], [], [], timeout)
@@ -187,7 +190,7 @@ async def _move(
                 source.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             await writer.drain()
             data = await reader.read(min(lane.piece for lane in route))
-        except OSError:  # a reset is an end to the other side
+        except OSError:  # for the other side, a reset ends the stream
             data = b""
         while full := next((lane for lane in route if lane.is_full), None):
             await full.wait_for_room()

@@ -24,9 +24,9 @@ class Traffic:
     """Bytes on the wire per device since the relay's start, and the use of its queues."""
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
-        """Map the file `path`; make it if it is missing.
+        """Map the file `path`; create it if it is missing.
 
-        All who map it name the same `devices` in the same order.
+        Every process that maps it must pass the same `devices` in the same order.
         """
         self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
         size = _COUNTER_BYTES * _COUNTERS * len(self._places)

@@ -57,7 +57,7 @@ _INBOX_BYTES = 8 * 2**20
 _END_TIMEOUT_SECONDS = 3.0
 """Time for a container to end after its client."""
 _TRACEBACK_LINES = 40
-"""Lines of a log that are shown if own code has raised."""
+"""Number of log lines to show if the user's own code raised an exception."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
 """Interval of requests to read the limits of a device's container, and time after which wrong limits are
 an error."""
@@ -125,7 +125,7 @@ class Controller:
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
         self._connection: Connection | None = None
-        """Connection while the run clock goes; None before."""
+        """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
         """Orders held back for the aggregator while a restart or a flood would lose them; None: orders
@@ -146,9 +146,10 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """Device -> its state, if something was done to it."""
+        """Device -> its state after the actions on it; only devices with an action."""
         self._stopped_since: dict[str, float] = {}
-        """Process of the run that somebody else has stopped -> since when, on the monotonic clock."""
+        """Process of the run that somebody else has stopped -> when that was noticed, on the monotonic
+        clock."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:
@@ -156,7 +157,7 @@ class Controller:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
         self.timings = Timings()
         self.host_samples: list[HostSample] = []
-        """One sample per second while the run clock goes."""
+        """One sample per second while the run clock is running."""
         self.failures: list[str] = []
         """One sentence per action on a device that failed."""
         self.clocks: dict[str, float] = {}
@@ -368,7 +369,7 @@ class Controller:
     def _follow(self, connection: Connection) -> events.RunEnded:
         for _ in self._ticks():
             self._read_records()
-            if self.epoch is not None:  # before, an action has no time to be recorded with
+            if self.epoch is not None:  # before that, an action has no device time
                 self._commands.serve(self._execute)
             if not self._is_over:
                 self._player.play()
@@ -496,7 +497,7 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes.
 
-        Devices may end. Broker and aggregator are restarted a few times while the run clock goes;
+        Devices may end. Broker and aggregator are restarted a few times while the run clock is running;
         otherwise the run ends.
         """
         for name, code in self._runtime.exit_codes().items():
@@ -556,7 +557,8 @@ class Controller:
         """Restart broker or aggregator if the run can continue after it; return whether it was
         restarted.
 
-        An aggregator without an input log does not know what it last told the clients.
+        An aggregator without an input log is not restarted: it would not know its last messages to the
+        clients.
         """
         keeps_all = self._spec.topology.durability in LOGGED
         if self._connection is None or self.epoch is None or self._is_over:
@@ -602,8 +604,8 @@ class Controller:
     def _end_flooding_client(self, device: str) -> None:
         """End the client of `device`, which floods the aggregator.
 
-        Messages to the aggregator wait until it reports the end of the flood, which could crowd them
-        out.
+        Messages to the aggregator are held back until it reports the end of the flood: until then, they
+        could be lost in it.
         """
         self._postponed = self._postponed or []
         self._orders += self._runtime.act(device, Crash())
@@ -630,8 +632,8 @@ class Controller:
         self._player.execute(device, action)
 
     def _await_devices(self, seconds: float) -> None:
-        """Wait until all devices have ended, as their clients have. Raises RunFailedError if own code
-        failed."""
+        """Wait until all devices have ended; each ends after its client. Raises RunFailedError if own
+        code failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
             time.sleep(_TICK_SECONDS)

@@ -1,4 +1,4 @@
-"""The verdict on an emulated run: what its devices got, compared with what was requested."""
+"""The verdict on an emulated run: a comparison of what its devices got with what was requested."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ _STOP_TIMEOUT_SECONDS, _STOP_SECONDS_PER_DEVICE, _LONGEST_STOP_SECONDS = 60.0, 1
 
 
 def find_live_runs() -> list[LiveRun]:
-    """Return all runs that have something running or left over on this machine, sorted by id."""
+    """Return all runs with running or left-over processes or containers on this machine, sorted by
+    id."""
     runs: dict[str, LiveRun] = {}
     for live in (live for name in emulated_runtime_names() for live in emulator(name).live_runs()):
         if live.run not in runs or runs[live.run].runtime is None:
@@ -61,8 +62,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     """Return the runs of this host whose `work/` still exists: those in `runs`, and `run` (an id or a
     path).
 
-    Nothing else is left of a controller that was killed after it had started only processes, or none
-    yet.
+    The folder `work/` is all that is left of a run if its controller was killed after it had started
+    only local processes, which end with it, or before it had started anything.
     """
     paths = [*finding.runs_in(runs).values()]
     if run is not None and (named := finding.find_exact(run, runs)) is not None:
@@ -86,7 +87,7 @@ def _is_of_this_host(directory: RunDirectory) -> bool:
 def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
     """Return the directory of `run` (see `finding.find_directory`); None if there is none.
 
-    `live`: if `run` is the beginning of several ids, prefer a run that is going. Raises BadInputError.
+    `live`: if `run` is the beginning of several ids, prefer a live run. Raises BadInputError.
     """
     path = finding.find_directory(
         run, runs, lambda one: live and RunDirectory(one).controller() is not None
@@ -115,7 +116,7 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
 
     Raises BadInputError if there is no such run, or it cannot be resumed.
     """
-    from agents.aggregator import snapshot  # with all rules
+    from agents.aggregator import snapshot  # imports all rules
 
     directory = directory_of(run, runs)
     for path in (runs / run, Path(run)) if directory is None else (directory.path,):
@@ -176,7 +177,7 @@ def take_down(live: LiveRun) -> None:
 
     Raises HostError if something may be left.
     """
-    # Imported here, as it imports the broker, which virtual time does not use.
+    # Imported here because it imports the broker, which virtual time does not use.
     from testbed.runtimes.process import runtime as process
 
     directory = _own_directory(live)

@@ -109,7 +109,8 @@ def _is_linear(local: Mapping[str, Any]) -> bool:
 
 
 def _all_present(run: Run) -> bool:
-    """Whether all clients are present at the end: AREA's mean is wrong about an absent client."""
+    """Whether all clients are present at the end: only then, the point of convergence of AREA is
+    known."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}

@@ -59,7 +59,7 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
     """Return the machines to plan for, as described in a file or as they exist; empty for a runtime that
     uses this host only. Raises BadInputError."""
     if traits(runtime).many_hosts:
-        from testbed.host import swarm_nodes  # with the Docker SDK
+        from testbed.host import swarm_nodes  # imports the Docker SDK
 
         return tuple(
             swarm_nodes.local_nodes() if options.nodes is None else machines.read(options.nodes)
@@ -74,6 +74,6 @@ def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict
     """Return the speed of a core of each node: computed from the description, or measured there."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
-    from testbed.runtimes.swarm import node_calibration  # with the Docker SDK, which takes half a second
+    from testbed.runtimes.swarm import node_calibration  # imports the Docker SDK: half a second
 
     return node_calibration.calibrations(nodes, topology.runtime.registry, console.remark)

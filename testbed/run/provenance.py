@@ -84,7 +84,8 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 
 
 def _clock(plan: Plan) -> dict[str, float]:
-    """Return the wall-clock time (seconds since 1970) at 0 of the host's monotonic clock.
+    """Return the manifest's entry with the Unix time, in seconds, at which the host's monotonic clock
+    was 0.
 
     Telemetry of this segment of the run uses that clock. Empty if devices are simulated.
     """

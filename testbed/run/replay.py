@@ -30,7 +30,7 @@ _MAX_MODEL_BYTES = 2**33
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Counts of what the replay found to be equal."""
+    """Result of a replay without differences: what was compared."""
 
     rule: str = ""
     """Name of the rule."""

@@ -1,4 +1,5 @@
-"""Check that a resumed run finds what it began with: the inputs of its plan, and its model's start file.
+"""Check that the files that a run began with are unchanged when it is resumed: the inputs of its plan,
+and its model's start file.
 
 (Its own code is checked by `preparing.check_code`.) The manifest has digests of these files, and
 `state/` has copies, so that an error can say what differs.
@@ -28,7 +29,7 @@ _NOTHING = object()
 
 
 def save(directory: RunDirectory) -> None:
-    """Save copies and digests of what the run begins with."""
+    """Save copies and digests of the files that the run begins with."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
         if path.is_file():
@@ -51,8 +52,8 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because what it began with has
-    changed."""
+    """Raise BadInputError if the run in `directory` cannot continue, because a file that it began with
+    has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):
@@ -113,7 +114,7 @@ def _canonical(value: Any) -> str:
 
 
 def _digest_of(data: Any) -> str:
-    """Return the hash of a file's content; comments and the order of keys do not count."""
+    """Return the hash of a file's content; comments and the order of keys are ignored."""
     return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
 
 

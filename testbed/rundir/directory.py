@@ -64,7 +64,7 @@ class RunDirectory:
         self.aggregator_state = self.state / "aggregator"
         """The aggregator's checkpoint, and its input log if the run is not recorded."""
         self.disks = self.state / "clients"
-        """One folder per client: what it keeps over restarts."""
+        """One folder per client, for the files that it keeps across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """Folder of users' commands during the run (`testbed.rundir.commands`)."""
@@ -129,7 +129,8 @@ class RunDirectory:
         return self.work / f"{client}.shard.safetensors"
 
     def disk(self, client: str) -> Path:
-        """Folder of what a client keeps over restarts: its memory (AREA), and unacknowledged updates."""
+        """Folder of the files that a client keeps across restarts: its memory (AREA), and unacknowledged
+        updates."""
         return self.disks / client
 
     def write_manifest(self, **entries: Any) -> None:
@@ -173,9 +174,9 @@ class RunDirectory:
             return None
 
     def begin_telemetry(self) -> None:
-        """Write the zero of the telemetry's clock, before the samples of a new segment of the run.
+        """Write the Unix time at which the telemetry's clock was 0, before the samples of a new segment.
 
-        After a reboot, or a sleep of the host, that zero differs from the one before.
+        This time changes when the host reboots or sleeps.
         """
         with self.telemetry.open("ab+") as file:
             if file.tell():
@@ -205,9 +206,11 @@ class RunDirectory:
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format as JSON with one line per entry, and per entry of an entry, such as a device.
+    """Format as JSON with one line per entry. An entry that is an object has one line per key, such as
+    one per device.
 
-    With `indent`, json does not use its C encoder, and 100,000 devices would take seconds.
+    `indent` of json.dumps is not used: it disables json's C encoder, and 100,000 devices would take
+    seconds.
     """
     return _object(
         {

@@ -51,7 +51,7 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """Yield the records whose line begins with `begin`, the last first; skip lines that are not
+    """Yield the records whose line begins with `begin`, in reverse order; skip lines that are not
     records."""
     end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:

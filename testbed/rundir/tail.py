@@ -10,7 +10,7 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Bytes: more than a run writes within some tenths of a second."""
+"""Size in bytes: more than a run writes in a few tenths of a second."""
 
 
 class _GrowingFile:
@@ -41,7 +41,8 @@ class _GrowingFile:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """Return the start of the run's newest segment, from its `events.jsonl`; None if not just now."""
+    """Return the start of the run's newest segment, from the last MiB of its `events.jsonl`; None if it
+    is not there, because the segment has not started or started longer ago."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -62,8 +63,8 @@ class RecordFollower:
     def read(self, most: int = -1) -> list[events.Record]:
         """Return the records added since the last call; an incomplete line waits for the next call.
 
-        `most`: maximum number of bytes to read, more than one line has; -1: all. Raises ValueError, with
-        the file's name, for a line that is not a record.
+        `most`: maximum number of bytes to read, which must be larger than any line; -1: all. Raises
+        ValueError, with the file's name, for a line that is not a record.
         """
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]

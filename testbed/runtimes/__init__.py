@@ -105,7 +105,7 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run of which something is running or left over on this host."""
+    """A run with running or left-over processes or containers on this host."""
 
     run: str
     runtime: str | None
@@ -136,11 +136,12 @@ class Emulator(Protocol):
         has a directory. Raises HostError with the reason if the host lacks one."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
-        """Return the runtime of one run, as a context around its start and stop. It makes what runs
-        share, such as images, and writes entries of the manifest. Raises HostError."""
+        """Return the runtime of one run, as a context around its start and stop. It first makes the
+        things that runs share, such as images, and writes entries of the manifest. Raises HostError."""
 
     def live_runs(self) -> list[LiveRun]:
-        """All runs of which something is running or left over; empty if the runtime is not available."""
+        """All runs with running or left-over processes or containers; empty if the runtime is not
+        available."""
 
     def take_down(self, run: str, directory: RunDirectory | None) -> bool:
         """Remove what is left of `run`, and save its logs to `directory`, if there is one. Returns False
@@ -165,5 +166,5 @@ def emulator(name: str) -> Emulator:
 
 def simulator(name: str) -> Simulator:
     """Return the runtime `name`. Raises BadInputError if there is none of that name."""
-    with without_garbage_collection():  # PyTorch
+    with without_garbage_collection():  # faster while PyTorch is imported
         return cast(Simulator, importlib.import_module(traits(name).module))

@@ -1,4 +1,4 @@
-"""Calibration: the speeds of one core of this host, with which a device profile becomes a CPU share.
+"""Calibration: the speeds of one core of this host, used to convert a device profile into a CPU share.
 
 Training consists of a few kinds of work; a small piece of each is timed here. A profile's speeds are
 fitted to published training times (`python -m benchmarks.profiles`). A profile without such speeds has

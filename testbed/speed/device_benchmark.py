@@ -34,11 +34,12 @@ LEAST_RUNS = 3
 KIND_PART = 0.25
 """Time for each kind of work, as a share of the time for the double-precision products of a core."""
 _QUIET = 0.3
-"""Load of other programs, in cores, up to which no remark is made."""
+"""Maximum load of other programs, in cores, without a remark."""
 _STEADY = 1.1
-"""Ratio of step times, end to beginning, up to which no remark is made."""
+"""Maximum ratio of step times, end to beginning, without a remark."""
 _DISTURBED = 0.5
-"""Relative error of the predicted step above which something disturbed the measurements."""
+"""Maximum relative error of the predicted step; if it is larger, something disturbed the
+measurements."""
 
 WORK = {
     "convolution": 3 * 2 * (4 * 128 * 28 * 28) * (128 * 3 * 3) / 1e9,
@@ -237,7 +238,7 @@ def _error(found: dict[str, Any]) -> float:
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
-    """Return sentences on what makes the figures doubtful."""
+    """Return one sentence per reason to doubt the figures."""
     said = []
     if found["busy"] > _QUIET:
         said.append(

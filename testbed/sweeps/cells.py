@@ -262,7 +262,7 @@ def _label_part(path: str, value: Any, index: int) -> str:
 def _apply(
     base: Document, changes: Iterable[KeyChange], source: Source
 ) -> tuple[Document, list[Problem]]:
-    """Apply `changes` to `base`, larger parts first; return the result, and what was wrong.
+    """Apply `changes` to `base`, larger parts first; return the result, and the problems found.
 
     Unchanged keys have the place of `topology` in the sweep's file.
     """
@@ -289,8 +289,8 @@ def _apply(
 
 
 def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
-    """Yield the cells, with a number in the label if cells of one label differ in more than their
-    seed."""
+    """Yield the cells. If cells with the same label differ in more than their seed, add a number to
+    their labels."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

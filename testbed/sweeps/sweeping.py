@@ -120,7 +120,7 @@ class Index:
     def end(self, cell: SweepCell, result: CellOutcome) -> None:
         """Record how the run of `cell` ended.
 
-        A repeat replaces the run before it unless it failed; the one that does not count is moved to the
+        A repeat that does not fail replaces the earlier run. The run that does not count is moved to the
         folder `earlier`.
         """
         entry = self.cells[cell.fingerprint] | {"outcome": result.reason}
@@ -204,7 +204,8 @@ def run(
 
 
 def _each_once(cells: Iterable[SweepCell], report: ReportLine) -> list[SweepCell]:
-    """Return the first of the cells that are the same run; report which cells are left out."""
+    """Return the cells without duplicates: of cells that are the same run, only the first. Report the
+    cells that are left out."""
     first: dict[str, SweepCell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:

@@ -99,9 +99,10 @@ def execute(
 
 
 class WorkerPool:
-    """Context manager of up to `count` worker processes. None outlives it, nor this process.
+    """Context manager of up to `count` worker processes. They end when its context ends, or with this
+    process.
 
-    Each worker lives as long as the thread that started it (`host.die_with_parent`).
+    Each worker ends when the thread that started it ends (`host.die_with_parent`).
     """
 
     def __init__(self, count: int, data_root: Path | None) -> None:

@@ -68,7 +68,7 @@ def json_schema() -> dict[str, Any]:
 
 def validate(document: Document) -> Topology:
     """Validate a parsed file and fill in all defaults. Raises FaultyFileError that lists all errors."""
-    # Checked first: else each key of another file, or each of too many devices, would be an error.
+    # Checked first: otherwise each key of another file, or each of too many devices, gives an error.
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])

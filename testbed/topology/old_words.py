@@ -56,7 +56,7 @@ def _differences(one: Values, other: Values) -> Values:
 
 
 def _format(values: Values) -> str:
-    """`rtt: 80ms, loss: 1%`."""
+    """Format `values` for a hint, such as `rtt: 80ms, loss: 1%`."""
     return yamlfile.write(dict(values)).strip().strip("{}") if values else ""
 
 
@@ -73,8 +73,8 @@ def _mappings(data: Any, pattern: tuple[str, ...], at: Where = ()) -> Iterator[t
 
 
 def _link(values: Values) -> Values:
-    """`rtt` in place of `delay`, the delay of one direction. A link with both is left to validation,
-    which reports it."""
+    """Replace `delay`, the delay of one direction, by `rtt`. A link with both is not changed: validation
+    reports it."""
     delay, rtt = values.get("delay"), values.get("rtt")
     if "delay" not in values or (delay is not None and rtt is not None):
         return values
@@ -116,7 +116,7 @@ def _partition(values: Values) -> Values:
 
 
 def _durability(values: Values) -> Values:
-    """`durability: recording` in place of the former key `record`."""
+    """Replace the former key `record` by `durability: recording`."""
     record = values.get("record")
     if record not in ("nothing", "updates"):
         return values
@@ -129,7 +129,7 @@ _SECTION = "virtual"
 
 
 def _virtual(values: Values) -> Values:
-    """Settings of virtual time in the section `virtual` in place of `runtime`."""
+    """Move the settings of virtual time from the section `runtime` to `virtual`."""
     runtime = values.get("runtime")
     if not isinstance(runtime, Mapping) or not (moved := runtime.keys() & Virtual.model_fields):
         return values
@@ -145,7 +145,7 @@ def _virtual(values: Values) -> Values:
 
 
 def _cpus(values: Values) -> Values:
-    """No `cpus`: former versions wrote planned CPUs into the topology."""
+    """Remove `cpus`: former versions wrote planned CPUs into the topology."""
     return {key: value for key, value in values.items() if key != "cpus"} if "cpus" in values else values
 
 

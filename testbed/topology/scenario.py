@@ -41,7 +41,7 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "disconnect"): "write for instead",
 }
 _MAX_STEPS = 1_000_000
-"""Maximum number of devices that all entries act on together, counted for each entry."""
+"""Maximum number of actions on devices in a topology: the sum, over all entries, of their devices."""
 _MAX_UNKNOWN = 50
 """Maximum number of unknown names to report."""
 _MAX_COMPARED = 1000  # names to search for a similar one, at about 10 µs each

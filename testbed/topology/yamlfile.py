@@ -244,8 +244,8 @@ class _Reading:
             self._around.pop()
 
     def _items(self, node: yaml.MappingNode, where: Where, known: set[str]) -> Iterator[tuple[str, Any]]:
-        """Yield keys and values except the `known` keys, which a mapping that merges this one has; add
-        them to `known`."""
+        """Yield the keys and values of a mapping, including merged ones (`<<`). Skip the `known` keys: a
+        mapping that merges this one has its own values for them. Add the mapping's keys to `known`."""
         lines: dict[str, int] = {}
         merged: list[yaml.MappingNode] = []
         for key_node, value_node in node.value:

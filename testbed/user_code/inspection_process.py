@@ -39,7 +39,7 @@ _IDLE_S = 5.0
 _TRIED = 3
 """Number of updates, and of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
-"""Characters of a traceback that are reported."""
+"""Maximum number of characters of a traceback to report."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
 _OF_CLASS = ("dataset", "fits", "has_accuracy", "has_perplexity")
 """Attributes of a task that do not depend on its parameters."""
@@ -104,7 +104,8 @@ def _make(cls: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
-    """Answer with the class's parameters, and what else is the same for all of its objects."""
+    """Answer with the class's parameters, description and attributes, which are the same for all of its
+    objects."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         "about": inspect.cleandoc(cls.__doc__ or ""),

@@ -1,8 +1,8 @@
 """Client of the process that imports a user's code (`testbed.user_code.inspection_process`).
 
-That process, and not the controller, runs the code. It ends by itself when it gets no question for some
-seconds, and when the controller ends; the next question starts another. Each question has a time limit,
-and of what the code prints only the end is kept.
+That process, and not the controller, runs the code. The process ends when it gets no question for some
+seconds, or when the controller ends; the next question starts a new process. Each question has a time
+limit. Only the end of the text that the code prints is kept.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PATIENCE_S = 120.0
-"""Seconds for one answer: importing PyTorch alone takes seconds, on a busy host many."""
+"""Maximum seconds for one answer: importing PyTorch alone takes seconds, and longer on a busy host."""
 _DATASET_PATIENCE_S = 3600.0
-"""Seconds for a dataset, which may have to be downloaded and decoded."""
+"""Maximum seconds for a dataset, which may have to be downloaded and decoded."""
 _MAX_ANSWER = 4 * 2**20
-"""Bytes of one answer."""
+"""Maximum bytes of one answer."""
 _KEPT = 4000
-"""Bytes of printed text that are kept."""
+"""Number of latest bytes kept of the text that the code prints."""
 
 
 class RaisedError(Exception):

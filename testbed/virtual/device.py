@@ -72,19 +72,18 @@ class OngoingTraining:
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
     def slowed_down(self, at: Nanoseconds, factor: float) -> OngoingTraining:
-        """Return the training if computing takes `factor` times as long from running time `at` on."""
+        """Return a copy for which computing takes `factor` times as long from running time `at` on."""
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
     def delayed(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
-        """Return the training if the device computes something else for the duration `by`, beginning at
-        running time `at`."""
+        """Return a copy that is delayed because the device computes something else for the duration
+        `by`, beginning at running time `at`."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
     def cut_short(self, at: Nanoseconds) -> OngoingTraining:
-        """Return the training if it is interrupted at running time `at`: it ends with the current
-        step."""
+        """Return a copy that is interrupted at running time `at`: it ends with the current step."""
         steps = math.ceil(self.progress(at))
         ended = at
         if steps > self.done:

@@ -2,9 +2,9 @@
 
 Each device has one connection, and each `Direction` of it carries one message after the other. A
 direction leads through pipes: of the server, of a shared access link, of the device. The connections in
-a pipe share its rate equally, and a message has passed when it has passed all its pipes. A message
-without competition so takes its size divided by the lowest rate on its path, and no pipe carries more
-than its rate. The sharing is not max-min fair: if a connection cannot use its share of a pipe, because
+a pipe share its rate equally, and a message has passed when it has passed all its pipes. So a message
+that shares no pipe takes its size divided by the lowest rate on its path, and no pipe carries more than
+its rate. The sharing is not max-min fair: if a connection cannot use its share of a pipe, because
 another pipe is slower, the others get the rest only after it has left the pipe.
 
 With `packets`, messages are as in containers: they have the headers of MQTT and of their packets, are
@@ -192,7 +192,7 @@ class Direction:
         self._start_first()
 
     def drop(self) -> None:
-        """Lose all messages that have not passed yet."""
+        """Discard all messages that have not passed yet."""
         if self._in:
             self._leave_pipes()
             self._free = self._events.now
@@ -227,8 +227,8 @@ class Direction:
             self._arrive()
 
     def _send_start(self) -> Nanoseconds:
-        """Time from which a message sent now counts at the device's rate: before now by the content of
-        the bucket."""
+        """Time at which a message sent now would have to start to arrive equally early without the
+        bucket: now, minus the time that filled the bucket's content."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 
@@ -239,8 +239,8 @@ class Direction:
         return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
 
     def _arrive(self) -> None:
-        """Report the arrival of the first message, and remove it only then, so that the callback starts
-        no other."""
+        """Report the arrival of the first message, and remove it only then, so that the callback does
+        not start another message."""
         self._messages[0][1](self._arrival(self._events.now))
         del self._messages[0]
 
@@ -290,7 +290,8 @@ class Line:
         self._send(self.up, self.down, size, then)
 
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Upload an update of `size` bytes, to which `packets` adds the digits in its header."""
+        """Upload an update of `size` bytes. With `packets`, the digits of the numbers in its header are
+        added."""
         self.upload(size + DIGITS if self._packets else size, then)
 
     def acknowledge(self) -> None:
@@ -323,7 +324,7 @@ class Line:
         self._apply_link()
 
     def drop(self) -> None:
-        """Lose all messages in flight in both directions."""
+        """Discard all messages in flight in both directions."""
         self.up.drop()
         self.down.drop()
 
@@ -363,7 +364,7 @@ class VirtualNetwork:
         self._events = queue
         self._seed = seed
         link = server_link or _FREE
-        self._server = self._pipes(link.down), self._pipes(link.up)  # uploads are its downloads
+        self._server = self._pipes(link.down), self._pipes(link.up)  # the server downloads uploads
         self._accesses: dict[str, tuple[tuple[SharedPipe, ...], tuple[SharedPipe, ...]]] = {}
 
     def line(self, device: PlannedDevice) -> Line:

@@ -55,8 +55,8 @@ class Pool:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """Compute `ticket` together with waiting trainings, as many as that makes faster, and those
-        first that end first. Returns the result of `ticket`."""
+        """Compute `ticket`; return its result. As many waiting trainings as are worth computing together
+        are computed with it, those that end earliest first."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

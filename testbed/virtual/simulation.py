@@ -54,11 +54,11 @@ class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
     `devices` makes a device when it first gets a model, so that only participating devices need memory,
-    and makes it again, given its last state, when it restarts. `steps` are the actions on devices in the
+    and makes it again from its last state when it restarts. `steps` are the actions on devices in the
     order of time; `absent` are the devices that are absent at the start. `evaluate` runs in a separate
-    thread, and its result is used at the next timer; or at once if the run may end because of it, or
-    with `evaluates_alone`, which forbids to evaluate and train at the same time. `sizes` are the bytes
-    of a model and of an update.
+    thread, and its result is used at the next timer; or at once if the run may end because of it. With
+    `evaluates_alone`, it is used at once, too, because the task must not evaluate and train at the same
+    time. `sizes` are the bytes of a model and of an update.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class Simulation:
             self._handling = False
 
     def _write(self, record: events.Record) -> None:
-        """Make the core record something that it cannot know."""
+        """Make the core record an event that it cannot observe itself."""
         self._handle(inputs.Written.from_record(record))
 
     def _execute(self, action: act.Action) -> None:
@@ -401,8 +401,9 @@ class Simulation:
     def _prepare(
         self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
-        """Prepare the exchange between clients for the update that answers `dispatch`, which takes
-        `took`, and then send a message to each present client. Returns the number of messages."""
+        """Prepare the exchange between clients for the update that answers `dispatch`. The preparation
+        takes `took`; after it, a message is sent to each other present client. Returns the number of
+        messages."""
         name = device.name
         count = exchange.prepare(dispatch, self._server.clients, took)
 
@@ -468,7 +469,7 @@ class Simulation:
         def arrive() -> None:
             device.line.acknowledge()
             while (lost := device.under_way.pop(0)) is not message:
-                lost()  # make it, so that the client remembers what its compression has left out
+                lost()  # make the update, so that the client keeps what compression left out
             self._deliver(message())
 
         device.under_way.append(message)

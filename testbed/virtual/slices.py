@@ -2,9 +2,9 @@
 slices.
 
 During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
-begins cold. Depending on the task, this costs from nothing to half as much again. It is measured under
-the same conditions: a process is stopped after slices as long as those of a quota, at a share of 1/8,
-while two others train on the same core at a share of 1/5 each.
+begins cold. Depending on the task, this costs from nothing to half as much again. The step is measured
+under the same conditions: its process is stopped after slices as long as those of a quota, at a share of
+1/8, while two others train on the same core at a share of 1/5 each.
 """
 
 from __future__ import annotations

@@ -86,8 +86,9 @@ class BatchTrainer:
         self.remark: str | None = None
         """Sentence for the user on how clients are trained; None if they are trained together."""
         self.together = sys.maxsize
-        """Number of jobs that are worth collecting. If they are computed one after the other, more than
-        the threads need would not be faster, and their results may not be needed at the end of a run."""
+        """Number of jobs that are worth collecting. If jobs are computed one after the other, collecting
+        more than the threads need would not be faster, and some results may not be needed at the end of
+        a run."""
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_TrainingWorker] = queue.SimpleQueue()
 

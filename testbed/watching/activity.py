@@ -253,7 +253,8 @@ def _oldest(at: float) -> int:
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
-    """Add `span` to each of its seconds, from `first` on; None: at most the last minute of `span`."""
+    """Add `span` to each second that it covers, beginning with second `first`; None: only the last
+    minute before its end."""
     begin = max(span.begin, _oldest(span.end) if first is None else first)
     cell = ActivityCell(span.state, span.inferred)
     while begin < span.end:

@@ -21,7 +21,7 @@ from testbed.watching.overview import Overview
 from testbed.watching.screen import number, percent, quality_of
 from testbed.watching.tally import Notice, merge_notices
 
-if TYPE_CHECKING:  # it imports pandas: a second that only the end of a run pays
+if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a run
     from analysis.load import Run
 
 _RARE = ("paused", "offline")
@@ -31,7 +31,7 @@ _MAX_ROWS = 20
 _PRINT_INTERVAL_SECONDS = 1.0
 """Minimum time between two lines."""
 _SECTIONS = 10
-"""Sections of a run in virtual time; a line is printed for each, however short it takes."""
+"""Sections of a run in virtual time; a line is printed for each, however little time it takes."""
 
 
 class LiveView(View):

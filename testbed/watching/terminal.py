@@ -28,8 +28,8 @@ from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
-"""The screen is cleared first, because some terminals show old content on parts by which they have
-grown."""
+"""Sequence that restores the terminal. It clears the screen first, because some terminals show old
+content in areas that were added when they were enlarged."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 """Start and end of a frame. Terminals that support them show the frame in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
@@ -64,8 +64,9 @@ class Terminal:
 
     @classmethod
     def for_console(cls, console: Console) -> Self | None:
-        """Return the terminal of `console`; None if it cannot draw on one: if it writes to a file, if
-        the terminal does not support drawing, or if the program runs in the background of a shell."""
+        """Return the terminal of `console`. None if the screen cannot be drawn there: `console` writes
+        to a file, the terminal does not support drawing, or the program runs in the background of a
+        shell."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
         return None if _own_terminal(console.file) is None else cls(console)

@@ -29,7 +29,7 @@ class MaskCode:
     colluding: int
     """T, number of shares that reveal nothing about a mask."""
     size: int
-    """Elements of a mask."""
+    """Number of elements of a mask."""
     field: Field = FIELD
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class MaskCode:
 
     @property
     def length(self) -> int:
-        """Elements of one share."""
+        """Number of elements of one share."""
         return -(-self.size // (self.needed - self.colluding))
 
     @property

@@ -59,7 +59,7 @@ def bits_of(holders: Iterable[int]) -> str:
 
 
 def holders_of(bits: str) -> tuple[int, ...]:
-    """Return the indices that `bits` of `bits_of` has. Raises ValueError."""
+    """Return the indices from which `bits_of` made `bits`. Raises ValueError."""
     if not 0 < len(bits) <= _MAX_HOLDERS // 4 or not set(bits) <= set("0123456789abcdef"):
         raise ValueError("holders: expected a hexadecimal number")
     number = int(bits, 16)

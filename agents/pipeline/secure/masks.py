@@ -20,7 +20,7 @@ def new_seed() -> bytes:
 
 def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
     """Return `count` uniform elements that `secret` determines: words of the key stream, reduced to the
-    field's bits; a word that is p is drawn again, so that all elements are equally likely."""
+    field's bits. A word that is equal to p is drawn again, so that all elements are equally likely."""
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)
     at = 0

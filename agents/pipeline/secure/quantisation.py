@@ -77,20 +77,22 @@ class Grid:
 
 
 def heaviest_share(weights: Sequence[int]) -> int:
-    """Return the largest weight that one more update of a sum may have, given the others' `weights`:
-    their sum; twice the weight if there is a single other update."""
+    """Return the largest weight that one more update of a sum may have. `weights`: weights of the other
+    updates. The result is their sum, or twice the weight if there is only one other update."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
 
 
 def dominates(weights: Sequence[int]) -> bool:
-    """Return whether one of `weights` is more than `heaviest_share` of the others."""
+    """Return whether one of `weights` is above the limit that `heaviest_share` returns for the
+    others."""
     *others, largest = sorted(weights)
     return largest > heaviest_share(others)
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
-    """Return the weights, from 0 to 1, of at least two updates as integer multiples of 1/`largest`.
-    Each is at least 1. A weight above `heaviest_share` of the others is lowered to it."""
+    """Return the weights, from 0 to 1, of at least two updates as integer multiples of 1/`largest`. Each
+    is at least 1. A weight above the limit that `heaviest_share` returns for the others is lowered to
+    this limit."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
     most = heaviest_share(others)

@@ -30,13 +30,13 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class SumBegun:
-    """Sum `number` has begun: it waits for answers of `holders`."""
+    """Sum `number` has begun, and waits for answers of `holders`."""
 
     number: int
     holders: Set[str]
     """Clients that are asked for shares."""
     updates: list[tuple[str, int, int]]
-    """Client, dispatch and weight of each update in it."""
+    """Client, dispatch and weight of each update in the sum."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ class _WaitingUpdate:
 
     masked: Masked
     lost_by: set[str] = field(default_factory=set)
-    """Clients that have left since then; their shares of its mask are lost."""
+    """Clients that have left since the update arrived; their shares of its mask are lost."""
 
 
 class SecureSums(ServerStep):

@@ -34,7 +34,7 @@ class SimulatedParty:
         self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
         """Holders of shares of the mask, and how long it took to make the mask, by dispatch."""
         self._held: set[tuple[str, int]] = set()
-        """Client and dispatch of each mask of which this client has a share."""
+        """Client and dispatch of each share of a mask that this client holds."""
 
     def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
         holders = sorted(self._places[client] for client in {*present, self._name})

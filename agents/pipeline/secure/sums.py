@@ -45,7 +45,7 @@ class Sum:
 
     @property
     def wanted(self) -> list[tuple[str, int, int]]:
-        """Client, dispatch and weight of each update, as the holders are asked."""
+        """Client, dispatch and weight of each update, as in the requests to the holders."""
         return [(client, dispatch, weight) for (client, dispatch), weight in self.weights.items()]
 
 

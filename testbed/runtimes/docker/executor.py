@@ -138,7 +138,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         ports=list(container.published) or None,
         host_config=host_config,
         networking_config=networking,
-        use_config_proxy=False,  # with its password
+        use_config_proxy=False,  # the proxy's URL may contain a password
     )["Id"]
     for other in others:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
@@ -183,8 +183,8 @@ def set_group_weights(
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind. systemd would create its
-    slices again, at its next reload at the latest, so that it has to stop them first."""
+    """Remove the control groups of `run`, which the engine leaves behind. Stop those that are slices of
+    systemd first: otherwise systemd would create them again, at its next reload at the latest."""
     seen = [folder.name for folder in cgroups.folders(run)]
     # In a container, the controller may not see any.
     slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
@@ -207,8 +207,8 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Make the host's systemd stop `units`. An ordinary user may not do so, but a container of the
-    engine may, which runs the host's own programs and reaches systemd by the system bus."""
+    """Make the host's systemd stop `units`. Unless this process is root on that host, a container of the
+    engine does it: it runs the host's own programs, and reaches systemd through the system bus."""
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -419,9 +419,8 @@ def pid(engine: docker.DockerClient, container: str) -> int:
 
 
 def _is_visible(process: int, container: str) -> bool:
-    """Whether the process with the id `process`, as the engine counts, belongs to `container` here, too.
-
-    False if the engine has another namespace of process ids, as on another host.
+    """Whether the process that has the id `process` for the engine has the same id on this host, and
+    belongs to `container`. False if the engine has another namespace of process ids, as on another host.
     """
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()

@@ -49,7 +49,7 @@ from testbed.runtimes.docker.containers import (
     Mount,
 )
 
-if TYPE_CHECKING:  # which brings the Docker SDK
+if TYPE_CHECKING:  # importing it also imports the Docker SDK
     from testbed.images import Images
 
 BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
@@ -65,7 +65,8 @@ INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
 weight during the run is DEVICES_WEIGHT.) Against two busy processes on its core, the devices' group gets
 96 %, and never more than the sum of the devices' quotas. With a far larger weight, the kernel's threads
 that move packets would have to wait. Devices and infrastructure are sibling groups, each with a weight
-on its own cores: in one group, the busier part would take the weight of the other's cores."""
+on its own cores: in a common group, the busier of the two would also take the weight of the other's
+cores."""
 
 
 def group_weights(plan: Plan, *, is_started: bool) -> dict[str, float]:
@@ -232,8 +233,8 @@ class _SpecificationBuilder:
         return self.images.groups.get(device.group, default)
 
     def mps(self) -> Container:
-        """Container of MPS: without a network, as the user of the devices' clients, the only one it
-        serves."""
+        """Container of MPS. It has no network. It runs as the user of the devices' clients, because MPS
+        serves one user at a time."""
         spec = self.spec
         return replace(
             self._container(MPS, self.images.gpu),
@@ -270,7 +271,7 @@ class _SpecificationBuilder:
         return Mount(str(self.spec.directory.mps), agent_configs.MPS_FOLDER, read_only=False)
 
     def _mps_variables(self, gpu: PlannedGpu) -> dict[str, str]:
-        """Environment variables by which a client's CUDA uses MPS within the device's limits."""
+        """Environment variables that make a client's CUDA use MPS within the device's limits."""
         limits = mps.limit_variables(gpu.share, gpu.memory, len(self.spec.plan.shared_gpus))
         return {**mps.environment(agent_configs.MPS_FOLDER), **limits}
 
@@ -294,8 +295,8 @@ class _SpecificationBuilder:
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """Limits of broker, aggregator and router. On a host with one core they share it with
-        devices."""
+        """Limits of broker, aggregator and router. On a host with one core, they share that core with
+        the devices."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:
@@ -315,7 +316,7 @@ class _SpecificationBuilder:
         return Attachment(self._object_name(network), aliases)
 
     def _container(self, component: str, image: str) -> Container:
-        """Container with the settings that all have in common."""
+        """Container with the settings that all containers of the run have in common."""
         return Container(
             component=component,
             name=self._object_name(component),

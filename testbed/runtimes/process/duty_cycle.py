@@ -22,7 +22,8 @@ import psutil
 TICK = 0.005
 """Seconds between two decisions, and so the minimum time that a resumed process runs."""
 PERIOD = 0.05
-"""Maximum budget of a process, as seconds times its share: ticks may be this late without cost to it."""
+"""Maximum budget of a process, in seconds at its share: a tick that is late by less than this costs the
+process nothing."""
 SCAN = 1.0
 """Seconds between two searches for new child processes."""
 

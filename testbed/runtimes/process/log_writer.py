@@ -12,7 +12,7 @@ from agents.disk import files
 from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
-"""Bytes of each log to keep: at least the latest this many, at most twice as many."""
+"""Minimum size of the latest output that each log keeps, in bytes; the maximum is twice this size."""
 CUT = b"[earlier output was removed: a log keeps its latest 4 to 8 MiB]\n"
 """Line that replaces removed lines."""
 _PIECE = 64 * 1024

@@ -95,7 +95,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs with a process on this host. Of runs in other runtimes, that process is the controller."""
+    """Runs with a process on this host. For a run in another runtime, that process is its controller."""
     runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
     for info in find():
         runs[info.run].append(info)
@@ -198,9 +198,9 @@ class ProcessRuntime:
     def limit(self, device: str) -> None:
         """Apply the CPU share of `device`, whose client is ready; no effect on one that has ended.
 
-        No effect either on a device that was not started, in whose name somebody else has logged in. A
-        process must not be limited earlier: if it were suspended before it asks to die with its parent,
-        it could outlive the controller.
+        It also has no effect on a device that was not started: then somebody else has logged in under
+        its name. A process must not be limited earlier: if it were suspended before it asks the kernel
+        to end it with its parent, it could outlive the controller.
         """
         if device not in self._children:
             return
@@ -358,8 +358,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that has imported the agents, to fork them from; None if they are not modules,
-        or the host cannot fork."""
+        """Start a process that has imported the agents, and from which they are forked; None if they are
+        not modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:

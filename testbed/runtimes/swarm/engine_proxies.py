@@ -228,9 +228,9 @@ class EngineProxies:
                 engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
 
     def close(self, spare: Collection[str] = ()) -> None:
-        """Remove the engine proxies' containers, except on the nodes to `spare`. Each is removed by its
-        own engine, whose answer it cannot pass on. The Swarm would remove them too, but not report
-        when."""
+        """Remove the engine proxies' containers, except on the nodes in `spare`. Each node's engine
+        removes its own proxy; its answer is lost, because that proxy would have to pass it on. The Swarm
+        would remove the containers too, but would not report when it has done so."""
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
                 with suppress(*docker_engine.ERRORS):

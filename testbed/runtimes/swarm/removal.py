@@ -57,7 +57,7 @@ def objects(
 def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
-    """Remove everything of `run` through the nodes' engines, and the `proxies` to these last.
+    """Remove everything of `run` through the nodes' engines; remove the `proxies` to these engines last.
 
     Logs, and the files from which devices resume, are saved to `directory`. A node that does not answer
     is not asked again, and is reported after everything else is removed. Raises HostError."""

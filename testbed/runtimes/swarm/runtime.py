@@ -272,8 +272,8 @@ class SwarmRuntime:
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
-        """Path of the broker's socket by the folder's descriptor: a socket's path may have at most 107
-        characters."""
+        """Path of the broker's socket through the folder's descriptor: a socket's path may have at most
+        107 characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
