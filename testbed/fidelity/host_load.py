@@ -185,7 +185,8 @@ class Sampler:
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Yield for each thread of the servers the seconds in which it ran or waited for a CPU. Threads
-        of evaluations are left out; they are those with a higher niceness than their process."""
+        of evaluations are left out: their niceness is higher than that of the other threads of their
+        process."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
