@@ -1,8 +1,9 @@
-"""Location of all that belongs to the package `testbed`: `agents`, `analysis`, images/, topologies/.
+"""Location of everything that belongs to the package `testbed`: `agents`, `analysis`, images/,
+topologies/.
 
 In a checkout they are beside it. A wheel has them in `testbed/_bundled/`, because other projects install
 a top-level package `agents`, too. In both cases `import testbed` ensures that `import agents` and
-`import analysis` find ours.
+`import analysis` find the testbed's own packages.
 """
 
 from __future__ import annotations

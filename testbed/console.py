@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _TEXTS = ("device", "profile", "state")
 """Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
 _WORTH_SECONDS = 2.0
-"""Shorter work gets no report of its remaining time."""
+"""Seconds of work below which the remaining time is not reported."""
 _RAREST_SECONDS = 30.0
-"""Longest time between two lines on progress."""
+"""Longest time between two progress lines."""
 _ANY_WIDTH = 10_000
-"""Characters; more than the widest line of any table."""
+"""Width in characters that is larger than the widest line of any table."""
 Report = Callable[[str], object]
 """Callback for progress lines."""
 
@@ -118,8 +118,8 @@ class ProgressReporter:
         self._due = 0.0
 
     def __call__(self, done: float, total: float, before: float = 0.0) -> None:
-        """Report, if it is time for that, that `done` of `total` is finished; `before` of it already was
-        when this reporter was made."""
+        """Report that `done` of `total` is finished, if the next line is due. `before`: the part of
+        `done` that was already finished when this reporter was made."""
         taken = time.monotonic() - self._begun
         left = time_left(taken, done - before, total - before)
         if not left or taken < self._due:

@@ -4,12 +4,12 @@ launching       `plan_run`: plan a topology on this host; run it in this process
 running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs
 handle          `RunHandle`: a run as an object, to observe, change and end it
 background      start and end the process that controls a run in the background
-run_process     that process
+run_process     entry point of that process
 notebook        a run as HTML; its live display in a notebook
 simulating      `simulate`: a run in virtual time, in this process
 studies         `sweep`, `agree`: many runs
 results         `compare`, `report`, `draw`, `export`, `track`: results of runs
-machine         `doctor`, `calibrate`, images: this host
+machine         `doctor`, `calibrate`, ...: checks, speed and images of this host
 catalog         `rules`, `tasks`, `profiles`: the built-in choices
 templates       `new`, `examples`: files to begin with
 traces          published traces

@@ -1,7 +1,8 @@
 """Runs in the background. The controller is a separate process (`testbed.api.run_process`).
 
-So signals, threads and the interpreter lock of the starting process do not affect the run. A `tied`
-controller ends its run in order as soon as the process that started it ends, even if that was killed.
+This way, signals, threads and the interpreter lock of the starting process do not affect the run. A
+`tied` controller ends its run cleanly as soon as the process that started it ends, even if that process
+was killed.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
 
 
 def log_of(directory: RunDirectory) -> Path:
-    """File with the output of a controller in the background."""
+    """Return the path of the log file of a controller in the background."""
     return directory.logs / "controller.log"
 
 
@@ -108,7 +109,7 @@ def failure(directory: RunDirectory, code: int, begin: int = 0) -> TestbedError:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without the variables that force colours, which would end up in the log
-    (a Jupyter kernel sets them)."""
+    """Return this process's environment without the variables that force coloured output. A Jupyter
+    kernel sets them, and the log would contain colour codes."""
     forced = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     return {name: value for name, value in os.environ.items() if name not in forced}

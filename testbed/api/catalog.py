@@ -38,7 +38,8 @@ class Parameter:
     """Type in words, such as `number, or null`."""
     required: bool
     default: Any
-    """Default as a topology writes it; None if required, or if the default is null."""
+    """Default in the notation of a topology; None if the parameter is required, or if the default is
+    null."""
     description: str
     """Docstring of the field; empty if it has none."""
 
@@ -49,7 +50,7 @@ class CatalogEntry:
 
     name: str
     facts: Mapping[str, str | None]
-    """Properties such as `paper` or `dataset`; None if it has none."""
+    """Properties such as `paper` or `dataset`; None for a property that the entry does not have."""
     about: str
     """Docstring of the class."""
     parameters: tuple[Parameter, ...]
@@ -97,7 +98,7 @@ def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
 
 
 def profile_text(shown: Profiles, *, whole: bool) -> str:
-    """Return the profiles as text: one line each, or with `whole` all details."""
+    """Return the profiles as text: one line per profile, or all details if `whole`."""
     from testbed.topology import profiles as reader
 
     text = reader.details(shown) if whole else reader.listing(shown)
@@ -138,8 +139,8 @@ def add_profile(
 
 
 def profile_script(to: str | Path) -> Path:
-    """Write the program that measures a device, to be copied there; return its path. On the device it
-    needs only Python and PyTorch."""
+    """Write the program that measures a device; return its path. Copy it to the device: it needs only
+    Python and PyTorch there."""
     from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")
@@ -250,8 +251,8 @@ def _block(parameter: Parameter) -> str:
 
 
 def _reflow(paragraph: str) -> str:
-    """Rewrap a paragraph to the output width; in one with indented lines (equations, lists) wrap each
-    line by itself."""
+    """Rewrap a paragraph to the output width. If it has indented lines (equations, lists), wrap each
+    line separately."""
     lines = paragraph.splitlines()
     if not any(line.startswith(" ") for line in lines):
         return _wrap(" ".join(lines), "")

@@ -57,8 +57,8 @@ class RunHandle:
         controller: subprocess.Popen[bytes] | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`controller`: process of the run's controller, if this handle is to end it; None: it continues
-        without us. `on_event`: see `testbed.up`."""
+        """`controller`: process of the run's controller; the run ends when this process ends. None: the
+        run continues. `on_event`: see `testbed.up`."""
         self._directory = directory
         self._controller = controller
         self._taken_down = False
@@ -201,9 +201,9 @@ class RunHandle:
     ) -> Done:
         """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
-        `cpu` is a share of one host core; all other values are written as in a topology. What is None
-        stays unchanged. Returns the actions that were sent. Raises BadInputError for invalid values, for
-        unknown devices, and if the run is over or in virtual time.
+        `cpu` is a share of one host core; all other values are written as in a topology. A setting that
+        is None does not change. Returns the actions that were sent. Raises BadInputError for invalid
+        values, for unknown devices, if the run is over, and if it is in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
         return self.act(devices, *changes(cpu, given))
@@ -258,8 +258,8 @@ class RunHandle:
         return dict(logs.read(self._directory, component, lines))
 
     def story(self, device: str) -> str:
-        """Return what happened to `device` according to the records, one line per event in the order of
-        time: models, updates, rejections, absences. Raises BadInputError for an unknown device."""
+        """Return what happened to `device` according to the records, one line per event in chronological
+        order: models, updates, rejections, absences. Raises BadInputError for an unknown device."""
         from testbed.run import logs
 
         return logs.story(self._directory, device)
@@ -346,7 +346,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event; raise what it raised unless `quietly`."""
+        """Wait until `on_event` has received the last event; raise the exception of `on_event` unless
+        `quietly`."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return
@@ -374,7 +375,8 @@ class _Listener(threading.Thread):
 
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
     """Return the actions for the settings that are not None: a share of a core, and values of a link in
-    the notation of a topology. Raises BadInputError; `prefix` goes before names of settings in it."""
+    the notation of a topology. Raises BadInputError, whose message puts `prefix` before the names of
+    settings."""
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,
         "down": units.rate,

@@ -87,13 +87,13 @@ class Launch:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences about words of the previous version in the topology and its traces; none for a
-        resumed run, which cannot change its topology."""
+        """Sentences on outdated notation in the topology and its traces; empty for a resumed run,
+        because its topology cannot be changed."""
         return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
-        """Return why this host would refuse the run; empty if it would not, or if the plan is for
-        machines that a file describes."""
+        """Return the reasons why this host would refuse the run. Empty if it would not, or if the plan
+        is for machines that a file describes."""
         if self.options.nodes is not None:
             return []
         try:
@@ -135,9 +135,10 @@ class Launch:
     def run(self, directory: RunDirectory, view: View) -> None:
         """Run in this process to the end. `view` receives progress, `directory` the records.
 
-        Trackers, page and metrics run meanwhile. A process can make only one run at a time, because own
-        code and PyTorch's generator have process-wide state. Raises BadInputError, HostError,
-        RunFailedError and KeyboardInterrupt; in any case nothing is left running.
+        Trackers, the dashboard and the metrics server are active during the run. A process can make only
+        one run at a time, because the user's own code and PyTorch's random generator have process-wide
+        state. Raises BadInputError, HostError, RunFailedError and KeyboardInterrupt; in any case nothing
+        is left running.
         """
         cpus = self.plan.infrastructure_cpus
         with (
@@ -191,11 +192,11 @@ def plan_run(
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
 
-    `nodes`: file that describes the machines, for a runtime with several; None: those that are there.
-    `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the run; 0: any free
-    port; None: not served. `verbose`: clients log each round. `resume`: interrupted run to resume; its
-    topology is used, and its runtime unless `runtime` is given. Other parameters: see `up`. Raises
-    BadInputError, which lists all errors.
+    `nodes`: file that describes the machines, for a runtime with several machines; None: the nodes of
+    this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
+    run; 0: any free port; None: not served. `verbose`: clients log each round. `resume`: interrupted run
+    to resume; its topology is used, and its runtime unless `runtime` is given. Other parameters: see
+    `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)
@@ -245,8 +246,8 @@ def validate(topology: TopologyLike) -> Topology:
 def distribution(
     topology: TopologyLike, *, data: str | Path | None = None, on_progress: Report = silent
 ) -> SampleDistribution:
-    """Return how many samples of which classes each device of `topology` would have. `topology`, `data`:
-    see `up`. `on_progress` is called with progress lines. Raises BadInputError, HostError."""
+    """Return the number of samples per class that each device of `topology` would have. `topology`,
+    `data`: see `up`. `on_progress` is called with progress lines. Raises BadInputError, HostError."""
     from testbed.data.distribution import distribution as of
 
     source = text_of(topology)

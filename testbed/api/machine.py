@@ -49,8 +49,8 @@ class Finding:
 
 
 def doctor() -> list[Finding]:
-    """Check by trials what this machine can do for runs, and name the commands that fix what it cannot.
-    Takes a few seconds and changes nothing."""
+    """Test what this machine can do for runs; name the commands that fix what is missing. Takes a few
+    seconds and changes nothing."""
     info: Mapping[str, Any] = {}
     try:
         with closing(docker_engine.connect(timeout=5)) as client:

@@ -70,8 +70,8 @@ def read_slim(path: Path) -> Result:
 
 def compare(results: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
     """Compare what each configuration needed, over its seeds, to reach the test accuracy `target` (None:
-    the highest that all runs of the task reached). Returns a list of rows per task. For differences that
-    make runs incomparable, see `analysis.comparison.remarks`."""
+    the highest that all runs of the task reached). Returns one list of rows per task. For differences
+    that make runs incomparable, see `analysis.comparison.remarks`."""
     from analysis import comparison
 
     return [
@@ -113,9 +113,12 @@ def writable_figure(path: Path) -> Path:
 
 
 def step_time(results: Sequence[Result]) -> StepCosts:
-    """Return the CPU time of a training step (and, if clients were started again, of a start) in runs of
-    one task, with which virtual time can predict other runs of the task on that host. Raises
-    BadInputError if no device's speed is a share of the CPU, or if the tasks differ."""
+    """Return the CPU time of a training step in runs of one task and, if clients were restarted, of a
+    start.
+
+    With these costs, virtual time can predict other runs of the task on that host. Raises BadInputError
+    if no device's speed is a share of the CPU, or if the tasks differ.
+    """
     from testbed.fidelity import step_time
 
     _check_some(results)

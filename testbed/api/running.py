@@ -79,14 +79,14 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
     """Return the handle of a run that was started elsewhere, or is over. The run continues when this
     process ends.
 
-    `run`: run id, run directory, or the beginning of an id if it is unambiguous, at least among the
-    running ones. Raises BadInputError if there is no such run.
+    `run`: run id, run directory, or the beginning of an id if only one run, or only one of the live
+    runs, has it. Raises BadInputError if there is no such run.
     """
     return RunHandle(live_runs.locate(str(run), Path(runs), live=True), None, on_event)
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
-    """Load the records of a run as tables (docs/guide/analysis.md); of a live run those so far.
+    """Load the records of a run as tables (docs/guide/analysis.md); for a live run, the records so far.
 
     `run`: run id, run directory or handle. Raises BadInputError if there is no such run, or if its
     directory is damaged.
@@ -105,15 +105,18 @@ def read(path: Path) -> Result:
 
 
 def ps(runs: str | Path = "runs") -> list[LiveRun]:
-    """Return the runs of which something is running or left over on this machine, sorted by name. Runs
+    """Return the runs that have something running or left over on this machine, sorted by name. Runs
     that consist only of a controller in the foreground (virtual time) are found in the folder `runs`."""
     return live_runs.find_all_runs(Path(runs))
 
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (id, beginning of an id, or directory; None: all runs on this machine) and remove its
-    containers, networks and processes. Returns the runs that were ended. Raises BadInputError; after all
-    others are down, HostError that names the runs of which something may be left."""
+    containers, networks and processes. Returns the runs that were ended.
+
+    Raises BadInputError. Raises HostError with the names of the runs that may have left something; all
+    other runs are down by then.
+    """
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
     found |= {live.run: live for live in live_runs.find_live_runs()}

@@ -104,7 +104,7 @@ class AgreeResult:
     runtime: str
     """Name of the runtime with a real clock."""
     real: tuple[Result, ...]
-    """Runs of that runtime."""
+    """Runs made with `runtime`."""
     folder: Path
     """Folder with the run directories."""
 

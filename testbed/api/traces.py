@@ -54,11 +54,12 @@ def fedscale_devices(
     """Draw `count` devices from FedScale's traces; return them as device groups of a topology (YAML).
 
     `capacity`: the file client_device_capacity. `behaviour`: the file client_behave_trace; None: devices
-    are always available. `cpu`: share of a core of the fastest device; None: devices have no CPU share.
-    `steps`: local steps, of `batch_size` samples each, for which devices get a training time (`timing`);
-    None: they get none. At least one of `cpu` and `steps` is needed. `begin`, `length`: the part of the
-    availability trace to use; None: all of it, repeated. `speed_up`: how many times as fast time passes
-    in it. `topology`: return a copy of this file with these devices instead. Raises BadInputError.
+    are always available. `cpu`: CPU share of the fastest device, in cores of the host; None: devices
+    have no CPU share. `steps`: local steps, of `batch_size` samples each, from which the training time
+    (`timing`) of each device is computed; None: devices get no training time. At least one of `cpu` and
+    `steps` is needed. `begin`, `length`: the part of the availability trace to use; None: all of it,
+    repeated. `speed_up`: factor by which the availability trace is sped up. `topology`: return a copy of
+    this file with these devices instead. Raises BadInputError.
     """
     if cpu is None and steps is None:
         raise BadInputError(

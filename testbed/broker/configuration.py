@@ -36,7 +36,8 @@ _CONNECTION = 16 * 2**20
 _BROKER = 64 * 2**20
 """Maximum memory of the broker itself, in bytes."""
 _TOPICS = 8
-"""Upper bound of the topics that a device may publish to, not counting shares for other devices."""
+"""Upper bound for the number of topics that a device may publish to, without the shares for other
+devices."""
 _RIGHT = 256
 """Maximum memory of a line of Mosquitto's access list, in bytes."""
 
@@ -65,9 +66,9 @@ class BrokerLimits:
 
         `packet` fits a model with its header, or the largest chunk of a model. `queue` fits two models
         per device, plus `beside` more models in total, and small messages. `memory` fits two models to
-        and two from each device, plus `beside` models per device, with small messages; and the largest
-        message as retained message on every topic that each of `hostile` clients may publish to. Usually
-        one model is in flight to or from each device.
+        and two from each device, plus `beside` models per device, with small messages. It also fits a
+        retained message of the largest size on every topic to which each of `hostile` clients may
+        publish. Usually one model is in flight to or from each device.
         """
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
@@ -79,8 +80,8 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Memory limit of the broker's container, in bytes. It is high enough that Mosquitto reaches its
-        own limit first, with freed memory that the allocator keeps, TLS, and socket buffers."""
+        """Memory limit of the broker's container, in bytes. It has room for freed memory that the
+        allocator keeps, for TLS and for socket buffers, so Mosquitto reaches its own limit first."""
         return 2 * self.memory + 2 * _BROKER
 
 
@@ -193,7 +194,8 @@ def write_mosquitto(
 ) -> Path:
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
-    `seen_at`: path of the directory in the broker's container; None: the broker sees it as we do.
+    `seen_at`: path of the directory in the broker's container; None: the broker sees it at the same
+    path.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / MOSQUITTO_CONF

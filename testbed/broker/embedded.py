@@ -60,9 +60,9 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
 
     amqtt calls plugins in tasks. If another client connects or leaves meanwhile, amqtt's loop over the
     subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message. It
-    also does not check rights for last wills and retained messages. Hence these overrides. If a later
-    amqtt does not call them any more, its own `_authenticate` refuses every client, because there is no
-    plugin.
+    also does not check rights for last wills and retained messages. Therefore this class overrides
+    amqtt's methods. If a later amqtt no longer calls them, its own `_authenticate` refuses every client,
+    because there is no plugin.
     """
 
     def __init__(
@@ -76,8 +76,9 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def _initialize_client_session(
         self, reader: Any, writer: Any, _address: str, _port: int
     ) -> tuple[BrokerProtocolHandler, Any]:
-        """Make or resume a session that is named like the login. amqtt would use the client id that the
-        client sends, and end or hand over the session of that id before it checks the password."""
+        """Make or resume a session that has the name of the login. amqtt itself would use the client id
+        that the client sends, and would end or hand over the session of that id before it checks the
+        password."""
         handler, session = await _ClientHandler.init_from_connect(reader, writer, self.plugins_manager)
         session.keep_alive = round(1.5 * session.keep_alive)
         known = self._is_known(session)
@@ -147,8 +148,8 @@ async def serve(listeners: Mapping[str, Any], packet: int, accounts: Mapping[str
 
 
 def worth_logging(record: logging.LogRecord) -> bool:
-    """Whether a record is about a fault: not for port probes and late acknowledgements of slow
-    devices."""
+    """Whether a log record reports a fault. Port probes, and late acknowledgements of slow devices, are
+    not faults."""
     late = record.exc_info is not None and isinstance(record.exc_info[1], TimeoutError)
     return not (late or any(phrase in record.getMessage() for phrase in ("No data", "PUBACK")))
 

@@ -24,21 +24,22 @@ bits."""
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A login and its rights: topic filters, in which `+` stands for any one level."""
+    """A login and its rights, which are topic filters. In a filter, `+` stands for any one level."""
 
     username: str
     password: str = field(repr=False)
     publish: Sequence[str]
-    """Filters of the topics that it may publish to."""
+    """Filters of the topics that the account may publish to."""
     subscribe: Sequence[str]
-    """Filters of the topics that it may read."""
+    """Filters of the topics that the account may read."""
 
     def may_publish(self, topic: str) -> bool:
-        """Whether it may publish to `topic`."""
+        """Whether the account may publish to `topic`."""
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether it may receive messages of `topic`, or subscribe to `topic` if that is a filter."""
+        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether it may
+        subscribe to it."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
@@ -47,8 +48,8 @@ class Account:
 
 
 def init_user(device: str) -> str:
-    """Return the username of a device's init, the emulator's process on the device. The FL client has
-    its own."""
+    """Return the username of a device's init, the emulator's process on the device. The device's FL
+    client has its own username."""
     return f"init/{device}"
 
 
@@ -62,8 +63,8 @@ def accounts(
 ) -> dict[str, Account]:
     """Return all accounts of `run` by username, with fresh passwords. Each of `nodes` has a router.
 
-    Only with `secure` aggregation may clients send each other messages: keys and shares of masks. The
-    topics that a client may publish to are listed one by one, without wildcards, because the broker
+    Clients may send messages to each other (keys and shares of masks) only with `secure` aggregation.
+    The topics that a client may publish to are listed one by one, without wildcards, because the broker
     keeps a retained message per topic. Raises ValueError if a device has the name of an infrastructure
     account.
     """
@@ -115,7 +116,8 @@ def accounts(
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether the filter `pattern` matches `topic`; if that is a filter, every topic that it matches."""
+    """Whether the filter `pattern` matches `topic`. If `topic` is a filter itself: whether `pattern`
+    matches every topic that `topic` matches."""
     patterns, levels = pattern.split("/"), topic.split("/")
     return len(patterns) == len(levels) and all(
         part == level or (part == "+" and level != "#")
@@ -125,7 +127,7 @@ def covers(pattern: str, topic: str) -> bool:
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
     """Return the hash of a password in the format of Mosquitto's password file (`$7$`: PBKDF2 with
-    SHA-512). `salt`: None: a fresh one."""
+    SHA-512). `salt`: bytes that are hashed with the password; None: fresh random bytes."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))

@@ -43,10 +43,11 @@ _COMMON = get_command(_common).params
 
 
 class _Quick:
-    """Mixin: completion without the slow imports of Typer's own."""
+    """Mixin for commands: shell completion without Typer's slow imports."""
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> list[str]:
-        """For completion, do not convert the words: Typer would import pydantic."""
+        """Parse the arguments. During completion, do not convert the values, because Typer would import
+        pydantic."""
         if not ctx.resilient_parsing:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return parsed
@@ -61,7 +62,7 @@ class _Quick:
         return rest
 
     def shell_complete(self: Any, ctx: Any, incomplete: str) -> list[Any]:
-        """Complete names without their help, for which Typer would import rich."""
+        """Complete names without their help texts, because Typer would import rich to format them."""
         found: list[Any] = super().shell_complete(ctx, incomplete)  # type: ignore[misc]
         for item in found:
             item.help = None

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from testbed.api.launching import SampleDistribution
 
 _MAX_ROWS = 40
-"""Maximum number of devices that are listed; of more, a histogram is shown."""
+"""Maximum number of devices that are listed; if there are more, a histogram is shown."""
 _BAR, _SHORTEST_BAR = 40, 10
-"""Length of the longest bar in characters; the second is for narrow terminals."""
+"""Length of the longest bar in characters: usual value, and minimum on a narrow terminal."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _COLORS = ("blue", "yellow", "green", "red", "magenta", "cyan", "white", "bright_black")
 
@@ -76,8 +76,8 @@ def data(
 
 
 def _show(table: Callable[[SampleDistribution, int], Table], found: SampleDistribution) -> None:
-    """Print the table that `table` makes for a length of its bars, with bars as long as the terminal
-    allows."""
+    """Print a table with bars as long as the terminal allows. `table` makes it, given the length of the
+    longest bar."""
     length = _BAR
     while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
         length -= 1
@@ -146,8 +146,8 @@ def _range_text(low: int, high: int) -> str:
 
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
-    """Return a bar of `length` characters for samples by class. Each character stands for a part of the
-    samples, and names their class or range of classes."""
+    """Return a bar of `length` characters that shows samples by class. Each character stands for a part
+    of the samples, and shows their class or range of classes."""
     import numpy as np
     from rich.text import Text
 

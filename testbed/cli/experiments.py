@@ -297,8 +297,8 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
 
 
 def _heading(rows: Sequence[ComparisonRow], *, several: bool, given: bool) -> str:
-    """Return the heading of the table for `rows`, which are of one task. `several`: it names the task.
-    `given`: the user has named the target."""
+    """Return the heading of the table for `rows`, which are of one task. `several`: whether the heading
+    names the task. `given`: whether the user has set the target."""
     from analysis import comparison
 
     target = rows[0].target
@@ -344,6 +344,6 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
-    """Print a line on progress, unless `quiet` (JSON is printed)."""
+    """Print a progress line, unless `quiet` (JSON is printed)."""
     if not quiet:
         remark(text)

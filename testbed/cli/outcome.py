@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def show(judgement: Judgement | None) -> None:
-    """Print what the devices got compared with what was requested, and why the run is not valid or not
-    judged; nothing for None."""
+    """Print the requested and the measured resources of the devices, and why the run is not valid or not
+    judged. Prints nothing if `judgement` is None."""
     from testbed.fidelity import table as fidelity_table
 
     if judgement is None:

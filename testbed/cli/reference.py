@@ -152,7 +152,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _findings(findings: Sequence[Finding], *last: str) -> Table:
-    """Return the table of findings; with a column of fixes if `last` has its title."""
+    """Return the table of findings. `last`: title of the column with the fixes; without it, the table
+    has no such column."""
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}

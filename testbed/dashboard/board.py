@@ -32,7 +32,8 @@ _LIVE_LANE_UPDATES = 2_000
 """Maximum number of updates in the lanes of a live run, the newest ones. A browser redraws them twice a
 second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
-"""Minimum time between two readings of the files; longer if reading is slow, see the next two."""
+"""Minimum time between two readings of the files. It is longer if reading is slow: see the next two
+constants."""
 _MAX_CPU_SHARE = 1 / 3
 """Maximum share of a core that reading and computing may use."""
 _MAX_TIME_SHARE = 1 / 2
@@ -84,7 +85,7 @@ class Board:
 
     @property
     def columns(self) -> range:
-        """Columns of the runs that have their own."""
+        """Numbers of the columns of single runs; empty if there are too many runs."""
         return range(len(self.feeds) if len(self.feeds) <= MAX_COLUMNS else 0)
 
     @property
@@ -139,8 +140,8 @@ class Board:
 
 
 def _evaluates_by_device(run: Run) -> bool:
-    """Whether the topology asks for it. The records cannot be used, because a page has all its figures
-    from the start."""
+    """Whether the topology requests evaluation by device. The records cannot show this yet when the page
+    is made, and the page has all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 

@@ -1,5 +1,5 @@
-"""The devices of a run as a table: state, updates and resource usage. If there are many, groups and some
-devices."""
+"""The devices of a run as a table: state, updates and resource usage. If there are many devices, the
+table shows the groups and some of the devices."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DeviceTable:
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
     (share of its rate that a link carried while packets waited). NaN if unknown."""
     live: bool
-    """Whether `used`, `up` and `down` are of the last seconds and `memory` is the latest. Otherwise they
-    are means over the run, and the maximum of the memory."""
+    """Whether the run is live. If so, `used`, `up` and `down` are of the last seconds, and `memory` is
+    the latest value. Otherwise they are means over the run, and `memory` is the maximum."""
 
     @property
     def caption(self) -> str:
@@ -170,9 +170,12 @@ def _memory(run: Run, *, live: bool) -> pd.Series[float]:
 
 
 def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[str]:
-    """Return the present state of each device, as far as it is known. What a device did for an update is
-    recorded only when the update is applied. Until then, telemetry shows whether the device works; in
-    virtual time, nothing does."""
+    """Return the present state of each device, in the order of `devices`.
+
+    The activity of a device for an update is recorded only when the update is applied. Until then,
+    telemetry shows whether the device works. In virtual time there is no telemetry: every device that is
+    neither offline nor paused is shown as `online`.
+    """
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS
     states = dict(zip(spans["device"][newest], spans["state"][newest], strict=True))

@@ -41,7 +41,7 @@ _LOG_LINES = 500
 """Number of last lines of a log that are shown."""
 _NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
-"""Time at the end for sent data to arrive."""
+"""Seconds to wait at the end, so that sent data can arrive."""
 
 
 class Site:

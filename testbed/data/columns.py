@@ -45,7 +45,7 @@ class RawSplit:
     rows: int
     """Number of samples."""
     columns: Mapping[str, Sequence[str]]
-    """Names of the columns in each file, by the file's name."""
+    """File name -> names of its columns."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
     """Function that yields the named columns in batches of rows, as Arrow or numpy arrays by column."""
 

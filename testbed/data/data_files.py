@@ -22,7 +22,7 @@ from testbed.topology.data_settings import DataSettings
 _ROWS = 1_000
 """Rows that are decoded at a time."""
 _LOOK_SECONDS = 0.5
-"""Seconds between two looks at the progress of a download."""
+"""Seconds between two checks of a download's progress."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _TABLES = ("parquet", "npz", "csv", "tsv")
 """File types with all samples of a split, or a part of them."""
@@ -204,7 +204,7 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
     "tsv": _csv,
     **dict.fromkeys(_IMAGES, _image_folder),
 }
-"""By file type: opens a split."""
+"""File type -> function that opens a split."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
@@ -259,7 +259,7 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
             with _reporting_progress(stages, report):
                 builder.download_and_prepare()
             splits = builder.as_dataset()
-    except Exception as error:  # of httpx, requests, the system or the library: they share no base
+    except Exception as error:  # their libraries share no base class
         raise HostError(_not_fetched_message(data, _first_line(error))) from error
     yield {name: _split_of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
 
@@ -286,7 +286,7 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work: downloading and unpacking, with sizes as far as known.
+    """Return the stages of `builder`'s work, downloading and unpacking, with their sizes if known.
     `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 

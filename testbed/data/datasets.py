@@ -71,7 +71,8 @@ class Columns:
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """Shape of one input; None: unknown until the data is read, so that no step can be predicted."""
+    """Shape of one input; None: unknown until the data is read, so the work of a step cannot be counted
+    before."""
     tokens: bool = False
     """Whether inputs are sequences of tokens, which a model gets as integers."""
 
@@ -147,7 +148,8 @@ class Columns:
 
 
 _SPLIT_VERSION = 1
-"""Increase it whenever `_split` is changed to make other splits: splits are kept in the cache."""
+"""Version of the results of `_split`, which are kept in the cache. Increase it whenever a change of
+`_split` makes other splits."""
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
@@ -162,7 +164,7 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
     """Return the dataset. If it lacks test or validation samples, set training samples aside for them,
-    as `split` says."""
+    according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
@@ -205,8 +207,8 @@ def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, 
 
 
 def _runs(clients: Indices | None, samples: int) -> list[Indices]:
-    """Return the indices of each client's samples in the order of the file; of all samples together if
-    no clients are named."""
+    """Return one array per client with the indices of its samples, in the order of the file. Without
+    named clients, return one array with the indices of all samples."""
     if clients is None:
         return [np.arange(samples)]
     order = np.argsort(clients, kind="stable")
@@ -421,7 +423,7 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         if decoded.clients is not None:
             with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.atomic_write(folder / _CONTENTS) as partial:  # last: its files exist
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: the files that it names exist
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(

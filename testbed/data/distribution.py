@@ -16,10 +16,10 @@ from testbed.data.preparation import Prepared
 from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
-"""Maximum number of devices in a chart; of more, only every n-th is shown."""
+"""Maximum number of devices in a chart; if there are more, only every n-th is shown."""
 _MAX_NAMED = 10
-"""Maximum number of devices whose names a chart shows. More are sorted by group and number of
-samples."""
+"""Maximum number of devices whose names a chart shows. If there are more devices, they are sorted by
+group and number of samples."""
 _APART = 0.12
 """Minimum distance between names of groups, as a share of the width, so that they do not overlap."""
 

@@ -243,8 +243,8 @@ def _deal(
 
 
 def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Indices | None) -> Indices:
-    """Return the key of each sample by which `scheme` deals them out (client or class), shape (n,).
-    Raises BadInputError if the data has no such key."""
+    """Return the key (client or class) by which `scheme` deals out each sample, shape (n,). Raises
+    BadInputError if the data has no such key."""
     where = ("task", "partition", "scheme")
     if scheme.by == "client":
         if clients is None:

@@ -21,11 +21,11 @@ FORMAT = 1
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures."""
 ENOUGH_SECONDS = 3.0
-"""Seconds that a CPU figure must be based on to count against a run. In one second, one period more or
-less makes some per cent."""
+"""Seconds that a CPU figure must be based on to count against a run. Over one second, one period more or
+less changes the figure by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Seconds likewise for the share that a device got while it wanted to run. In less time it cannot have
-lost more than this."""
+"""Minimum of `DeviceFidelity.wanted`, in seconds, for `demand` to count against a run. In less time a
+device cannot have lost more than this."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
@@ -118,7 +118,7 @@ class GpuFidelity:
 
     @property
     def over_memory(self) -> bool:
-        """Whether it used more memory than its limit, with an allowance for CUDA's context."""
+        """Whether the client used more memory than its limit, with an allowance for CUDA's context."""
         limit = self.requested.memory
         return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
 
@@ -160,9 +160,9 @@ class Requested:
     away: tuple[Interval, ...] = ()
     """Intervals in which it was frozen, down or starting: from the order until its limit held again."""
     gpu: RequestedGpu | None = None
-    """None: no GPU was requested."""
+    """Requested part of a GPU; None: no GPU was requested."""
     node: str | None = None
-    """Name of its node; None if there is only one."""
+    """Name of the device's node; None if there is only one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Figure:
     """A requested and a measured value."""
 
     requested: float | None = None
-    """None: not requested."""
+    """Requested value; None: nothing was requested."""
     got: float | None = None
     """Measured value; None: unknown."""
 
@@ -221,7 +221,7 @@ class DeviceFidelity:
     measured: float
     """Seconds that `cpu` is based on: those in which the device demanded more CPU than it had."""
     demand: Figure
-    """CPU share that it got while it wanted to run, in the worst phase. It is more than requested if
+    """CPU share of the device while it wanted to run, in the worst phase. It is more than requested if
     short bursts fit into the quota."""
     wanted: float | None
     """Seconds that `demand` is based on: those in which the client ran or waited for a CPU. None: this
@@ -237,13 +237,13 @@ class DeviceFidelity:
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
-    """None: no GPU was requested."""
+    """Requested and measured use of a GPU; None: no GPU was requested."""
     node: str | None = None
-    """Name of its node; None if there is only one."""
+    """Name of the device's node; None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
     """Limits in the kernel that differ from those requested, a short text each."""
     unread_limits: str | None = None
-    """Which of the requested limits could not be read from the kernel; None: all were read."""
+    """Sentence on the requested limits that could not be read from the kernel; None: all were read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 
@@ -358,7 +358,7 @@ class Fidelity:
 
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Maximum error, in seconds, of the times of devices on each other host; empty for a single host."""
+    """Other host -> maximum error of the times of its devices, in seconds; empty for a single host."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.

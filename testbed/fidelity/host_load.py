@@ -14,8 +14,8 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""The kernel's counters, which may step back, are used only if they have counted at least this share of
-the elapsed time."""
+"""Minimum share of the elapsed time that the kernel's counters must have counted to be used. (They may
+step back.)"""
 _NICE_FIELD = 16
 """Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
@@ -63,12 +63,12 @@ def mean(samples: Iterable[HostSample], name: str) -> float | None:
 
 
 class FreeCores:
-    """Measurement of how much of some CPUs is free before a run. It begins when the object is made; the
+    """Measurement before a run of how much of some CPUs is free. It begins when the object is made. The
     load by this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds needed to find that a host is quiet; to find how busy it is; and at most, if the kernel's
-    counters lag behind."""
+    """Seconds that it takes to find that a host is quiet, and to find how busy it is; and the maximum,
+    if the kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -185,7 +185,8 @@ class Sampler:
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Yield for each thread of the servers the seconds in which it ran or waited for a CPU. Threads
-        of evaluations are left out: they are nicer than the other threads of their process."""
+        of evaluations are left out: their niceness is higher than that of the other threads of their
+        process."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())

@@ -328,7 +328,7 @@ def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds of a device, and the time in which it got them."""
+    """CPU seconds that a device used, and the length of the time in which it used them."""
 
     requested: float
     """Requested share of one host core."""
@@ -348,7 +348,7 @@ class _Cpu:
 
 @dataclass(slots=True)
 class _Phase:
-    """A time in which the same share was requested."""
+    """A period of time in which the requested share did not change."""
 
     busy: _Cpu
     """CPU while the device demanded more than it had."""
@@ -396,10 +396,10 @@ def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, train
     """Return the seconds of an interval in which the device demanded more CPU than it had; 0 without a
     sign of that."""
     periods = after.periods - before.periods
-    # Without earlier periods, the limit may have been set in mid-interval, after a restart.
+    # Without earlier periods, the limit may have been set within the interval, after a restart.
     throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods
     if period is not None and periods and throttled:
-        # Not from the clock: a throttled device may read it a period before it reads its counters.
+        # The clock is not used: a throttled device may read it a period before it reads its counters.
         return periods * period
     seconds = after.at - before.at
     return seconds if trained >= _TRAINED_SHARE * seconds else 0.0
@@ -408,7 +408,7 @@ def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, train
 def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
-    """Return the index of the request that was in force, and settled, all the time from `begin` to
+    """Return the index of the request that was in force and in effect all the time from `begin` to
     `end`; None if there is none."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
@@ -436,7 +436,7 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function of begin and end that says how many seconds between them `intervals` cover;
+    """Return a function of begin and end that returns how many seconds between them `intervals` cover;
     overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []

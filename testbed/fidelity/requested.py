@@ -86,7 +86,7 @@ class _DeviceRequests:
     alone: bool
     """Whether its container is outside the control groups of the run, as on a Swarm."""
     away: bool
-    """Whether it is absent at the start."""
+    """Whether the device is absent at the start."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)

@@ -28,8 +28,8 @@ from testbed.plan.costs import SLICED_SHARE, StepTime, with_step_time
 from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
-"""Minimum range of `depth` to determine the cost of slices: such as shares of 0.1 and 0.17, or 0.5 and
-0.84."""
+"""Minimum range of `depth` that is needed to determine the cost of slices. Shares of 0.1 and 0.17, or of
+0.5 and 0.84, differ by about this much."""
 
 
 def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
@@ -57,8 +57,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def fit(devices: pd.DataFrame) -> StepTime:
-    """Fit the step time of `devices` (rows of `of_devices`): a line over their depth by least squares.
-    If their shares are too close to each other, or slices cost nothing, the mean at every share."""
+    """Fit a line over the depth of `devices` (rows of `of_devices`) to their step times, by least
+    squares. If the shares are too close to each other, or slices cost nothing, return the mean for every
+    share."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
@@ -71,8 +72,8 @@ def start_time(runs: Sequence[Run]) -> float | None:
     """Return the mean time, in seconds, from the order to start a client (a restart, or a join) until it
     is ready; None if no client was started.
 
-    Starts that were disturbed by another action on the device do not count. So if crashes follow each
-    other fast, long starts are missing.
+    Starts that were disturbed by another action on the device do not count. Therefore, if crashes
+    quickly follow each other, long starts are missing from the mean.
     """
     found = [seconds for run in runs for seconds in _starts(run)]
     return float(np.mean(found)) if found else None

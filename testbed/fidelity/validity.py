@@ -44,7 +44,7 @@ running for several of its periods, and time stamps are off by as much as a trai
 _LATE_SHARE_OF_RUN = 0.05
 """Maximum share of the run with late timers. Single late timers are normal, as from a cron job."""
 _STALL_SECONDS = 2.0
-"""Lateness of a timer from which on the machine was paused or asleep, while the run clock continued."""
+"""Lateness of a timer that shows that the machine was paused or asleep while the run clock continued."""
 _CPU_ERROR_PERCENT = 10.0
 """Maximum error of a CPU share. The emulation keeps shares to 1 %, but pauses may lower a figure by up
 to 10 % (`measuring`)."""
@@ -52,9 +52,9 @@ _LINK_ERROR_PERCENT = 10.0
 """Maximum error of a link's figure. Queues and TCP's slow start cost a probe some per cent of the
 rate."""
 FAILED_LINK_PERCENT = 25.0
-"""Error of a link's rate at which a run does not start. A busy host causes less: next to twice as many
-busy processes as cores, rates were within 1 %. It may delay round trips: once, one of 80 ms took 44 %
-longer."""
+"""Error of a link's rate at which a run does not start. A busy host causes smaller errors: with twice as
+many busy processes as cores, rates were within 1 %. A busy host may delay round trips: one of 80 ms once
+took 44 % longer."""
 _DRIFT = 1.25
 """Ratio of training times from which on a run counts as disturbed. Other guests of a hypervisor change
 training times by some per cent from second to second."""
@@ -125,8 +125,9 @@ class Validity:
         }
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
-        """Return the validity of a whole resumed run. `self` is that of the last segment, `earlier` that
-        of the segments before it, of which `without` ended without a verdict."""
+        """Return the validity of a whole resumed run. `self`: validity of the last segment. `earlier`:
+        validity of the segments before it. `without`: number of earlier segments that ended without a
+        verdict."""
         lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(
             tuple(dict.fromkeys(earlier.reasons + self.reasons)),
@@ -172,8 +173,9 @@ def verdict(
 
     `host`: samples of this host while the run clock was running. `fidelity`: figures of the devices.
     `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
-    processes that failed. `disruptions`: times in which the run did not continue. `wrong_sums`: sums of
-    masked updates that were wrong. `others`: samples of other hosts with devices, by name.
+    processes that failed. `disruptions`: times in which the testbed itself hindered the run.
+    `wrong_sums`: sums of masked updates that were wrong. `others`: samples of other hosts with devices,
+    by name.
     """
     reasons = [*load(host), *_wrong_shares(fidelity, host)]
     for name, samples in others.items():
@@ -385,8 +387,8 @@ def link_doubt(
 
 
 def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
-    """Return the number of devices whose error exceeds `limit` (%), and the worst figure; None: none
-    does."""
+    """Return the number of devices whose error exceeds `limit` (%), and the worst figure; None if no
+    error does."""
     off = sum(
         any(name in names and figure.distance > limit for name, figure in one.judged_figures())
         for one in fidelity.devices

@@ -197,7 +197,8 @@ def _full_release(release: str) -> str:
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Whether this process sees the engine's files. If not, one of them runs in a container."""
+    """Whether this process sees the engine's files. If not, this process or the engine runs in a
+    container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
@@ -225,7 +226,8 @@ def run_output(
     labels: Mapping[str, str],
     **rights: Any,
 ) -> bytes:
-    """Run `command` in a new container; return its standard output, with any log driver of the engine.
+    """Run `command` in a new container; return its standard output. Works with any log driver of the
+    engine.
 
     The container has no rights except `rights` (options of the SDK), and is removed, also on Ctrl-C.
     Raises ERRORS; ContainerError if the command fails.

@@ -1,5 +1,5 @@
-"""NVIDIA GPUs of this host, by NVML: which GPUs exist, why a run cannot use them, and what processes use
-of them."""
+"""NVIDIA GPUs of this host, by NVML: which GPUs exist, what is missing to use them, and how much of them
+each process uses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HostGpu:
     name: str
     """Product name."""
     memory: int
-    """Bytes."""
+    """Total memory in bytes."""
     capability: tuple[int, int]
     """CUDA compute capability."""
 
@@ -121,8 +121,8 @@ def _no_driver(nvml: Any, error: Exception) -> Lack:
 
 
 def _lack_of_mps(driver: str) -> Lack | None:
-    """Return what is missing for MPS on this host, from where the container toolkit mounts it; None:
-    nothing."""
+    """Return what is missing for MPS on this host, with the fix; None: nothing. The container toolkit
+    mounts MPS's programs from the host into containers."""
     if shutil.which("nvidia-cuda-mps-control") and shutil.which("nvidia-cuda-mps-server"):
         return None
     major = driver.partition(".")[0]
@@ -140,7 +140,7 @@ def _has_toolkit(engine: Mapping[str, Any]) -> bool:
 
 
 def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
-    """Yield the GPUs that are not divided by MIG: of a divided one, a process can only use a part."""
+    """Yield the GPUs that are not divided by MIG. A process can only use a part of a divided GPU."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
@@ -165,19 +165,20 @@ class Use:
     """Use of a GPU by a process."""
 
     memory: int | None
-    """Bytes; None: NVML does not report it."""
+    """Used memory in bytes; None: NVML does not report it."""
     mps: bool
     """Whether the process is a client of MPS."""
     sm: float | None
     """Share of the time since the previous reading in which one of its kernels ran. None: NVML does not
-    report it, as for clients of MPS, whose time it counts as the server's."""
+    report it. For clients of MPS it never does, because it counts their time as that of MPS's server."""
 
 
 class GpuMeter:
     """Meter of the use of some GPUs by the processes of this host."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
-        """`uuids`: of the GPUs. `nvml`: see `survey`. Raises OSError if NVML does not answer."""
+        """`uuids`: UUIDs of the GPUs to measure. `nvml`: see `survey`. Raises OSError if NVML does not
+        answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
         """NVML's time of the latest sample of each GPU, in µs."""
@@ -188,7 +189,8 @@ class GpuMeter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> dict[int, Use]:
-        """Return the use by process id of this host (the driver knows only these)."""
+        """Return the use of the GPUs by process id on this host. (The driver does not know the ids that
+        processes have in containers.)"""
         found: dict[int, Use] = {}
         for index, handle in enumerate(self._handles):
             busy = self._busy(index, handle)

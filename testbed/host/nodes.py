@@ -27,4 +27,4 @@ class Node:
     cpus: tuple[int, ...] = ()
     """Numbers of the CPUs that a run may use; empty: unknown, assumed to count from 0."""
     here: bool = False
-    """Whether it is this machine, which runs broker and aggregator."""
+    """Whether the node is this machine, which runs broker and aggregator."""

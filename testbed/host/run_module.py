@@ -1,7 +1,7 @@
-"""`python -P run_module.py MODULE ARGUMENT...` runs a module of ours as a program.
+"""`python -P run_module.py MODULE ARGUMENT...` runs a module of the testbed as a program.
 
-Unlike `python -m`, it always finds the modules of the package that started it: not folders called
-`agents` or `testbed` in the working directory (-P), and also those inside a wheel (`testbed.bundle`).
+Unlike `python -m`, it always finds the modules of the package that started it, also those inside a wheel
+(`testbed.bundle`). Folders called `agents` or `testbed` in the working directory are ignored (-P).
 """
 
 from __future__ import annotations

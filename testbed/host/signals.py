@@ -57,7 +57,8 @@ def interrupt_at_end_of_input() -> None:
 
 
 def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Return the signals of `numbers` that were not ignored from the start, as with `nohup`."""
+    """Return those of `numbers` that this process does not ignore. (A process that is started with
+    `nohup` ignores SIGHUP.)"""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 

@@ -77,10 +77,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files, in the cache because /tmp may be in memory.
-
-    First removes what a killed build left there, so hold the build lock.
-    """
+    """Make a folder for temporary files, in the cache because /tmp may be in memory. Leftovers of killed
+    builds are removed first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -106,7 +104,7 @@ class Builder:
     expected: BuildTime
     """Estimate of the time left."""
     own: ImageAdditions | None = None
-    """Code and packages that the run adds; None: none."""
+    """Code and packages that the run adds; None if it adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
@@ -250,9 +248,9 @@ def engine_build(
 ) -> None:
     """Build `context` with the engine.
 
-    `network`: Docker network mode of the build, by default none; None: the engine's default. A build
-    that fails or is interrupted leaves no container and no layer if the Dockerfile labels its own with
-    BUILD. Raises HostError with the engine's last lines.
+    `network`: Docker network mode of the build, by default none; None: the engine's default. If the
+    Dockerfile labels its containers and layers with the build argument BUILD, a build that fails or is
+    interrupted leaves none of them. Raises HostError with the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)

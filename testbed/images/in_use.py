@@ -1,4 +1,4 @@
-"""Register, in the cache, of the images that this user's checkouts, code and Dockerfiles use.
+"""Register of the images that this user's checkouts, code and Dockerfiles use. It is in the cache.
 
 `testbed images prune` keeps these images.
 """

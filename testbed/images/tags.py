@@ -22,7 +22,7 @@ FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
 """Label of every image and layer of the testbed; its value is the kind: `base`, `libraries`, ..."""
 OWN = ("requirements", "code")
-"""Kinds of images for what a run adds."""
+"""Kinds of images that contain the packages and the code of a run."""
 CUDA = "-cuda"
 """Suffix of the kinds of images for devices with a GPU."""
 _PARENTS = {
@@ -50,7 +50,7 @@ class Images:
     broker: str
     """Image of the broker."""
     base: str
-    """Parent of both."""
+    """Image that the images of agents and broker are built on."""
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)

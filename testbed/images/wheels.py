@@ -156,8 +156,8 @@ def significant_lines(text: str) -> list[str]:
 def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
     """Replace the pinned torch in `requirements` by the CPU build `torch` (such as `2.13.0+cpu`).
 
-    Only if this host has that build: then pip can find it. For the bare pin, pip might choose a build
-    with CUDA.
+    `torch`: the version on this host. Nothing is replaced if it is None or not a CPU build, because pip
+    may not find a CPU build then. Without the replacement, pip might choose a build with CUDA.
     """
     if torch is None or not torch.endswith("+cpu"):
         return list(requirements)

@@ -48,12 +48,12 @@ TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
 """Folder of the broker's Unix socket, for the devices' inits."""
 ISOLATED = "isolated"
-"""Name of the file in that folder whose presence says that the devices are isolated from each other."""
+"""Name of the file in `CONTROL_FOLDER` that exists if the devices are isolated from each other."""
 CLOCK = "clock.json"
-"""Name of the file in that folder with the estimate of the aggregator's clock, if that is another
-host's."""
+"""Name of the file in `CONTROL_FOLDER` with the estimate of the aggregator's clock. The file exists if
+that clock is another host's."""
 CODE = "/opt/code"
-"""Folder of own code in the agents' image."""
+"""Folder of the user's own code in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
@@ -63,7 +63,8 @@ DISK = "/testbed/disk"
 ROUTED_BROKER = "mqtt"
 """Name of the broker in the router's configuration; to the devices, the router is the `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
-"""Fields of a link that the router makes, unless netem does; the device makes the rates."""
+"""Fields of a link that the router emulates, unless devices use netem. The device itself emulates the
+rates."""
 CLIENT_USER = 10001
 """User and group id of the client in its container: an ordinary user without capabilities."""
 
@@ -175,7 +176,8 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
 
 
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
-    """Return what the processes of a run build the model from, with the host's paths."""
+    """Return the initial state and the frozen parameters that the processes of a run build the model
+    with. Paths are those on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 
@@ -191,7 +193,7 @@ def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, floa
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configurations of the aggregator, and of every client and device init.
 
-    The files contain passwords; they lie in `work/`, which is closed to other users.
+    The files contain passwords; they are in `work/`, which other users cannot read.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
@@ -230,7 +232,8 @@ def router_config(
 ) -> RouterConfig:
     """Make the configuration of the router of the devices in `addresses`.
 
-    `node`: its node, if there are several, each with a router and random numbers of its own; else None.
+    `node`: name of the router's node. Each node has its own router, with its own random numbers. None:
+    there is only one machine.
     """
     seed = spec.topology.seed
     devices = [device for device in spec.plan.devices if device.name in addresses]
@@ -254,8 +257,8 @@ def router_config(
 def longest_silence(model: int, rate: float) -> float:
     """Return the seconds within which a client must answer a request.
 
-    The request waits behind models in flight: `model` is their size in bytes, `rate` the link's rate in
-    bit/s. It is at least the time that a broker waits for any client.
+    The request may wait behind several models in flight. `model`: size of a model in bytes. `rate`: rate
+    of the link in bit/s. The result is at least the time that a broker waits for any client.
     """
     return max(silence_timeout(), 6 * 8 * model / rate)
 
@@ -352,7 +355,7 @@ def _client(
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
-    """Folder from which a process imports own code; None without own code."""
+    """Folder from which a process imports the user's own code; None if there is none."""
     return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 

@@ -43,12 +43,12 @@ def plan(
     *,
     oversubscribe: bool = False,
 ) -> Plan:
-    """Make the plan of what `runtime` will launch on `host`. Pure.
+    """Make the plan of a run on `host` with `runtime`. Pure.
 
     Broker and aggregator get the first core, evaluations the last cores if they have cores of their own,
-    and the devices all others. Raises BadInputError, with the numbers, if the devices request more than
-    that, unless `oversubscribe`; and always if the runtime is unknown, or cannot do what the topology
-    asks for.
+    and the devices all others. Raises BadInputError, with the numbers, if the devices request more cores
+    than these, unless `oversubscribe`. Also raises BadInputError if the runtime is unknown, or cannot do
+    what the topology requests.
     """
     found = traits(runtime)
     reserved = memory.server_memory(catalog.model, len(topology.device_names))
@@ -225,10 +225,10 @@ def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> Plan
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """Return the topology's dilation.
+    """Return the topology's dilation. If it is `auto`: the lowest with which the devices fit on
+    `capacity` cores.
 
-    `auto` is the lowest with which the devices fit on `capacity` cores. `cpu`: CPU share of a device of
-    each group.
+    `cpu`: CPU share of a device of each group.
     """
     if topology.dilation != "auto":
         return topology.dilation
@@ -258,9 +258,10 @@ def _groups(
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
     """Return the memory limit, in bytes, of a device of each group.
 
-    Without a limit in the topology, it is the profile's memory. If only `free` bytes are left for all
-    devices, devices with profiles share equally what the others leave, but no limit drops below the
-    default of a device without profile. None: no such bound.
+    The limit is the topology's, or else the memory of the profile. `free`: bytes for all devices
+    together; None: not bounded. If `free` is too small, the devices with a profile's memory share
+    equally what the other devices leave, but no limit drops below the default of a device without a
+    profile.
     """
     own, given = [], 0
     for group in topology.devices:

@@ -48,7 +48,8 @@ class Catalog:
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements beside the topology, as in a run's directory: these are not measured again."""
+    """Measurements that are stored beside the topology, as in a run's directory; they are not
+    repeated."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
     cpu_notes: tuple[str, ...] = ()
@@ -57,12 +58,12 @@ class Catalog:
     """Size of the task's model in bytes."""
 
     def profile(self, name: str | None) -> DeviceProfile | None:
-        """Device profile `name`; None without a name, or if only the name is known."""
+        """Device profile `name`; None without a name, or if no profile of that name was read."""
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """A group's `link` at the start, without its trace: the topology's values, else those of its
-        class; None without a link."""
+        """A group's `link` at the start, without its trace; None without a link. Values that the
+        topology does not give are those of the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)

@@ -62,7 +62,8 @@ class StepTime:
     """Seconds in the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
 
     def at(self, cpu: float) -> float:
-        """Time with `cpu` cores, below one, interpolated by their logarithm.
+        """CPU time of a step with `cpu` cores. Below one core, it is interpolated by the logarithm of
+        `cpu`.
 
         The longer the pauses between slices, the colder the caches at the start of each (measured:
         docs/evidence/virtual-time.md).
@@ -82,14 +83,14 @@ class StepCost:
     time: StepTime | None = None
     """Time of a step on a core of this host, for devices with a `cpu` share; None: unknown."""
     update: float = 0.0
-    """CPU seconds of an update on such a core."""
+    """CPU seconds of an update, on a core of this host, in addition to its steps."""
     start: float = 0.0
     """Seconds until a client that starts during the run is ready; independent of its CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
-    """Costs of what clients exchange besides updates, as in secure aggregation."""
+    """Costs of the other messages that clients exchange, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
-        """Seconds that `work`, in CPU seconds on such a core, takes on `device`.
+        """Seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
 
         0 if the device's speed is not given as a share of this host's core.
         """

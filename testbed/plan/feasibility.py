@@ -26,7 +26,8 @@ _MIN_SHARE = 0.001
 
 
 def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield parts of the topology that `runtime`, which is not a simulated one, does not emulate."""
+    """Yield parts of the topology that the emulated (not simulated) runtime `runtime` does not
+    emulate."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
@@ -123,7 +124,7 @@ def _not_emulated(topology: Topology, where: Where, runtime: str) -> Problem:
 
 
 def too_little(cpu: float, dilation: float) -> str | None:
-    """Return what is wrong with `cpu` cores of device time for a container; None if it can have them."""
+    """Return why a container cannot have `cpu` cores of device time; None if it can."""
     if (got := cpu / dilation) >= _MIN_SHARE - _ROUNDING:
         return None
     least = f"a container has at least {_MIN_SHARE:g} of a core"
@@ -152,7 +153,7 @@ def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Itera
 
 
 def too_much(shares: Iterable[float], capacity: float) -> str | None:
-    """Return what is wrong with CPU `shares` on `capacity` cores; None if they fit."""
+    """Return why CPU `shares` do not fit on `capacity` cores; None if they fit."""
     if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
     there = f"there {'is' if capacity == 1 else 'are'} {capacity:g} for them"
@@ -160,7 +161,8 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
-    """Return the problem if evaluations request more of the host's `cores` than the others leave."""
+    """Return the problem if evaluations request too many of the host's `cores`: broker and aggregator
+    need one core, and the devices another. None: no problem."""
     wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
     if wanted <= most:
         return None
@@ -177,7 +179,8 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield groups that request more than `capacity`, what broker and aggregator leave of `cores`."""
+    """Yield groups that request more than `capacity`, which is the part of `cores` that the
+    infrastructure leaves."""
     have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
@@ -209,7 +212,8 @@ def too_much_later(
 ) -> Iterator[Problem]:
     """Yield entries of the scenario that give devices more CPU than `capacity`.
 
-    `begin`: device -> share at the start, of all devices or of those on `node`.
+    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty: one
+    machine has all devices.
     """
     by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
     shares = dict(begin)
@@ -229,7 +233,7 @@ def too_much_later(
 def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int) -> Iterator[Problem]:
     """Yield the problem if the devices request more memory than the host has.
 
-    `free`: free bytes of the host, of which `reserved` are for broker and aggregator.
+    `free`: free bytes of the host. `reserved`: the part of them for broker and aggregator.
     """
     counts = [len(group.device_names) for group in topology.devices]
     total = sum(group.memory * count for group, count in zip(groups, counts, strict=True))
@@ -246,7 +250,8 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
 
 
 def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
-    """Return the problem that `device` fits on no node; `why`: reason, to follow its name."""
+    """Return the problem that `device` fits on no node. `why`: reason, worded to follow the device's
+    name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),
@@ -275,7 +280,7 @@ def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iter
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
     """Yield groups whose profile has less memory than a client needs.
 
-    A topology's own figure is checked when it is loaded.
+    A memory limit in the topology is checked when the topology is loaded.
     """
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         if planned.memory < LEAST_MEMORY:

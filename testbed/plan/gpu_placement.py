@@ -44,7 +44,7 @@ class _Room:
     share: float = 1.0
     """Share of its multiprocessors."""
     memory: int = 0
-    """Bytes."""
+    """Unassigned memory in bytes."""
     clients: int = MPS_CLIENTS
     """Number of MPS clients that may be added."""
 

@@ -1,8 +1,9 @@
 """Maximum memory of the processes of a run, in bytes, from the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/concepts/models.md). Rules that keep updates
-themselves (`fedfa`, `port`, `trim`), and compressed models, need one model more in the aggregator for
-each that they keep. A client's data, and what a step computes, are not included.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). They do not include a
+client's data, nor the intermediate results of a step. In the aggregator, they do not include the updates
+that a rule keeps (`fedfa`, `port`, `trim`) and the models that compression keeps: each needs the size of
+one model.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from agents.rules.interface import ClientSide
 
 _MIB = 2**20
 _CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
-"""Memory without a model."""
+"""Memory of client, aggregator and broker without a model, in bytes."""
 _RESERVED = 512 * _MIB
-"""Memory for aggregator and broker together, without a model."""
+"""Memory for aggregator and broker together, without a model, in bytes."""
 NODE_AGENT = 512 * _MIB
-"""Limit of the container of a node agent, on a run with several nodes."""
+"""Memory limit of a node agent's container, in bytes, for runs on several nodes."""
 _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
-"""Limit of a router's container: for itself, and per device for delayed packets."""
+"""Memory limit of a router's container, in bytes: for the router itself, and per device for delayed
+packets."""
 _MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
-"""Limit of the container of NVIDIA's MPS: for itself, and per device. Chosen, not measured."""
+"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. Chosen, not
+measured."""
 
 
 class HasMemoryLimit(Protocol):
@@ -37,9 +40,9 @@ class HasMemoryLimit(Protocol):
 def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[Named] = ()) -> int:
     """Memory of a client, in bytes.
 
-    It has parameters and gradient; the model received; the end point, the difference, and one in
-    reserve; what the optimizer keeps; the starting point if training stays near it; the memory of a rule
-    whose clients have one; and what pipeline steps need.
+    A client holds its parameters and the gradient; the received model; the end point, the difference,
+    and one model in reserve; the state of the optimizer; the starting point if training stays near it;
+    the client-side memory of a rule, if it has one; and the memory of pipeline steps.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
@@ -51,8 +54,8 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 def aggregator(model: int, devices: int) -> int:
     """Memory of the aggregator, in bytes.
 
-    It has the model, the rule's sum, the evaluation's model and its source, the model being sent, one in
-    reserve; and an incoming update per device.
+    The aggregator holds the model, the rule's sum, the evaluation's model and its source, the model
+    being sent, and one in reserve; and an incoming update per device.
     """
     return _AGGREGATOR + model * (6 + devices)
 
@@ -68,7 +71,8 @@ def server_memory(model: int, devices: int) -> int:
 
 
 def equal_limit(sizes: Sequence[int], budget: int) -> int:
-    """Return the highest limit, in whole MiB, with which all `sizes`, cut to it, fit into `budget`."""
+    """Return the highest limit per device, in whole MiB, with which all `sizes` fit into `budget`. A
+    size above the limit counts as the limit."""
     left = budget
     for number, size in enumerate(sorted(sizes)):
         part = left // (len(sizes) - number)
@@ -81,9 +85,9 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
 def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int) -> int:
     """Memory limit of the aggregator's container on a machine with `free` bytes.
 
-    It gets what the limits of the `devices` there leave, or half of `free` if that is more, as devices
-    seldom reach their limits; but at least `reserved`. The needs of a rule and an evaluation are
-    unknown.
+    It is the memory that the limits of the `devices` on this machine leave, or half of `free` if that is
+    more, because devices seldom reach their limits. It is at least `reserved`. The needs of a rule and
+    an evaluation are unknown.
     """
     return max(reserved, free // 2, free - sum(device.memory for device in devices))
 

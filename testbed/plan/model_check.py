@@ -31,7 +31,8 @@ from testbed.user_code import stand_ins
 from testbed.user_code.stand_ins import StandIn
 
 _TRIED = 64
-"""Maximum number of samples in a trial step, and again of samples added to have every label."""
+"""Maximum number of samples in a trial step; and maximum number of samples that are added so that every
+label occurs."""
 
 
 def check(topology: Topology) -> int:
@@ -52,9 +53,9 @@ def check(topology: Topology) -> int:
 
 
 def _check_rounding(topology: Topology, size: int) -> None:
-    """Raise BadInputError if rounding may lengthen an update by more than half of what clipping allows.
+    """Raise BadInputError if rounding may lengthen an update by more than half of the clipping bound.
 
-    Noise at the server must hide that length, too.
+    The server's noise must hide the additional length, too.
     """
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":

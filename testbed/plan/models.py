@@ -1,8 +1,8 @@
 """The model that a run begins with, and the models that it saved, as plain state dicts.
 
-If a topology gives `task.initial`, or some parameters do not train, the run directory gets
+If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
 `start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-that file, so all have the same module, and the directory needs no other file to be understood.
+that file, so all have the same module, and the directory can be read without any other file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _save_initial(topology: Topology, path: Path, to: str) -> None:
     """
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
-    except BadInputError as error:  # on the run that the file is from
+    except BadInputError as error:  # about the run that wrote the file
         raise _problem(topology, str(error)) from error
     except Exception as error:
         raise _problem(

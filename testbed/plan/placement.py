@@ -75,7 +75,7 @@ class NodeRequest:
     share: float
     """CPU share in the host's time, in cores; the largest share that it needs on any node."""
     memory: int
-    """Bytes."""
+    """Requested memory in bytes."""
     hosts: tuple[str, ...] = ()
     """Names or ids of the allowed nodes; empty: any."""
     labels: tuple[tuple[str, str], ...] = ()

@@ -33,10 +33,8 @@ def device_table(plan: Plan) -> list[dict[str, Any]]:
 
 
 def node_table(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per node: what its devices request, and what it has for them.
-
-    `core` is the speed of its cores relative to this host's, if it was measured.
-    """
+    """Return one row per node: the resources that its devices request, and those that it has for
+    devices. `core` is the speed of its cores relative to this host's, if it was measured."""
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.devices:
         on[plan.placement[device.name]].append(device)

@@ -34,9 +34,9 @@ _MIN_RATE_BITS_PER_SECOND = 8
 
 
 def weight_alone(weight: int) -> int:
-    """CPU weight of a device outside its run's control group, from its `weight` among the devices.
+    """CPU weight of a device outside its run's control group. `weight`: its weight among the devices.
 
-    It is the device's part of the weight that the group would have.
+    The result is the device's part of the weight that the control group would have.
     """
     return min(_MAX_SHARES, round(weight * DEVICES_WEIGHT * SHARES_OF_A_PROCESS / _SHARES_OF_A_CORE))
 
@@ -64,22 +64,22 @@ class PlannedDevice:
     trace: tuple[LinkSeries, ...] = ()
     """Changes of its own link during the run."""
     access: SharedLink | None = None
-    """Access link that it shares with others; None: none."""
+    """Access link that it shares with other devices; None if it shares none."""
     think: DrawnDuration | None = None
     """Pause after each update; None: no pause."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, from when it could begin; to be divided by `speed`. None: no
-    minimum."""
+    """Minimum duration of a training, measured from the moment it could begin; to be divided by `speed`.
+    None: no minimum."""
     gflops: float | None = None
     """Speed in 1e9 operations per second; to be multiplied by `speed`. None: not given."""
     speed: float = 1.0
-    """This device's own factor of speed, as drawn."""
+    """Speed factor that was drawn for this device."""
     steps: tuple[Named, ...] = ()
     """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
     power: Mapping[str, float] | None = None
     """State -> watts; None: unknown."""
     thermal: Thermal | None = None
-    """Loss of CPU share by heat; None: none."""
+    """Loss of CPU share by heat; None if it loses none."""
     gpu: PlannedGpu | None = None
     """GPU that it trains on; None: it trains on the CPU."""
     dilation: float = 1.0
@@ -105,7 +105,7 @@ class PlannedDevice:
 
     @property
     def host_access(self) -> SharedLink | None:
-        """The shared access link in the host's time; None: none."""
+        """The shared access link in the host's time; None if it shares none."""
         return (
             None
             if self.access is None
@@ -130,7 +130,8 @@ class PlannedDevice:
 
     @property
     def shared_name(self) -> str:
-        """Name of the part of that path that it shares with others; else its own name."""
+        """Name of the access link that the device shares with others; the device's own name if it shares
+        none."""
         return self.name if self.access is None else self.access.name
 
     @property
@@ -153,7 +154,8 @@ class PlannedDevice:
     def weight(self) -> int:
         """CPU weight against other devices that want the same core, proportional to the share.
 
-        So a device gets its quota in each period even if another's slice is as long as the period.
+        With these weights, a device gets its quota in each period even if another device's slice is as
+        long as the period.
         """
         return min(max(2, round(_SHARES_OF_A_CORE * self.host_cpu)), _MAX_SHARES)
 
@@ -211,9 +213,9 @@ class Plan:
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements for the plan: on this host, or by the run that this one repeats."""
+    """Measurements for the plan, made on this host, or by the earlier run that this run repeats."""
     virtual: Virtual = field(default_factory=Virtual)
-    """Costs in virtual time: the topology's, else measured ones; None: still to be measured."""
+    """Costs in virtual time, from the topology or else measured; a cost is None until it is measured."""
     is_routed: bool = False
     """Whether devices reach the broker through a router.
 
@@ -247,8 +249,8 @@ class Plan:
 
     @property
     def measures_steps(self) -> bool:
-        """Whether virtual time has to measure the time of a step on this host, as it stands for a
-        container."""
+        """Whether the time of a step has to be measured on this host for virtual time: a device's speed
+        is a CPU share, and the time of a step is not known yet."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 
@@ -265,7 +267,7 @@ class Plan:
 
     @property
     def uses_netem(self) -> bool:
-        """Whether devices make delay, jitter and loss themselves, by netem."""
+        """Whether devices emulate delay, jitter and loss themselves, by netem."""
         return self.shaper is not None and self.shaper.is_netem
 
     @property
@@ -287,13 +289,13 @@ class Plan:
         return traits(self.runtime)
 
     def too_much(self, shares: Iterable[float]) -> str | None:
-        """Return what is wrong with CPU `shares` of the devices, in device time; None if they fit."""
+        """Return why the devices cannot have these CPU `shares` (device time); None if they can."""
         if self.is_oversubscribed:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
 
     def too_little(self, cpu: float) -> str | None:
-        """Return what is wrong with a device's `cpu`, in device time; None if it is possible."""
+        """Return why a device cannot have `cpu` cores (device time); None if it can."""
         return feasibility.too_little(cpu, self.dilation) if self.traits.cgroups else None
 
 

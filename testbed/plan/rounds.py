@@ -35,7 +35,8 @@ from testbed.topology import Topology
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Longest round relative to its mean: an exponential duration exceeds it once in 5e8 times."""
+"""Longest round relative to its mean. An exponentially distributed duration exceeds it once in 5e8
+times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
@@ -49,9 +50,9 @@ class Round:
     samples: int | None
     """Number of training samples; None: not known yet."""
     transfer: float
-    """Seconds for the model down and the update up."""
+    """Seconds to download the model and to upload the update."""
     seconds: float
-    """Seconds of the round, without what is unknown; `transfer` included."""
+    """Seconds of the round, `transfer` included, without the unknown parts."""
     lacks: frozenset[Lack] = frozenset()
     """Unknown parts of the estimate."""
 
@@ -95,7 +96,8 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Time of a step: as given, else as last measured in virtual time; None: unknown."""
+    """Time of a step: from the plan, or else as last measured on this host for virtual time; None:
+    unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
@@ -137,7 +139,7 @@ def _mean(duration: DrawnDuration | None) -> float | None:
 def _transfer(
     device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
 ) -> float:
-    """Seconds for the model down and the update up, whose bytes are `sizes`.
+    """Seconds to download the model and to upload the update. `sizes`: their bytes.
 
     `in_packets`: computed as in `testbed.virtual.network`, for links that were idle before.
     """
@@ -160,10 +162,10 @@ def _seconds(bits: int, rate: float) -> float:
 
 
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
-    """Return for how many seconds each device may be silent.
+    """Return the seconds for which each device may be silent.
 
-    Infinite if its rounds vary at random and their mean is unknown. No entry: the device's own past
-    rounds decide.
+    Infinite if its rounds vary at random and their mean is unknown. A device without an entry is judged
+    by its own past rounds.
     """
     found = {}
     for device in plan.devices:

@@ -1,8 +1,8 @@
-"""Shapers, which make a run's links.
+"""Shapers, which emulate a run's links.
 
-`netem` is the child qdisc of each tbf in the device's own network namespace. `tbf+delay` is that tbf,
-and a delay line in the router between devices and broker. In both, tbf makes the rates. Local processes
-share their host's network; they have a `relay` (testbed.relay).
+`netem`: the device's own network namespace has a tbf for each direction, with netem as its child qdisc.
+`tbf+delay`: the same tbf, and a delay line in the router between devices and broker. In both, tbf limits
+the rates. `relay`: local processes share their host's network, so they use a relay (testbed.relay).
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
     """Count the work of one mini-batch step of `task`, with the parameters `frozen` frozen.
 
-    None if the shape of its inputs is unknown, or it cannot be run, such as a user's own task.
+    None if the shape of its inputs is unknown, or if the step cannot be run here, as for a user's own
+    task.
     """
     if isinstance(task, StandIn):
         return None
