@@ -5,7 +5,7 @@
     with testbed.up("topology.yaml") as run:
         run.set("pi-1", cpu=0.05)
         result = run.wait()
-    result.evaluations          # tables of pandas
+    result.evaluations          # pandas tables
 
 `up` starts a run and `attach` finds one; both return a `RunHandle`. `simulate` runs in virtual time,
 `sweep` makes many runs, `load` reads a run's records. The command line is built on these functions

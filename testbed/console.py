@@ -162,7 +162,8 @@ def _finite(value: Any) -> Any:
 
 
 def print_last_line(result: str, following: str) -> None:
-    """Print the last line of a command: its result, if any, and unless `--quiet` what to do next."""
+    """Print the last line of a command: its result, if it has one, and what the user can do next. With
+    `--quiet`, print only the result."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)

@@ -11,8 +11,8 @@ A shell passes every input to `handle`, and carries out all actions of one input
 next. It passes `TimersDue` at the time `next_timer`, and `InstantOver` after all inputs of one instant
 if `EndInstant` requested it. It passes all other inputs as they occur. Within an instant the server
 sends in this order: immediate replies, while arrivals are handled; at the end of the instant the
-broadcast, the deferred models, then the requests, so that no request overtakes the model that it is
-about.
+broadcast, the deferred models, then the requests. So a client gets a model before the request for an
+update of it.
 """
 
 from __future__ import annotations
@@ -501,7 +501,8 @@ class AggregatorCore:
     # Secure sums
 
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
-        """Ask the clients that hold shares of these updates' masks for their sums of shares."""
+        """Begin the sum of the updates in `wanted`: ask each client that holds shares of their masks for
+        the sum of its shares."""
         begun = sums.begin(wanted, self._server.clients.keys())
         if not isinstance(begun, SumBegun):
             return self._settle(begun, at)

@@ -1,5 +1,8 @@
-"""Messages that are sent at the end of an instant: the broadcast, then the deferred models, then the
-requests, so that no request overtakes the model that it is about. Pure."""
+"""Messages that the aggregator sends after it has handled all inputs of one time (an instant).
+
+The broadcast is sent first, then the deferred models, then the requests. So a client gets a model before
+the request for an update of it. This module does no input or output.
+"""
 
 from __future__ import annotations
 

@@ -227,9 +227,9 @@ class _Head:
     number: int
     """Number of the entry in the run."""
     text: int
-    """Bytes of the text."""
+    """Length of the text in bytes."""
     payload: int
-    """Bytes of the payload."""
+    """Length of the payload in bytes."""
     summed: int | None
     """Checksum of text and payload; None in a file of 0.2.0."""
 

@@ -17,7 +17,8 @@ from agents.wire.payloads import UpdateMessage
 MAX_COUNT = 2**63 - 1
 """Largest integer that tables of the records can hold."""
 _MAX_EFFECTIVE_STEPS = 1e12
-"""Limit that keeps the model finite when a rule multiplies vectors of norm up to 1.8e19 by them."""
+"""Maximum of an update's `effective_steps`. A rule multiplies vectors of norm up to 1.8e19 by this
+number; the limit keeps the model finite."""
 _MAX_LOSS = 3.5e38
 """Largest finite loss. NaN means that there is no loss, infinity that it overflowed."""
 

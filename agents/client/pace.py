@@ -36,8 +36,8 @@ class Pace:
         self._ended = self._began
 
     def begin(self, since: float | None = None) -> None:
-        """Begin a piece of work at `since` seconds of the clock, but not before the previous piece
-        ended; None: now."""
+        """Begin a piece of work. `since`: clock reading, in seconds, at which it began; None: now. If
+        the previous piece ended later than `since`, that end is used."""
         now = self._clock()
         self._began = now if since is None else min(now, max(since, self._ended))
         self._share_then = self._share()

@@ -146,7 +146,7 @@ class FavanoState(State):
 
 
 class FavanoClient(ClientState):
-    """The client half: sends ŵ_i, and keeps statistics of the local steps done at each interruption."""
+    """The client half: sends ŵ_i, and counts its updates and local steps to compute α_i."""
 
     def __init__(self, params: Favano, settings: ClientSettings) -> None:
         super().__init__(params.client_side, settings)

@@ -114,8 +114,8 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (id, beginning of an id, or directory; None: all runs on this machine) and remove its
     containers, networks and processes. Returns the runs that were ended.
 
-    Raises BadInputError. Raises HostError with the names of the runs that may have left something; all
-    other runs are down by then.
+    Raises BadInputError. Raises HostError with the names of the runs of which a container, network or
+    process may remain; all other runs have been ended.
     """
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}

@@ -1,4 +1,4 @@
-"""Refusals of a broker, read from its log."""
+"""Logins, messages, last wills and subscriptions that a Mosquitto broker refused, read from its log."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
 
 
 def requested_cpu(run: Run) -> pd.Series[float]:
-    """Return, by device, the share of a core as planned, or as last set by an action."""
+    """Return the requested share of a core by device: the planned one, or the last one that an action
+    set."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     # Parse only actions on the CPU, because there may be very many on links.
     shares = run.scenario["details"].str.contains('"cpu"', regex=False)

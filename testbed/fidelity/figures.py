@@ -24,8 +24,8 @@ ENOUGH_SECONDS = 3.0
 """Seconds that a CPU figure must be based on to count against a run. Over one second, one period more or
 less changes the figure by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Minimum of `DeviceFidelity.wanted`, in seconds, for `demand` to count against a run. In less time a
-device cannot have lost more than this."""
+"""Seconds that the figure `demand` must be based on to count against a run. If a client ran or waited
+for a CPU for less than this time in total, its device cannot have lost more CPU time than this."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
@@ -43,7 +43,7 @@ _CONTEXT_BYTES = 512 * 2**20
 request. Some hundred MB are usual; not measured here."""
 
 Interval = tuple[float, float]
-"""Begin and end."""
+"""Begin and end, in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True)

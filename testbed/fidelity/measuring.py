@@ -393,8 +393,8 @@ def _wanted_seconds(before: _UsageAt, after: _UsageAt) -> float | None:
 
 
 def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, trained: float) -> float:
-    """Return the seconds of an interval in which the device demanded more CPU than it had; 0 without a
-    sign of that."""
+    """Return the seconds of an interval in which the device demanded more CPU than it had; 0 if no
+    counter shows such a demand."""
     periods = after.periods - before.periods
     # Without earlier periods, the limit may have been set within the interval, after a restart.
     throttled = before.periods and after.throttled - before.throttled >= _THROTTLED_SHARE * periods

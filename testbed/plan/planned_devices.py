@@ -77,7 +77,7 @@ class PlannedDevice:
     steps: tuple[Named, ...] = ()
     """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
     power: Mapping[str, float] | None = None
-    """State -> watts; None: unknown."""
+    """Power draw in watts by state of the device; None: unknown."""
     thermal: Thermal | None = None
     """Loss of CPU share by heat; None if it loses none."""
     gpu: PlannedGpu | None = None

@@ -69,8 +69,8 @@ class Relay:
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
         self._connections: set[asyncio.Task[None]] = set()
-        """References to the tasks: asyncio alone holds only weak ones once a device has closed its
-        end."""
+        """Tasks of the open connections. They are stored here because asyncio holds only weak references
+        to a task after its device has closed its end."""
 
     def listen(
         self,

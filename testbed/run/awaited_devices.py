@@ -9,7 +9,8 @@ from agents.device_actions import Crash, Join, Leave, Restart
 
 
 class AwaitedDevices:
-    """Devices expected back, from the records of a run. Times are readings of one clock, in seconds."""
+    """Deadlines of the devices that must come back, computed from the records of a run. All times are
+    readings of one clock, in seconds."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -67,8 +67,8 @@ class Activity:
     _cycle: tuple[Span, ...] = ()
     """Spans of the cycle of `_last`."""
     _applied: float = -math.inf
-    """Time at which `_last` was applied, if the next model is sent then; −infinity if it was sent
-    earlier."""
+    """Time at which `_last` was applied, if the device gets its next model only after that. −infinity if
+    its last model was sent before its previous update was applied, or if this is unknown."""
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)

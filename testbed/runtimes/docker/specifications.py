@@ -10,13 +10,13 @@ Broker and aggregator are then behind the router, on a third network:
     server network   (internal)  broker, aggregator, router
 
 The router is on the control network too. If devices share a GPU with limits, NVIDIA's MPS runs in a
-container without a network. Only these devices have the folder of its pipes and its inter-process
-communication.
+container without a network. Only the containers of these devices can access the folder with the pipes of
+MPS, and share its namespace for inter-process communication (IPC).
 
-A device's only network is its link: its init reaches the broker through a Unix socket, which the client
-may not use. The init runs as root with the few capabilities for shaping the link and dropping
-privileges, in its own namespaces, and in the group of the run's files; the client in the container is an
-ordinary user. Everything is labelled with the run.
+A device's only network is its link. The device's init reaches the broker through a Unix socket, which
+the client may not use. The init runs as root, in the group that owns the run's files, and in its own
+namespaces. It has only the capabilities to shape the link and to drop privileges. The client in the same
+container is an ordinary user. All containers and networks are labelled with the run.
 """
 
 from __future__ import annotations

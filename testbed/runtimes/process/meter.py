@@ -25,7 +25,7 @@ class Children(dict[str, psutil.Popen | ForkedProgram]):
 
 
 class ProcessMeter(Meter):
-    """Implements `testbed.runtimes.Meter`."""
+    """Measures the resources that the processes of a run use (see `testbed.runtimes.Meter`)."""
 
     def __init__(
         self, devices: Collection[str], children: Children, paused: Set[str], duty_cycle: DutyCycle

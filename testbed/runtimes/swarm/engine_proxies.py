@@ -46,8 +46,8 @@ PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pe
 NAME = "node"
 """Name in the nodes' certificate."""
 COMPONENTS = ENGINE_PROXY, PROXY_CLIENT = "node.engine-proxy", "node.proxy-client"
-"""Components through which engines are reached, and which are removed last. No device's name has a
-dot."""
+"""Names of the components that connect to the engines of other nodes, and are therefore removed last.
+Each name has a dot, so that no device can have the same name."""
 IMAGE_LABEL = "testbed.image"
 """Label with the image of the engine proxies, on the configuration that stays if a node could not be
 cleaned up. The nodes may have that image from a registry."""

@@ -157,7 +157,8 @@ class NodeAgents:
         return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
 
     def readings(self, at: float, used: Mapping[str, float]) -> dict[str, HostReading]:
-        """See `testbed.runtimes.Meter.other_hosts`."""
+        """Return a reading (clock and load) of each other node, by the node's name. `at`: run time in
+        seconds. `used`: CPU seconds of each device so far."""
         found = {}
         for planned in self._context.spec.plan.nodes:
             if planned.here or planned.id not in self._containers:

@@ -76,7 +76,8 @@ _MTU = 1450
 _PARALLEL = 8
 """Number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
-"""Seconds within which a node has to answer during a run; the scenario waits for it."""
+"""Timeout in seconds of a request to a node during a run. It is short, because the actions of the
+scenario wait for the answer."""
 
 
 def is_available() -> bool:
