@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
-"""Names that no device may have: those of the run's other processes, and host names of the broker, which
-would resolve to the device instead."""
+"""Names that no device may have: names of the run's other processes, and host names of the broker. The
+host names would resolve to the device instead of the broker."""
 _MAX_GROUPS = 2_000
 _INSTALL = (
     "\nThe topology is checked on this host, which lacks this package: install it with python -m pip "
@@ -56,7 +56,7 @@ def load(path: Path) -> Topology:
 
 
 def parse(text: str, name: str = "<text>") -> Topology:
-    """Read and validate a topology from a text; errors call it `name`."""
+    """Read and validate a topology from a text. Errors call the text `name`."""
     return validate(yamlfile.parse(text, name))
 
 
@@ -97,7 +97,7 @@ def _without_extensions(document: Document) -> Document:
 def _read_user_code(
     document: Document,
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
-    """Read the user's code that a topology, not yet validated, names.
+    """Read the user's code that an unvalidated topology names.
 
     Returns the code (None if there is none), stand-ins for the user's classes by kind (task, rule) and
     name, and the problems found."""
@@ -144,13 +144,13 @@ def _spelled_out(group: DeviceGroup, local: LocalSettings) -> DeviceGroup:
 
 
 def _groups(document: Document) -> tuple[Any, ...]:
-    """The device groups of a topology not yet validated."""
+    """Return the device groups of an unvalidated topology."""
     devices = document.data.get("devices") if isinstance(document.data, dict) else None
     return devices if isinstance(devices, tuple) else ()
 
 
 def _other_kind_problem(document: Document) -> Problem | None:
-    """The problem that the file is something other than a topology; None if it may be one."""
+    """Return the problem that the file is not a topology; None if it may be a topology."""
     if not isinstance(document.data, dict) or document.data.keys() & Topology.model_fields.keys():
         return None
     message = (
@@ -178,7 +178,8 @@ def _too_many_devices_problem(document: Document) -> Problem | None:
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """Duplicate and reserved device names. They are reported even if other parts are invalid."""
+    """Yield a problem for each duplicate or reserved device name, even if other parts of the topology
+    are invalid."""
     first: dict[str, int] = {}
     for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")
@@ -198,7 +199,7 @@ def _name_problems(document: Document) -> Iterator[Problem]:
 
 
 def _names(group: Any) -> tuple[str, ...]:
-    """The names of a group, not yet validated, and of its devices; commands accept both."""
+    """Return the names of an unvalidated group and of its devices. Commands accept both."""
     try:
         fields = {key: group[key] for key in ("name", "count") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})

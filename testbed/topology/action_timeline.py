@@ -1,10 +1,10 @@
 """The timeline of a run: scenario, heat, churn and availability as steps with a time and a device.
 
-Pure: no clock, no I/O. `agents.device_actions` defines the actions. Overlapping causes are merged (a
-pause within a pause, churn of a device that the scenario has crashed): a device is down, paused or
-disconnected as long as at least one cause lasts, and its begin and end actions alternate. An absent
-device gets `SetCpu` and `SetLink` only. If it joins while a pause or disconnection lasts, that action
-follows at the same time; crashes from before it joined no longer count.
+The module uses no clock and no I/O. `agents.device_actions` defines the actions. Overlapping causes are
+merged (a pause within a pause, churn of a device that the scenario has crashed): a device is down,
+paused or disconnected as long as at least one cause lasts, and its begin and end actions alternate. An
+absent device gets `SetCpu` and `SetLink` only. If it joins while a pause or disconnection lasts, that
+action follows at the same time; crashes from before it joined no longer count.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Heat:
     """A device that slows down because it gets hot."""
 
     cpu: float
-    """CPU share when the run begins: 1 is one host core."""
+    """CPU share at the start of the run; 1 is one host core."""
     thermal: Thermal
 
 
@@ -89,11 +89,11 @@ def timeline(
     horizon: Nanoseconds | None = None,
     heat: Mapping[str, Heat] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """Yield all steps in the order of time; with `horizon`, only those before it. `heat` has the devices
-    that slow down by heat, by name.
+    """Yield all steps in the order of time. If `horizon` is set, yield only the steps before it. `heat`
+    has the devices that slow down by heat, by name.
 
     Steps of the same time: scenario entries in the order of the file, then heat, churn and availability,
-    each in device order. The iterator is lazy, and endless under churn; its memory grows with the
+    each in device order. The iterator is lazy. Under churn, it is endless. Its memory grows with the
     devices and the file, not with time. The same arguments give the same steps.
     """
     by_name = devices_by_name(groups)
@@ -118,7 +118,7 @@ def _before(end: Nanoseconds | None, dues: Iterator[_CausedStep]) -> Iterator[_C
 def _ends(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Nanoseconds]:
-    """Time at which each device that does not come back leaves or crashes."""
+    """Map each device that leaves or crashes for good to the time of that action."""
     last = {device: entries[-1] for device, entries in movements(scenario, by_name).items()}
     return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
@@ -142,8 +142,8 @@ def _scenario_steps(
 
 
 def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
-    """One `SetCpu` per device at its `thermal.after`: the CPU share that it has then, times
-    `thermal.to`. A share that the scenario sets later is not reduced."""
+    """Return one `SetCpu` per device at its `thermal.after`. The new CPU share is the device's share at
+    that time, multiplied by `thermal.to`. A share that the scenario sets later is not reduced."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():
@@ -169,7 +169,8 @@ def _span(
 def _random_steps(
     churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
 ) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
-    """Steps drawn at random for each device: churn first, then availability."""
+    """Yield each device with its random steps: first all devices' churn, then all devices'
+    availability."""
     if churn is not None:
         named = by_name if churn.devices is None else churn.devices
         churned = frozenset(expand(named, by_name))
@@ -201,7 +202,8 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """The steps that have an effect: overlaps are merged, steps of absent devices are dropped."""
+    """Yield the steps that have an effect. Overlaps are merged. An absent device gets only `SetCpu` and
+    `SetLink`, until it joins."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

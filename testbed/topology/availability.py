@@ -85,9 +85,10 @@ class Availability(Model):
     def changes(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         """Yield each time at which `device` connects or disconnects, and whether it is then connected.
 
-        Every device counts as connected before time 0: one that starts off yields `(0, False)` first.
-        Endless, unless there is a trace without `loop`. The first drawn duration is a full one, not the
-        remainder as in a stationary process; for exponential durations that is the same.
+        Every device counts as connected before time 0: a device that starts disconnected yields `(0,
+        False)` first. The iterator is endless unless there is a trace without `loop`. The first drawn
+        duration is a full duration, not the remainder of one as in a stationary process; for exponential
+        durations, both have the same distribution.
         """
         was_on = True
         for at, is_on in (

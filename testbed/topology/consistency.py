@@ -26,12 +26,12 @@ _LOCAL_STEPS_ONLY = {
     "proximal": 0.0,
     "clip": None,
 }
-"""Settings of local steps and of the resulting update, with their defaults; without effect on clients
-that send a single gradient."""
+"""Settings of local steps and of the resulting update, with their defaults. They have no effect on
+clients that send a single gradient."""
 
 
 def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
-    """Yield all conflicts, with their places in `document`, which `topology` was read from."""
+    """Yield all conflicts, with their places in `document`. `topology` was read from this document."""
     for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
         try:
             parameters.check(len(topology.device_names))
@@ -43,7 +43,7 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 
 def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Conflicts of a group's local training with that of the task, or with the rule."""
+    """Conflicts of a group's local training with the task's local training, or with the rule."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index, "local")
@@ -104,7 +104,7 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Settings that need single updates, which secure aggregation hides, and sums too large for its
+    """Conflicts with secure aggregation: settings that need single updates, and sums too large for the
     finite field."""
     yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
@@ -149,7 +149,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
-    """Places of compression, and of further steps of a group that may change updates."""
+    """Places of compression, and of a group's own steps that may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")

@@ -25,12 +25,12 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_range(value: Any) -> Any:
-    """Turn a number into the range from it to itself."""
+    """Turn a number into the range that contains only this number."""
     return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _require(is_valid: Callable[[Any], bool], text: str) -> AfterValidator:
-    """Reject values for which `is_valid` is false, with the message that `text` was expected."""
+    """Reject values for which `is_valid` is false. The message says that `text` was expected."""
 
     def check(value: Any) -> Any:
         if not is_valid(value):

@@ -53,12 +53,13 @@ from testbed.topology.fields import (
 LEAST_GPU_MEMORY = 512 * 2**20
 """Lowest limit of GPU memory, in bytes: CUDA's context alone takes some hundred MB."""
 MAX_DEVICES = 100_000
-"""Maximum number of devices, of one group and of a topology."""
+"""Maximum number of devices, both in one group and in a whole topology."""
 DEFAULT_MEMORY = 512 * 2**20
-"""Memory limit of a device without a GPU, in bytes, if neither the topology nor a profile has one."""
+"""Default memory limit in bytes of a device without a GPU. It applies if neither the topology nor a
+profile sets a limit."""
 DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
-"""Memory limit of a device with a GPU, in bytes, in the same case: CUDA's libraries need more memory
-than PyTorch itself."""
+"""Default memory limit in bytes of a device with a GPU. CUDA's libraries need more memory than PyTorch
+itself."""
 
 
 @with_fields_of(config.LocalTraining)
@@ -198,8 +199,8 @@ class _NormalSpeed(durations.Normal):
 
 
 _SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""Distributions of speeds. A speed is drawn only once: a trace would give each device its first
-value."""
+"""Distributions of speeds, by name. A trace is not allowed: a speed is drawn only once, so every device
+would get the trace's first value."""
 
 Speed = Annotated[
     _Speed,
@@ -266,7 +267,8 @@ def _image(image: str, info: ValidationInfo) -> str:
 
 
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
-"""Steps of `agents.pipeline.STEPS` that have their own key in a topology, and so not one in `steps`."""
+"""Steps of `agents.pipeline.STEPS` that have their own key in a topology, so that `steps` does not
+accept them."""
 
 
 class DeviceGroup(Model):
@@ -389,7 +391,7 @@ class DeviceGroup(Model):
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """Steps of `agents.pipeline` of this group's devices alone, with their parameters."""
+        """Steps of `agents.pipeline` that only this group's devices have, with their parameters."""
         compression = None if self.link is None else self.link.compression
         own = {"byzantine": self.byzantine, "compression": compression}
         return [
@@ -421,7 +423,7 @@ class DeviceGroup(Model):
 
     @property
     def dockerfile(self) -> Path | None:
-        """Dockerfile of its image; None if `image` is a tag or not set."""
+        """Path of the Dockerfile of the group's image; None if `image` is a tag or not set."""
         return Path(self.image) if self.image is not None and _is_dockerfile(self.image) else None
 
     @property

@@ -1,8 +1,8 @@
 """FedScale's traces of devices (Lai et al., ICML 2022) as device groups of a topology.
 
-Two files, each a pickled dictionary by client, described in
-benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. The same content in
-JSON is read too.
+There are two files, each a pickled dictionary by client. They are described in
+benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. Files with the same
+content in JSON are read, too.
 
 - `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`: milliseconds per sample in
   inference, and kbit/s (1 kbit is 1024 bits) of the link. According to
@@ -32,7 +32,7 @@ from testbed.topology import units
 KBIT = 1024
 """Bits per kbit in FedScale's traces."""
 _TRAINING = 3.0
-"""Time to train on a sample divided by the time of its inference, in FedScale."""
+"""Ratio of the training time per sample to the inference time per sample in FedScale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,14 @@ class FedScaleClient:
     number: str
     """Key of the client in the capacity file."""
     computation: float
-    """Milliseconds per sample in inference."""
+    """Inference time per sample, in milliseconds."""
     communication: float
-    """Rate of the link in kbit/s, of 1024 bits each."""
+    """Rate of the link in kbit/s (1 kbit is 1024 bits)."""
     active: tuple[tuple[float, float], ...] = ()
-    """Spans in which the client is available: begin and end in seconds from the start of each pass."""
+    """Spans in which the client is available. Each span has its begin and its end in seconds, counted
+    from the start of a pass."""
     pass_s: float = 0.0
-    """Seconds after which `active` repeats; 0: the client is always available."""
+    """Seconds after which `active` repeats; 0 if the client is always available."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -61,7 +62,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Read the entries of one of the files, by client. Raises ValueError that says what is wrong."""
+    """Read the entries of one of the files, by client. Raises ValueError that says what is wrong with
+    the file."""
     try:
         if data.lstrip()[:1] == b"{":
             found = json.loads(data)
@@ -81,8 +83,9 @@ def draw_clients(
 ) -> list[FedScaleClient]:
     """Draw `count` clients from `capacity` without replacement, by `seed`.
 
-    Each gets an entry of `behaviour`, drawn with replacement because FedScale has far fewer of these;
-    without `behaviour` they are always available. Raises ValueError that names an unusable entry."""
+    Each client gets an entry of `behaviour`. Entries are drawn with replacement, because FedScale has
+    far fewer entries than clients. Without `behaviour`, all clients are always available. Raises
+    ValueError that names an unusable entry."""
     names = sorted(capacity)
     if count > len(names):
         raise ValueError(f"has {len(names):,} clients, fewer than the {count:,} that are needed")
@@ -112,7 +115,7 @@ def _above_0(entry: Any, name: str, key: str) -> float:
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
-    """`FedScaleClient.active` and `pass_s` of a behaviour; overlapping spans are merged."""
+    """Return `FedScaleClient.active` and `pass_s` for a behaviour. Overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
     begins, ends = entry.get("active"), entry.get("inactive")
     numbers = isinstance(begins, list | tuple) and isinstance(ends, list | tuple)
@@ -142,11 +145,11 @@ def device_groups(
 ) -> list[dict[str, Any]]:
     """One device group of a topology for each client.
 
-    With `cpu`, the groups have CPU shares: the fastest client has `cpu`, the others less in proportion
-    to their speed. With `steps`, they have the `timing` that FedScale computes for `steps` mini-batches
-    of `batch_size` samples. Availability is cut out of the trace: `length` seconds from `begin` on
-    (None: one pass), replayed `speed_up` times as fast. A client that is never available in that time
-    is off throughout.
+    With `cpu`, the groups have CPU shares: the fastest client has `cpu`, and the others have shares in
+    proportion to their speed. With `steps`, they have the `timing` that FedScale computes for `steps`
+    mini-batches of `batch_size` samples. Availability is a part of the trace. The part starts at `begin`
+    and lasts `length` seconds, or one pass if `length` is None. It is replayed `speed_up` times as fast.
+    A client that is never available in this part is off during the whole run.
     """
     fastest = min(client.computation for client in chosen)
     groups = []
@@ -168,8 +171,8 @@ def device_groups(
 def _availability(
     client: FedScaleClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
-    """Key `availability` of a device group: the client's states in the requested part of the trace;
-    empty if it is always available."""
+    """Return the key `availability` of a device group: the client's states in the requested part of the
+    trace. The result is empty if the client is always available."""
     whole = length is None
     length = client.pass_s if length is None else length
     moments: list[tuple[float, str]] = []

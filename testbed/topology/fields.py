@@ -69,7 +69,7 @@ class Model(BaseModel):
 def expecting(text: str) -> WrapValidator:
     """Replace pydantic's message on a wrong type or bound by "expected `text`".
 
-    A message of our own, such as that of a quantity on its unit, is kept.
+    A message of the testbed itself, such as the message about a quantity's unit, is kept.
     """
 
     def validate(value: Any, handler: Any) -> Any:
@@ -214,7 +214,7 @@ class Parameters(Model):
     parameters: ClassVar[type]
     """The dataclass."""
     seconds: ClassVar[Any] = Seconds
-    """Type that reads those fields of the dataclass that are in seconds."""
+    """Type that reads the fields of the dataclass whose unit is the second."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -265,8 +265,9 @@ class OneOf:
     """
 
     def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
-        """With `own`, also accept a user's class, `module:Class`. The validation context then has, under
-        the key `own`, a dictionary from the known classes' names to dataclasses."""
+        """If `own` is set, also accept a user's class, written `module:Class`. The validation context
+        then has these classes under the key that `own` names, as a dictionary from their names to
+        dataclasses."""
         self._types = types
         self._own = own
 
@@ -316,7 +317,8 @@ class OneOf:
 
 
 class NameChoice:
-    """Annotation of a field of type str: one of `names`, which are known at run time only."""
+    """Annotation of a field of type str that accepts only `names`. The names are known at run time
+    only."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -363,7 +365,7 @@ def _own_variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
 
 @functools.lru_cache(maxsize=256)  # many fields are durations, which share these distributions
 def _variant(base: type[Variant], name: str, cls: type) -> type[Variant]:
-    """Subclass of `base` for the variant `name`, with the fields of the dataclass `cls`."""
+    """Create a subclass of `base` for the variant `name`, with the fields of the dataclass `cls`."""
     tag: Any = Literal  # its values are known at run time only
     return _create(base, cls, cls, **{base.tag: tag[name]})
 
@@ -374,8 +376,8 @@ def with_fields_of(cls: type) -> Callable[[type[P]], type[P]]:
 
 
 def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
-    """Subclass of `base` with the fields of the dataclass `cls`, and the name and docstring of
-    `like`."""
+    """Create a subclass of `base` with the fields of the dataclass `cls`, and with the name and
+    docstring of `like`."""
     fields = tag | dataclass_fields(cls, base.seconds)
     names: dict[str, Any] = {"__module__": like.__module__, "__doc__": like.__doc__}
     model = create_model(like.__name__, __base__=base, **names, **fields)
@@ -385,8 +387,8 @@ def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
 
 @functools.cache
 def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, Any]]:
-    """Type and default (`...` for none) of each field of a dataclass, by name. The types read values
-    with units; `seconds` is the type of fields in seconds."""
+    """Return the type and the default of each field of a dataclass, by name. The default is `...` if the
+    field has none. The types read values with units; `seconds` is the type of fields in seconds."""
     readers = _READERS | {"s": seconds}
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
@@ -399,8 +401,8 @@ def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, 
 
 
 def docstrings(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, in one line. It is parsed from the source, because
-    Python does not keep it."""
+    """Return the docstring below each field of a dataclass, as one line. The docstrings are parsed from
+    the source, because Python does not keep them."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     return {
@@ -455,8 +457,8 @@ _READERS: dict[str, Any] = {
 
 
 def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
-    """Replace in `hint` each marked type such as `Annotated[float, "s"]` by the type in `readers`, and
-    each dataclass by a model of it."""
+    """Replace each marked type in `hint`, such as `Annotated[float, "s"]`, by its type in `readers`.
+    Replace each dataclass by a model of the dataclass."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _model_of(hint)
     if get_origin(hint) is Annotated:

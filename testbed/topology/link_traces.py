@@ -49,7 +49,8 @@ _ONE_WAY = "delay"
 """Deprecated CSV column: the delay of one direction, half of rtt."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
-"""Maximum size of a trace file: hours at hundreds of Mbit/s in mahimahi's format."""
+"""Maximum size of a trace file in bytes. This is enough for hours at hundreds of Mbit/s in mahimahi's
+format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,20 @@ class LinkSeries:
     """Piecewise constant values: each holds from its time to the next one."""
 
     times: array[float]
-    """Seconds; the first is 0, and they increase."""
+    """Times in seconds, in increasing order; the first is 0."""
     columns: Mapping[str, array[float]]
-    """Values at each of `times`, by the names in `_LIMITS`. A rate of 0 is an outage: nothing passes."""
+    """Values at each of `times`, by name of the column in `_LIMITS`. A rate of 0 is an outage: nothing
+    passes."""
     period: float | None
-    """Seconds after which the trace repeats; None if its last values hold for ever."""
+    """Seconds after which the trace repeats; None if the last values hold for ever."""
     hints: tuple[str, ...] = ()
     """Hints to the user about deprecated words in the file, one sentence each."""
 
     def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
-        """Yield each time (s) at which a value changes, starting with 0, and all values from then on.
+        """Yield each time in seconds at which a value changes, and all values from that time on. The
+        first time is 0.
 
-        Endless if the trace repeats.
+        The iterator is endless if the trace repeats.
         """
         rows = range(len(self.times))
         last: dict[str, float] = {}
@@ -119,8 +122,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     length = period_ms / steps / 1000
 
     def step_of(time_ms: int) -> int:
-        """Step that a time belongs to. A time at the end of a step belongs to that step, as the trace's
-        last line is at the end of its last step."""
+        """Return the step to which a time belongs. A time at the end of a step belongs to that step,
+        because the trace's last line is at the end of its last step."""
         return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
@@ -138,8 +141,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     """Read the trace of a CSV file.
 
-    With `loop`, it repeats, and its last row holds as long as the one before it. Raises ValueError with
-    the line number.
+    With `loop`, the trace repeats, and its last row holds as long as the row before. Raises ValueError
+    with the line number.
     """
     rows = (
         (number, [cell.strip() for cell in line.split(",")])
@@ -204,7 +207,8 @@ def has_loss(traces: Iterable[LinkSeries]) -> bool:
 
 
 def steps(device: str, traces: Sequence[LinkSeries]) -> Iterator[Step]:
-    """Yield each change of `device`'s link in the order of time; endless if a trace repeats."""
+    """Yield each change of `device`'s link in the order of time. The iterator is endless if a trace
+    repeats."""
     for at, values in merge(traces):
         yield Step(from_seconds(at), device, SetLink(_link_changes(values)))
 
@@ -245,8 +249,8 @@ def _check_header(number: int, header: Sequence[str]) -> None:
 
 
 def _row(header: Sequence[str], cells: Sequence[str], last: float | None) -> dict[str, float]:
-    """Values of a row by column. `last` is the time of the previous row in seconds; None for the first
-    row."""
+    """Return the values of a row by column. `last` is the time of the previous row in seconds; None for
+    the first row."""
     if len(cells) != len(header):
         raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
     row = {name: _number(name, text) for name, text in zip(header, cells, strict=True)}
@@ -275,6 +279,6 @@ def _whole_rate(rate: float) -> int:
 
 
 def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
-    """Make a trace; one whose values never change does not repeat."""
+    """Make a trace. A trace whose values never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
     return LinkSeries(times, columns, period if changes else None)

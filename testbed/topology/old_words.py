@@ -17,12 +17,12 @@ from testbed.topology.yamlfile import Document, Where
 
 Values = Mapping[str, Any]
 EACH = "each"
-"""Stands for each entry of a list in a place of `_OLD`."""
+"""Placeholder for every entry of a list in the places of `_OLD`."""
 
 
 def translate(document: Document) -> Document:
-    """Return `document`, a topology not yet validated, with current keys and values in place of
-    deprecated ones. Its source has a hint about each of these."""
+    """Return `document`, an unvalidated topology, with current keys and values in place of deprecated
+    ones. The source of the result has a hint about each replacement."""
     data, source = document.data, document.source
     keys, values, hints = dict(source.keys), dict(source.values), list(source.hints)
     for where, rewrite in _OLD:
@@ -44,14 +44,14 @@ def translate(document: Document) -> Document:
 
 
 def hint(old: str, new: str) -> str:
-    """The hint to write `new` in place of `old`, both as in the file; an empty `new` means to remove
-    `old`."""
+    """Return the hint to write `new` in place of `old`, both written as in the file. If `new` is empty,
+    the hint is to remove `old`."""
     change = f"write {new} in place of {old}" if new else f"remove {old}"
     return f"{change}, which the next version refuses"
 
 
 def _differences(one: Values, other: Values) -> Values:
-    """Entries of `one` that `other` lacks or has with another value."""
+    """Return the entries of `one` that are missing in `other` or have another value there."""
     return {key: value for key, value in one.items() if key not in other or other[key] != value}
 
 
@@ -103,8 +103,8 @@ _SCHEMES: Mapping[str, tuple[str, Mapping[str, str], Values]] = {
         {"shards_per_client": None},
     ),
 }
-"""By deprecated name of a scheme: its current name, the current names of its parameters, and parameters
-whose defaults have changed, with the old defaults."""
+"""Replacements of deprecated schemes, by deprecated name. Each has the current name, the current names
+of the parameters, and the old defaults of the parameters whose defaults have changed."""
 
 
 def _partition(values: Values) -> Values:
@@ -157,5 +157,5 @@ _OLD: tuple[tuple[tuple[str, ...], Callable[[Values], Values]], ...] = (
     (("scenario", EACH, "link"), _link),
     (("task", "partition"), _partition),
 )
-"""Places of mappings with deprecated keys or values, and the functions that translate them. These return
-their argument itself if there is nothing to translate."""
+"""Places of mappings with deprecated keys or values, and the functions that translate them. A function
+returns its argument itself if there is nothing to translate."""

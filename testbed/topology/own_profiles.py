@@ -15,9 +15,11 @@ _INDENT = "  "
 
 
 def add(to: Path, entries: str, source: str) -> list[str]:
-    """Add the devices in `entries` to the profiles file `to`; return their names. Raises BadInputError.
+    """Add the devices in `entries` to the profiles file `to`; return the devices' names. Raises
+    BadInputError.
 
-    `entries`: text of a profiles file; errors call it `source`. The rest of `to` stays unchanged.
+    `entries` is the text of a profiles file; errors call this text `source`. The rest of `to` stays
+    unchanged.
     """
     names = list(profiles.parse(entries, source).devices)
     if not names:

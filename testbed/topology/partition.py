@@ -20,7 +20,7 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""Minimum average number of samples per client for schemes without a parameter for it."""
+"""Minimum average number of samples per client, for schemes that have no parameter for this minimum."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
@@ -36,8 +36,8 @@ class Scheme(Protocol):
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
         """Return the indices of each client's samples.
 
-        `labels`, shape (n,), all ≥ 0, has the class of each sample or, for a scheme by client, the
-        number of the client it belongs to. The result depends only on the arguments. Raises
+        `labels` has shape (n,) and values ≥ 0. A value is the class of the sample or, in a scheme by
+        client, the number of the sample's client. The result depends only on the arguments. Raises
         BadInputError that names the setting to change.
         """
 
@@ -297,7 +297,7 @@ class FlowerScheme:
         return dealt
 
     def _arguments(self) -> dict[str, Any]:
-        """The fields as arguments of the constructor, with lists for tuples."""
+        """Return the fields as arguments of the constructor, with lists in place of tuples."""
         return {
             name: [*value] if isinstance(value, tuple) else value for name, value in vars(self).items()
         }
@@ -404,13 +404,13 @@ class SampleRequest:
     samples: int
     """Number of samples."""
     labels: tuple[int, ...] | None
-    """Classes to draw from; None: all."""
+    """Classes to draw from; None if samples of all classes may be drawn."""
     group: int
     """Index of the device's group in the topology."""
 
 
 class TooFewSamplesError(ValueError):
-    """A request for samples that the data cannot meet."""
+    """The data have fewer samples than requested."""
 
     def __init__(self, request: SampleRequest, setting: str, message: str) -> None:
         """`setting` is the key of `data` to change."""
@@ -477,7 +477,8 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """Divide the samples by a `partitioner` of flwr-datasets, which raises ValueError if it cannot."""
+    """Divide the samples by a `partitioner` of flwr-datasets. The partitioner raises ValueError if it
+    cannot divide them."""
     from datasets import Dataset as Table
 
     # Permuted, because the iid partitioner cuts contiguous pieces. In arrow's format, because any other

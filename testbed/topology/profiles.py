@@ -50,7 +50,7 @@ topology override those of the profile.
 Not emulated: single cores (one CPU quota stands for all of them, so that work
 for one core alone is faster here than on the device), GPU, caches, and memory
 bandwidth. Heat is emulated if thermal says how a device slows down."""
-"""How device profiles are used, in 80 columns."""
+"""Text for users on how device profiles are used. Its lines have at most 80 characters."""
 _ABOUT = ("description", "source")
 
 
@@ -131,7 +131,7 @@ class LinkClass(_ProfileEntry):
 
 
 def _entries(value: Any) -> Any:
-    """Read a key with nothing but comments below it as a mapping without entries."""
+    """Read a key that has only comments below it as a mapping without entries."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
@@ -176,7 +176,8 @@ class Profiles(Model):
 
 
 def load(folder: Path | None = None) -> Profiles:
-    """Read all profiles for a topology in `folder`; None: only the testbed's and the user's.
+    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's and the
+    user's.
 
     Raises BadInputError that lists all errors in one of the files.
     """
@@ -202,7 +203,8 @@ def read(path: Path) -> Profiles:
 
 
 def parse(text: str, name: str = "<text>") -> Profiles:
-    """Read profiles from a text; errors call it `name`. Raises BadInputError that lists all errors."""
+    """Read profiles from a text. Errors call the text `name`. Raises BadInputError that lists all
+    errors."""
     return _profiles(yamlfile.parse(text, name))
 
 
@@ -224,8 +226,8 @@ def rows(profiles: Profiles) -> list[dict[str, Any]]:
 
 
 def listing(profiles: Profiles) -> str:
-    """Tables of the devices and of the links, without descriptions; the testbed's fit into 80
-    columns."""
+    """Return tables of the devices and of the links, without descriptions. The tables of the testbed's
+    own profiles fit into 80 columns."""
     tables = _table("device", profiles.devices), _table("link", profiles.links)
     return "\n\n".join(filter(None, tables))
 
@@ -256,7 +258,7 @@ def _profiles(document: Document) -> Profiles:
 
 
 def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
-    """A line for each entry, with a column for each figure that one of them has."""
+    """Return a line for each entry, with a column for each figure that at least one entry has."""
     known = {name: entry.figures() for name, entry in entries.items()}
     for figures in known.values():
         if "training" in figures:

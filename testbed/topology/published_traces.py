@@ -11,7 +11,8 @@
 - `pensieve`: each line has a time in seconds and a rate in Mbit/s, as Pensieve (Mao et al., SIGCOMM
   2017) reads them. Traces of the FCC, of Riiser et al., Oboe and Puffer are distributed in this format.
 
-All were measured with downloads, so that a rate is what the download got: a lower bound of the link's.
+All traces were measured with downloads. A rate is the rate of the download, which is a lower bound of
+the link's rate.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ def as_csv(
     """Return a link trace of `direction` (`up` or `down`) as CSV, for `link: {trace: {csv: ...}}`.
 
     Rates are multiplied by `scale`, times are shifted to begin at 0, and `source` becomes comment lines.
-    Samples of the same time, which clocks of whole seconds produce, become their mean. Raises ValueError
-    if there are no samples, or their times decrease.
+    Samples with the same time, as from a clock with whole seconds, are replaced by their mean. Raises
+    ValueError if there are no samples, or if the times decrease.
     """
     rows: list[tuple[float, float]] = []
     for begin, group in itertools.groupby(samples, lambda sample: sample.begin):

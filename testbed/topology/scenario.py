@@ -41,10 +41,10 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "disconnect"): "write for instead",
 }
 _MAX_STEPS = 1_000_000
-"""Maximum number of actions on devices in a topology: the sum, over all entries, of their devices."""
+"""Maximum number of actions on devices in a topology. An entry counts once for each of its devices."""
 _MAX_UNKNOWN = 50
 """Maximum number of unknown names to report."""
-_MAX_COMPARED = 1000  # names to search for a similar one, at about 10 µs each
+_MAX_COMPARED = 1000  # names to search for a similar one; each takes about 10 µs
 
 Frequency = Annotated[
     float,
@@ -92,7 +92,7 @@ class LinkChange(LinkSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Overrides the check of jitter against rtt: the link may already have a larger rtt."""
+        """Skip the check of jitter against rtt, because the link may already have a larger rtt."""
         if self.trace is not None:
             raise ValueError("trace cannot begin during a run: write values such as up: 1mbit instead")
         if self.compression is not None:
@@ -208,22 +208,23 @@ class Churn(Model):
 
 
 def devices_by_name(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
-    """The devices of each group, by its name, and each single device by its own."""
+    """Map the name of each group to its devices, and the name of each device to this device alone."""
     groups = tuple(groups)
     found = {group.name: group.device_names for group in groups}
     return found | {device: (device,) for group in groups for device in group.device_names}
 
 
 def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The devices that `targets` name, each once. `by_name` is the result of `devices_by_name`."""
+    """Return the devices that `targets` name, without duplicates. `by_name` is the result of
+    `devices_by_name`."""
     return tuple(dict.fromkeys(device for name in targets for device in by_name[name]))
 
 
 def movements(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
-    """By device: the entries by which it joins, leaves, or crashes without a restart, in the order of
-    time."""
+    """Return the movements of each device in the order of time: the entries by which the device joins,
+    leaves, or crashes without a restart."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
@@ -233,14 +234,14 @@ def movements(
 
 
 def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
-    """Devices that are absent when the run starts: those whose first movement is to join."""
+    """Return the devices that are absent when the run starts: their first movement is to join."""
     return frozenset(_join_times(scenario, devices_by_name(groups)))
 
 
 def _join_times(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, float]:
-    """Seconds at which each device that is absent at the start joins."""
+    """Map each device that is absent at the start to the time in seconds at which it joins."""
     first = {device: entries[0] for device, entries in movements(scenario, by_name).items()}
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
@@ -251,8 +252,8 @@ def problems(
     groups: Sequence[DeviceGroup],
     source: Source,
 ) -> Iterator[Problem]:
-    """Problems of scenario and churn in a topology read from `source`: unknown and ambiguous names, and
-    actions on devices that are absent."""
+    """Yield the problems of scenario and churn in a topology read from `source`: unknown and ambiguous
+    names, and actions on devices that are absent."""
     by_name = devices_by_name(groups)
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
@@ -289,7 +290,8 @@ def problems(
 def _too_early(
     scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
 ) -> Iterator[Problem]:
-    """Entries before any of their devices has joined, and a start of the run without any device."""
+    """Yield a problem for each entry whose devices are all still absent at its time, and one if the run
+    would start without any device."""
     joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_name)

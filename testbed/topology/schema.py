@@ -291,7 +291,8 @@ class Virtual(Model):
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
-        """Return a copy with `defaults`, pairs of key and value, for keys that have no value."""
+        """Return a copy in which keys without a value have the values in `defaults`, which are pairs of
+        key and value."""
         found = {name: value for name, value in defaults if getattr(self, name) is None}
         return self.model_copy(update=found)
 
@@ -362,7 +363,7 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """The file it was read from, for errors that point to places in it."""
+        """File from which the topology was read, for errors that point to places in the file."""
         return self._source
 
     @property
@@ -372,7 +373,8 @@ class Topology(Model):
 
     @property
     def user_code(self) -> UserCode | None:
-        """Content of `code` when the topology was read; None without `code`."""
+        """The user's code as it was when the topology was read; None if the topology has no key
+        `code`."""
         return self._user_code
 
     @property
@@ -406,7 +408,7 @@ class Topology(Model):
 
     @property
     def update_steps(self) -> list[config.Named]:
-        """Steps of `agents.pipeline` of all clients, with their parameters."""
+        """Steps of `agents.pipeline` that all clients have, with their parameters."""
         secure, wanted, steps = self.secure, self.differential, []
         if wanted is not None:
             rounding = 0.0 if secure is None else secure.grid.step
@@ -426,7 +428,7 @@ class Topology(Model):
         self._user_code = (context or {}).get(USER_CODE)
 
     def to_yaml(self, code: str | None = None) -> str:
-        """Return the topology as YAML with all defaults; `testbed.topology.parse` reads it back. With
-        `code`, the key `code` has that path of a copy of the same code."""
+        """Return the topology as YAML with all defaults; `testbed.topology.parse` reads the YAML back.
+        If `code` is set, the key `code` gets this value, the path of a copy of the user's code."""
         data = self.model_dump(mode="json", by_alias=True)
         return yamlfile.write(data if code is None else data | {"code": code})

@@ -66,7 +66,7 @@ def validate(
     """Validate `document` as a `model`.
 
     `context` is the validation context; `belongs` has hints about misplaced keys, by key. Raises
-    FaultyFileError with all errors found, those of the document, and `problems`."""
+    FaultyFileError with all errors found, the problems of the document, and `problems`."""
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
@@ -76,8 +76,8 @@ def validate(
 
 
 def conflict(document: Document, where: Where, error: ValueError) -> Problem:
-    """A problem of several values at `where`. If the error's message begins with the key of one of them,
-    the problem points to that value."""
+    """Return the problem for `error`, which is about several values at `where`. If the error's message
+    begins with the key of one of these values, the problem points to that value."""
     message = str(error)
     first, _, rest = message.partition(" ")
     first = first.rstrip(":")
@@ -133,7 +133,8 @@ def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, st
 
 
 def _path_in_file(loc: Where, data: Any) -> Where:
-    """`loc` without the names of variants, which pydantic adds but which are not keys of the file."""
+    """Return `loc` without the names of variants. Pydantic adds these names, but they are not keys of
+    the file."""
     where: Where = ()
     for key in loc:
         if isinstance(data, Mapping):
@@ -164,11 +165,11 @@ def _one_of(found: Any, choices: list[str]) -> str:
 
 
 _SYNONYMS = {"kill": "crash"}
-"""Words of other tools and of our commands, and the key that means the same."""
+"""Words of other tools and of the testbed's commands, each with the topology key that means the same."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """`did you mean rate?`, or an empty text if none of `known` is similar."""
+    """Return `did you mean rate?`, or an empty text if none of `known` is similar."""
     close = [_SYNONYMS.get(word, "")]
     if close[0] not in known:
         close = difflib.get_close_matches(word, known, n=1)

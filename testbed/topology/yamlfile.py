@@ -25,7 +25,7 @@ Where = tuple[str | int, ...]
 
 _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
-"""Maximum number of errors to show, and of characters of a line in each."""
+"""Maximum number of errors to show, and maximum number of characters to show of a faulty line."""
 
 _MENDS = {
     "mapping values are not allowed": "put a text with a colon in quotes, and begin all keys of a "
@@ -88,7 +88,8 @@ class Source:
     (`testbed.topology.old_words`)."""
 
     def place(self, where: Where) -> Place:
-        """Place of the value at `where`, or of the innermost value around it that the file has."""
+        """Return the place of the value at `where`. If the file has no such value, return the place of
+        the innermost value around it."""
         while where and where not in self.values:
             where = where[:-1]
         return self.values.get(where, Place(1, 1))
@@ -127,7 +128,7 @@ class Document:
     """Dicts, tuples, str, int, float, bool and None."""
     source: Source
     problems: tuple[Problem, ...]
-    """Duplicate keys. Other errors of YAML raise when the file is parsed."""
+    """Problems with duplicate keys. Other YAML errors are raised while the file is parsed."""
 
     def value(self, where: Where) -> Any:
         """Return the value at `where`; raises LookupError if there is none."""
@@ -167,8 +168,8 @@ def dotted_path(where: Where) -> str:
 
 
 def write(data: Any, name: str = "<text>") -> str:
-    """Write `data` as YAML that `parse` reads back. Raises BadInputError, which calls it `name`, if it
-    has values that YAML cannot represent."""
+    """Write `data` as YAML that `parse` reads back. Raises BadInputError if `data` has values that YAML
+    cannot represent. The error calls the data `name`."""
     try:
         return yaml.dump(
             data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100
@@ -199,7 +200,8 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, name: str = "<text>") -> Document:
-    """Read YAML from a text; errors call it `name`. Raises BadInputError if it is empty or not YAML."""
+    """Read YAML from a text. Errors call the text `name`. Raises BadInputError if the text is empty or
+    not YAML."""
     lines = tuple(text.splitlines())
     try:
         loader = Loader(text)
@@ -315,16 +317,17 @@ def _syntax_problem(error: yaml.YAMLError, lines: tuple[str, ...]) -> Problem:
 
 
 def _similar_name(path: Path) -> str:
-    """` (did you mean FILE?)` if the folder has a YAML file of a similar name; else an empty text."""
+    """Return ` (did you mean FILE?)` if the folder has a YAML file of a similar name; otherwise an empty
+    text."""
     names = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     match = difflib.get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.parent / match[0]}?)" if match else ""
 
 
 def with_block(text: str, key: str, block: str) -> str:
-    """Replace the top-level `key` of YAML `text` with its value by `block`, or append `block` if there
-    is no such key. Comments and all else stay. Raises ValueError if `text` is not a mapping in block
-    style."""
+    """Replace the top-level `key` of YAML `text`, together with its value, by `block`. Append `block` if
+    there is no such key. Comments and everything else stay unchanged. Raises ValueError if `text` is not
+    a mapping in block style."""
     root = Loader(text).get_single_node()
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise ValueError("is not a mapping with each key on a line of its own")

@@ -2,7 +2,7 @@
 
 docs/guide/trackers.md is the users' page.
 
-    points   converts the records of a run to figures over device time; pure
+    points   converts the records of a run to figures over device time
     facts    parameters and files of a run
     follow   reads the run directory as it grows, and sends it to a tracker
     mlflow, wandb, tensorboard   one `Tracker` each
@@ -33,7 +33,8 @@ class Tracker(Protocol):
     does not depend on them."""
 
     def begin(self, facts: Facts) -> None:
-        """Receive what is known before the first record; replace an earlier upload of the same run."""
+        """Receive the facts that are known before the first record. Replace an earlier upload of the
+        same run."""
 
     def log(self, points: Sequence[Point]) -> None:
         """Receive figures in the order of device time."""
@@ -89,8 +90,8 @@ def _has_store() -> bool:
 
 
 def tracker(name: str, run: Path) -> Tracker:
-    """Make the tracker called `name` for the run in the directory `run`. Raises what its import
-    raises."""
+    """Make the tracker called `name` for the run in the directory `run`. Raises any exception that the
+    import of its package raises."""
     kind = TRACKERS[name]
     made: Tracker = getattr(importlib.import_module(kind.module), kind.class_name)(run)
     return made

@@ -17,12 +17,12 @@ from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
 
 _NICE = 10
-"""Niceness: a run in real time has priority."""
+"""Niceness of this process, so that a run in real time has priority."""
 
 
 def main(name: str, run: str, *more: str) -> int:
-    """Follow the run in the directory `run`; return the exit code. `model` in `more`: send the final
-    model, too."""
+    """Follow the run in the directory `run`; return the exit code. If `more` contains `model`, send the
+    final model, too."""
     with suppress(OSError):
         os.nice(_NICE)
     path = Path(run)

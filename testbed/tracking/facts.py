@@ -29,8 +29,8 @@ class Facts:
 
 
 def read(directory: RunDirectory, began: float) -> Facts:
-    """Read the facts of a run that has been planned. `began`: see Facts. Raises BadInputError,
-    KeyError."""
+    """Read the facts of a run that has been planned. `began` is the Unix time at device time 0, in
+    seconds. Raises BadInputError or KeyError."""
     manifest = directory.read_manifest()
     topology = yamlfile.read(directory.topology).data
     known = {name: manifest.get(name) for name in ("rule", "task", "runtime", "commit", "sweep")}

@@ -13,16 +13,16 @@ from testbed.tracking.points import Point, Points
 
 _TICK_SECONDS = 0.5
 _READ_BYTES = 4 * 2**20
-"""Bytes of events that are read at a time."""
+"""Number of bytes of events to read at a time."""
 _AT_ONCE = 500
 """Maximum number of points per call of a tracker."""
 
 
 def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) -> str:
-    """Send the run to `tracker` until it is over; return where to find it. `model`: also the final
-    model.
+    """Send the run to `tracker` until the run is over; return where to find it. If `model` is true, send
+    the final model, too.
 
-    Raises what the tracker raises, and ValueError or BadInputError if files cannot be read.
+    Raises any exception of the tracker, and ValueError or BadInputError if files cannot be read.
     """
     follower = RecordFollower(directory.events)
     points: Points | None = None

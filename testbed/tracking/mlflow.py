@@ -21,8 +21,9 @@ _RUN = "testbed.run"
 
 
 class MlflowTracker:
-    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME, or else in one with the name of the
-    topology. A step is a millisecond of device time; time stamps are the start time plus device time."""
+    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME. If that is not set, the experiment has the
+    name of the topology. A step is a millisecond of device time; time stamps are the start time plus
+    device time."""
 
     def __init__(self, run: Path) -> None:
         self._client = MlflowClient()

@@ -1,4 +1,4 @@
-"""Figures of a run over device time, computed from its records. Pure."""
+"""Figures of a run over device time, computed from its records."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Points:
     added.
 
     Each evaluation gives a point with `accuracy` and `loss` (and `perplexity`, exp(loss)). Each window
-    with updates gives one with the totals `updates`, `version`, `rejected` and `megabytes` of payloads,
-    and for the window `updates_per_second` and the mean `staleness` in versions. Windows last 1 s of
-    device time at first, later longer, and include their end.
+    with updates gives a point with the totals `updates`, `version`, `rejected` and `megabytes` of
+    payloads. The point also has `updates_per_second` and the mean `staleness` in versions within the
+    window. Windows include their end. They last 1 s of device time at first; later they are longer.
     """
 
     perplexity: bool = False
@@ -39,7 +39,7 @@ class Points:
     """Width of a window, in seconds."""
     _made: int = 0
     _begin: float = 0.0
-    """Begin of the current window."""
+    """Device time at which the current window begins, in seconds."""
     _version: int = 0
     _updates: int = 0
     _rejected: int = 0

@@ -15,8 +15,8 @@ from testbed.tracking.points import Point
 
 
 class WandbTracker:
-    """A W&B run in the project WANDB_PROJECT, or else in one with the name of the topology. The axis is
-    `device_time`, in seconds."""
+    """A W&B run in the project WANDB_PROJECT. If that is not set, the project has the name of the
+    topology. The axis is `device_time`, in seconds."""
 
     def __init__(self, run: Path) -> None:
         self._run: Any = None

@@ -24,7 +24,7 @@ class UserCode:
     digest: str
     """First 12 hexadecimal digits of the SHA-256 of the files."""
     files: Mapping[str, bytes] = field(compare=False, repr=False)
-    """Path relative to the folder that modules are imported from -> content."""
+    """Contents of the files, by path relative to the folder from which the modules are imported."""
 
     @classmethod
     def read(cls, path: Path) -> UserCode:

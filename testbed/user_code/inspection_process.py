@@ -49,7 +49,8 @@ _ARRAYS = {
     "y": ("biufU", "numbers or names"),
     "client": ("iuU", "whole numbers or names"),
 }
-"""Array of a split -> the kinds of NumPy types that it may have, and their description in errors."""
+"""Kinds of NumPy types that each array of a split may have, and their description in errors, by name of
+the array."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
 
@@ -138,8 +139,8 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> Any:
-    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for what YAML cannot
-    express."""
+    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for a type that YAML
+    cannot express."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
@@ -157,7 +158,7 @@ def _describe_type(hint: Any) -> Any:
 
 
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
-    """Answer with the properties that depend on the parameters."""
+    """Answer with the properties of an object that depend on its parameters."""
     made = _make(cls, params)
     if Rule not in cls.__mro__:
         return {}
@@ -219,7 +220,7 @@ def _actions(method: str, returned: Any) -> list[Any]:
 
 
 def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tuple[Any, ...]:
-    """Answer with `agents.models.flat.extent`."""
+    """Answer with the result of `agents.models.flat.extent` for the task."""
     from agents.models import flat
 
     task = _make(cls, params)
@@ -232,7 +233,7 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
-    """Answer with `agents.models.flat.write_start`."""
+    """Answer with the result of `agents.models.flat.write_start` for the task."""
     from agents.models import flat
 
     return flat.write_start(_make(cls, params), seed, **files)
@@ -299,7 +300,7 @@ def _array(what: str, value: Any, key: str) -> Any:
     except ValueError as error:  # lists of different lengths
         raise _RefusedError(f"{what} is not an array: {error}") from error
     kinds, names = _ARRAYS[key]
-    if array.dtype.kind == "O" and "U" in kinds:  # a column of pandas
+    if array.dtype.kind == "O" and "U" in kinds:  # a pandas column
         other = next((one for one in array.flat if not isinstance(one, str)), None)
         if other is None:
             return array.astype(str)
@@ -312,7 +313,7 @@ def _array(what: str, value: Any, key: str) -> Any:
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
     """Run one training step if `trains`, and an evaluation, on the shard in the file `samples`.
 
-    Skipped for a task that trains by its own `fit`, which may take any time.
+    Do nothing for a task that trains by its own `fit`, because `fit` may take any amount of time.
     """
     if cls.fits:
         return
@@ -325,7 +326,7 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
     x = shards.model_inputs(torch.from_numpy(shard.x), shard.scale)
     try:
         outputs = module(x)
-    except (IndexError, RuntimeError, ValueError) as error:  # torch refuses shapes and types by these
+    except (IndexError, RuntimeError, ValueError) as error:  # raised for wrong shapes and types
         reason = str(error).partition("\n")[0] + user_code.error_place(error)
         raise _RefusedError(f"its model {unfit_inputs(x, reason)}") from error
     shape = getattr(outputs, "shape", ())

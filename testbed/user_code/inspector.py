@@ -51,7 +51,7 @@ class Inspector:
         copy(self._folder / "code")
         self._process: _Process | None = None
         self._known: dict[str, dict[str, Any]] = {}
-        """Answer by question: the code does not change."""
+        """Answers by question. They stay valid because the code does not change."""
 
     def ask(self, request: dict[str, Any]) -> Any:
         """Answer `request`.
@@ -94,7 +94,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal reaches only the controller, which ends it
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # no byte code beside the user's files
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # no byte code next to the user's files
         )
         self.end = weakref.finalize(self, _end, self._popen)
         self._printed = bytearray()

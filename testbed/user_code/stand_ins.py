@@ -39,11 +39,11 @@ class StandIn:
     """The class that this stands for: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the class itself would."""
+        """Raise ValueError if the user's class refuses the parameters."""
         ask(self, "facts")
 
     def check(self, clients: int) -> None:
-        """Raise ValueError if it cannot work with `clients` clients."""
+        """Raise ValueError if the task or rule cannot work with `clients` clients."""
         ask(self, "check", clients=clients)
 
 
@@ -51,7 +51,8 @@ class TaskStandIn(StandIn):
     """Stand-in for an `agents.tasks.interface.Task`, without model, loss and metric."""
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None]
-    """Name of the dataset, or method that returns it; None: the task brings its shards."""
+    """Name of the dataset, or method that returns the dataset; None if the task brings its own
+    shards."""
     has_accuracy: ClassVar[bool]
     """Whether evaluations have an accuracy."""
     has_perplexity: ClassVar[bool]
@@ -94,10 +95,11 @@ class RuleStandIn(StandIn):
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question` (see `testbed.user_code.inspection_process`) about the object that `one` stands
-    for.
+    """Ask `question`, a key of `testbed.user_code.inspection_process._QUESTIONS`, about the object that
+    `one` stands for.
 
-    Raises ValueError if its class refuses; BadInputError, with the traceback, if its code raises.
+    Raises ValueError if the user's class refuses, and BadInputError with the traceback if the user's
+    code raises.
     """
     code, kind, name = one.stands_for
     try:
@@ -107,8 +109,8 @@ def ask(one: StandIn, question: str, **facts: Any) -> Any:
 
 
 def _ask(code: UserCode, question: str, kind: Kind, name: str, **facts: Any) -> Any:
-    """Ask about a class. Raises ValueError if the class refuses, RaisedError with the traceback if its
-    code raises."""
+    """Ask `question` about a class. Raises ValueError if the class refuses, and RaisedError with the
+    traceback if its code raises."""
     request = {"question": question, "kind": kind, "name": name, **facts}
     return _inspector(code).ask(user_code.as_json_values(request))
 

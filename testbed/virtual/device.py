@@ -24,7 +24,8 @@ class LazyTraining(Protocol):
 
     steps: int
     due: Nanoseconds
-    """Device time at which it will end, as known so far. Trainings that end first are computed first."""
+    """Device time at which the training will end, as known so far. Trainings that end first are computed
+    first."""
 
     def outcome(self) -> client.Outcome:
         """Compute the result, or return it if it is already computed."""
@@ -37,7 +38,7 @@ class LazyTraining(Protocol):
 
 
 _PATIENCE = from_seconds(silence_timeout())
-"""Silence after which the broker drops most clients."""
+"""Duration of silence after which the broker drops most clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +48,12 @@ class OngoingTraining:
 
     training: LazyTraining
     started: Nanoseconds
-    """Device time of its start."""
+    """Device time at which the training started."""
     since: Nanoseconds
-    """Running time at which `done` steps were done; the others are spread evenly from then to
-    `end_time`."""
+    """Running time at which `done` steps were done. The remaining steps are spread evenly from this time
+    to `end_time`."""
     done: Fraction = Fraction()
-    """Steps done at `since`."""
+    """Number of steps done at `since`; may be a fraction."""
     computed: Nanoseconds
     """Running time at which all steps are computed, at the present CPU share."""
     floor: Nanoseconds
@@ -77,8 +78,8 @@ class OngoingTraining:
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
     def delayed(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
-        """Return a copy that is delayed because the device computes something else for the duration
-        `by`, beginning at running time `at`."""
+        """Return a copy that is delayed: from running time `at` on, the device computes something else
+        for the duration `by`."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
@@ -115,33 +116,34 @@ class VirtualDevice:
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
     memory: SavedVectors | None = None
-    """Vectors that the client would find on its disk after a restart; None: nothing."""
+    """Vectors that the client would find on its disk after a restart; None if it would find none."""
     alive: bool = True
-    """Whether its client is running."""
+    """Whether the device's client is running."""
     leaving: bool = False
-    """Whether its client has ended, but its goodbye, and messages sent before it, have not arrived
+    """Whether the client has ended, but its last messages, including its goodbye, have not arrived
     yet."""
     next_life: Callable[[Nanoseconds], None] | None = None
-    """Starts the device again once it has left; None: no start was ordered while it was leaving."""
+    """Callback that starts the device again once it has left; None if no start was ordered while it was
+    leaving."""
     frozen_at: Nanoseconds | None = None
-    """Device time at which the current pause began; None if it is not paused."""
+    """Device time at which the current pause began; None if the device is not paused."""
     lost_to_pauses: Nanoseconds = 0
     """Total duration of all pauses except the current one."""
     unplugged: bool = False
-    """Whether an action has disconnected it."""
+    """Whether an action has disconnected the device."""
     all_lost: bool = False
-    """Whether its link loses every packet, or is too slow for a connection."""
+    """Whether the device's link loses every packet, or is too slow for a connection."""
     patience: Nanoseconds = _PATIENCE
-    """Silence after which the broker drops its client."""
+    """Duration of silence after which the broker drops the device's client."""
     silent_since: Nanoseconds | None = None
-    """Device time at which it was cut off or paused, whichever was first; None if the broker can hear
-    it."""
+    """Device time at which the device was cut off or paused, whichever was first; None if it is neither
+    cut off nor paused."""
     given_up: bool = False
-    """Whether the broker has dropped its client, which has to connect again."""
+    """Whether the broker has dropped the device's client, so that the client has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
     """Callbacks for messages that reached the client while it was paused; called when it resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that could not pass while it was cut off; called when packets pass
+    """Callbacks for messages that could not pass while the device was cut off; called when packets pass
     again."""
     under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
     """Functions that make the updates in flight, in the order in which they were sent."""
@@ -152,11 +154,11 @@ class VirtualDevice:
         return self.unplugged or self.all_lost
 
     def last_awake(self, now: Nanoseconds) -> Nanoseconds:
-        """The last moment, up to `now`, at which it was not paused."""
+        """Return the latest device time, up to `now`, at which the device was not paused."""
         return now if self.frozen_at is None else self.frozen_at
 
     def running_time(self, now: Nanoseconds) -> Nanoseconds:
-        """Device time without pauses."""
+        """Return the running time at `now`: device time without pauses."""
         return self.last_awake(now) - self.lost_to_pauses
 
     def freeze(self, now: Nanoseconds) -> None:
@@ -198,7 +200,7 @@ class VirtualDevice:
         self.thaw(now)
 
     def finish_leaving(self) -> None:
-        """Record that its goodbye has arrived."""
+        """Record that the device's goodbye has arrived."""
         self.leaving = False
         self.line.down.drop()
 

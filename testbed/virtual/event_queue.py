@@ -21,7 +21,7 @@ class EventQueue:
         self._count = itertools.count()
 
     def plan(self, time: Nanoseconds, rank: int, index: int, callback: Callable[[], None]) -> None:
-        """Plan `callback` for `time`, or for now if `time` is past. `index` is that of the device in
+        """Plan `callback` for `time`, or for now if `time` is past. `index` is the device's position in
         device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 

@@ -1,8 +1,8 @@
 """Actions on devices in virtual time. `agents.device_actions` defines their meaning.
 
 A restarted client is ready after `virtual.start_time`. Messages in flight to or from a device that
-crashes are lost. Messages that could not pass during a disconnection arrive after it, as with TCP; so
-does the news that a client has ended, and its goodbye.
+crashes are lost. Messages that could not pass during a disconnection arrive after it, as with TCP. The
+news that a client has ended, and the client's goodbye, also arrive after it.
 
 If a device is silent for too long, because it is disconnected or paused, the broker drops its client:
 the device is offline, and its messages in flight are lost. It is ready again as soon as packets pass.
@@ -55,8 +55,8 @@ class World(Protocol):
         messages: Sequence[payloads.UpdateMessage],
         on_gone: Callable[[], None],
     ) -> None:
-        """Deliver the device's messages in flight, then its last ones (`messages`); call `on_gone` when
-        the aggregator knows that it has ended."""
+        """Deliver the device's messages in flight, then its last ones (`messages`). Call `on_gone` when
+        the aggregator knows that the device has ended."""
 
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         """Call `callback` as soon as the device is connected and not paused."""
@@ -114,8 +114,8 @@ def _update_reachability(world: World, name: str, device: VirtualDevice, now: Na
 
 
 def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Begin the silence of a device, and plan that the broker drops its client if it lasts too long. The
-    last packet is assumed to have passed just before."""
+    """Begin the silence of a device, and plan that the broker drops its client if the silence lasts too
+    long. The last packet is assumed to have passed just before the silence."""
     if device.silent_since is not None:
         return
     device.silent_since = now
@@ -134,8 +134,8 @@ def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanosecond
 
 
 def _come_back(world: World, name: str, device: VirtualDevice) -> None:
-    """End the silence of a device, unless it is still cut off or paused; reconnect it if it was
-    dropped."""
+    """End the silence of a device, unless the device is still cut off or paused. Reconnect the client if
+    the broker has dropped it."""
     if device.is_cut_off or device.frozen_at is not None:
         return
     device.silent_since = None
@@ -157,7 +157,8 @@ def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> 
 
 
 def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
-    """Report that a leaving client has ended, and start it again if that was ordered meanwhile."""
+    """Report that a leaving client has ended. Start the device again if a start was ordered in the
+    meantime."""
     device.finish_leaving()
     world.report_status(name, "offline")
     if device.next_life is not None:
@@ -165,7 +166,8 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
-    """End the device. The server learns that it is offline when packets pass, or from the broker."""
+    """End the device. The server learns that the device is offline when packets pass, or from the
+    broker."""
     device.end()
     if device.given_up:
         return
@@ -189,8 +191,8 @@ def _crash(world: World, name: str, device: VirtualDevice) -> None:
 def _start(
     world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
 ) -> None:
-    """Start a device again after its state `last`. A pause or disconnection still lasts, unless it
-    joins."""
+    """Start a device again after its last state `last`. A pause or disconnection continues unless the
+    device joins."""
     if isinstance(action, Join) and not last.all_lost:
         release(last.held_by_network)  # including the news of its last end
     device = world.new_device(name)
@@ -213,8 +215,8 @@ def _start(
 
 
 def _set_share(world: World, device: VirtualDevice, share: float, now: Nanoseconds) -> None:
-    """Change the CPU share of a device. The rest of its training in progress slows down or speeds up
-    like later ones; the minimum duration by `timing` stays."""
+    """Change the CPU share of a device. The rest of the training in progress slows down or speeds up as
+    later trainings do. The minimum duration by `timing` stays the same."""
     factor = device.speed.set_share(share)
     work, running = device.working_on, device.running_time(now)
     if work is not None and device.alive and work.end_time > running:

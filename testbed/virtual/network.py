@@ -1,11 +1,11 @@
 """Transfers over links in virtual time.
 
 Each device has one connection, and each `Direction` of it carries one message after the other. A
-direction leads through pipes: of the server, of a shared access link, of the device. The connections in
-a pipe share its rate equally, and a message has passed when it has passed all its pipes. So a message
-that shares no pipe takes its size divided by the lowest rate on its path, and no pipe carries more than
-its rate. The sharing is not max-min fair: if a connection cannot use its share of a pipe, because
-another pipe is slower, the others get the rest only after it has left the pipe.
+direction leads through the pipes of the server, of a shared access link, and of the device. The
+connections in a pipe share its rate equally, and a message has passed when it has passed all its pipes.
+So a message that shares no pipe takes its size divided by the lowest rate on its path, and no pipe
+carries more than its rate. The sharing is not max-min fair: if a connection cannot use its share of a
+pipe, because another pipe is slower, the others get the rest only after it has left the pipe.
 
 With `packets`, messages are as in containers: they have the headers of MQTT and of their packets, are
 acknowledged on the way back, need time at the broker and at both ends, and a device's own rate is a
@@ -33,7 +33,7 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = AccessLink()
 _NANOSECOND = 1e-9
-"""Seconds; a flow whose remaining time in a pipe is at most this has passed it."""
+"""Seconds. A flow has passed a pipe if its remaining time in the pipe is at most this."""
 
 
 def _ignore(_: Nanoseconds) -> None:
@@ -69,7 +69,7 @@ class SharedPipe:
         """Time of the next planned check; None if none is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
-        """Add `flow`, which is not in the pipe, to get `bits` from now on."""
+        """Add `flow`, which must not be in the pipe yet, with `bits` to send from now on."""
         self._progress()
         end = self._each + bits, next(self._count)
         self._ends[flow] = end
@@ -77,7 +77,7 @@ class SharedPipe:
         self._plan()
 
     def leave(self, flow: Flow) -> float:
-        """Remove `flow` before it has passed; return the bits that it has not got yet."""
+        """Remove `flow` before it has passed; return the number of bits that it has not sent yet."""
         self._progress()
         end, _ = self._ends.pop(flow)
         left = max(0.0, end - self._each)
@@ -93,7 +93,8 @@ class SharedPipe:
         self._since = now
 
     def _remaining(self) -> float | None:
-        """Seconds until the first flow has passed, if nothing changes; None if the pipe is empty."""
+        """Return the seconds until the first flow has passed, if nothing changes; None if the pipe is
+        empty."""
         order, ends = self._order, self._ends
         while order and ends.get(order[0][2]) != order[0][:2]:
             heapq.heappop(order)
@@ -142,9 +143,9 @@ class Direction:
         steady: bool,
         packets: bool,
     ) -> None:
-        """`shared` are the pipes in addition to the device's own. `latency` returns the delay of the
-        next message after the pipes. `steady`: after the device's rate is set, nothing will change.
-        `packets`: the device's rate is a token bucket."""
+        """`shared` are the pipes in addition to the device's own pipe. `latency` returns the delay of
+        the next message after it has passed the pipes. `steady` promises that nothing changes after the
+        device's rate is set. If `packets` is true, the device's rate is a token bucket."""
         self._events = queue
         self._shared = shared
         self._latency = latency
@@ -159,7 +160,7 @@ class Direction:
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
         """Remaining bits of each message, and the callback for its arrival time."""
         self._in: list[SharedPipe] = []
-        """Pipes that the first message is in."""
+        """Pipes that the first message has not passed yet."""
         self._last: Nanoseconds = 0
         """Arrival time of the last message that has passed."""
         self._free: Nanoseconds | None = None
@@ -167,8 +168,8 @@ class Direction:
         bucket; None if none was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a message; call `then` with its arrival time as soon as that is certain: when it has
-        passed the pipes, or at once."""
+        """Send a message; call `then` with its arrival time as soon as that time is certain. The time is
+        certain at once, or when the message has passed the pipes."""
         if self._steady and self._open:
             takes = from_seconds(bits / self._rate) if self._rate else 0
             self._free = self._send_start() + takes
@@ -179,8 +180,8 @@ class Direction:
             self._start_first()
 
     def change(self, rate: float | None, *, is_open: bool) -> None:
-        """Change the rate of the device's own pipe (bit/s; None: unlimited), also for the rest of
-        messages in flight. While it is not open, nothing passes."""
+        """Change the rate of the device's own pipe, also for the rest of messages in flight. `rate` is
+        in bit/s; None means unlimited. While `is_open` is false, nothing passes."""
         if (rate, is_open) == (self._rate, self._open):
             return
         if self._in:
@@ -227,13 +228,14 @@ class Direction:
             self._arrive()
 
     def _send_start(self) -> Nanoseconds:
-        """Time at which a message sent now would have to start to arrive equally early without the
-        bucket: now, minus the time that filled the bucket's content."""
+        """Return the time at which a message sent now would have to start to arrive equally early
+        without the bucket. It is the present time minus the time in which the bucket's content was
+        filled."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 
     def _bits_beyond_bucket(self, bits: float, rate: float) -> float:
-        """The part of `bits`, sent now, that the bucket does not let pass at once."""
+        """Take `bits` out of the bucket now; return how many of them it does not let pass at once."""
         begins = self._send_start()
         self._free = begins + from_seconds(bits / rate)
         return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
@@ -245,14 +247,14 @@ class Direction:
         del self._messages[0]
 
     def _arrival(self, passed: Nanoseconds) -> Nanoseconds:
-        """Arrival time of a message that has passed its pipes at `passed`: not before earlier
-        messages."""
+        """Return the arrival time of a message that has passed its pipes at `passed`. A message does not
+        arrive before earlier messages."""
         self._last = max(self._last, passed + self._latency())
         return self._last
 
 
 class Line:
-    """The connection between the server and a device, which stays when the device restarts."""
+    """Connection between the server and a device. A restart of the device does not change it."""
 
     __slots__ = ("_connected", "_draws", "_generator", "_packets", "down", "link", "up")
 
@@ -267,8 +269,8 @@ class Line:
         packets: bool,
     ) -> None:
         """`shared` are the pipes shared with other devices, up and down. `generator` is called once,
-        when a random number is first needed. `steady`: the link never changes, is disconnected or
-        drops."""
+        when a random number is first needed. `steady` promises that the link never changes, is never
+        disconnected, and never drops messages."""
         self._packets = packets
         self.link = link
         self._connected = True
@@ -281,17 +283,18 @@ class Line:
         self._apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the device (0: a small request); call `then` with the arrival time as
-        soon as that is certain."""
+        """Send `size` bytes to the device; 0 stands for a small request. Call `then` with the arrival
+        time as soon as that time is certain."""
         self._send(self.down, self.up, size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the server, as in `download`."""
+        """Send `size` bytes to the server. Call `then` with the arrival time as soon as that time is
+        certain."""
         self._send(self.up, self.down, size, then)
 
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
         """Upload an update of `size` bytes. With `packets`, the digits of the numbers in its header are
-        added."""
+        added to the size."""
         self.upload(size + DIGITS if self._packets else size, then)
 
     def acknowledge(self) -> None:
@@ -313,7 +316,7 @@ class Line:
         there.send(8 * bytes_on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.AccessLink`, also for messages in flight; those that have
+        """Change fields of `agents.config.AccessLink`, also for messages in flight. Messages that have
         passed their pipes arrive as planned."""
         self.link = self.link.with_changes(changes)
         self._apply_link()
@@ -335,7 +338,8 @@ class Line:
             direction.change(goodput(rate, link.rtt, link.loss), is_open=is_open)
 
     def _latency(self) -> Nanoseconds:
-        """Delay of the next message in one direction; random with jitter or loss."""
+        """Return the delay of the next message in one direction. The delay is random if the link has
+        jitter or loss."""
         link = self.link
         hops = HOPS if self._packets else 0.0
         if not (link.jitter or link.loss):
@@ -357,8 +361,8 @@ class VirtualNetwork:
         steady: bool = False,
         packets: bool = False,
     ) -> None:
-        """`seed` is the run's. `steady`: no link changes, and no device is cut off or crashes.
-        `packets`: transfers consist of packets, as on emulated links."""
+        """`seed` is the run's seed. `steady` promises that no link changes, and that no device is cut
+        off or crashes. If `packets` is true, transfers consist of packets, as on emulated links."""
         self._steady = steady
         self._packets = packets
         self._events = queue

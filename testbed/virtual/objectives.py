@@ -27,13 +27,13 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Bytes of models with gradients, and of samples, to process together: both fit into a core's cache, and
-are large enough to make numpy's overhead small."""
+"""Bytes of models with gradients, and bytes of samples, to process together. Both fit into a core's
+cache, and are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
 """Maximum bytes of the models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
-"""Maximum number of models in a stack for vmap, and the number from which on it is faster than one model
-after the other on two cores. The numbers do not depend on the host's cores, so that results do not
+"""Maximum number of models in a stack for vmap, and the minimum number for which vmap is faster than one
+model after the other on two cores. The numbers do not depend on the host's cores, so that results do not
 either."""
 _TRIED = 2
 """Number of samples to try a module on."""
@@ -69,12 +69,13 @@ class Objective(Protocol):
     memory."""
 
     partial: bool
-    """Whether a loss computed since `gradient_on` did not depend on some parameter."""
+    """Whether any loss computed since the last call of `gradient_on` was independent of some
+    parameter."""
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
-        """Return the gradient function for mini-batches: that of job k at step t has the samples at the
-        first `sizes[t, k]` indices in `rows[t, k]`. `sizes` has shape (steps, jobs), `rows` (steps,
-        jobs, b)."""
+        """Return the gradient function for mini-batches. The mini-batch of job k at step t has the
+        samples at the first `sizes[t, k]` indices in `rows[t, k]`. `sizes` has shape (steps, jobs),
+        `rows` (steps, jobs, b)."""
         ...
 
     def stack_size(self, batch_size: int) -> int:
@@ -168,7 +169,8 @@ class Softmax:
         return losses
 
     def _gather(self, rows: Indices) -> Floats:
-        """Unscaled samples at `rows`, shape (jobs, b, inputs); valid until the next call."""
+        """Return the unscaled samples at `rows`, shape (jobs, b, inputs). The result is valid until the
+        next call."""
         inputs = self._shape[1]
         pixels = self._pixels.array(rows.size, inputs)
         self._x.take(rows.reshape(-1), 0, out=pixels, mode="clip")  # other modes use a buffer
@@ -219,7 +221,8 @@ class AnyModule:
         self.draws = False
         """Whether a step draws random numbers, as dropout does."""
         self.refusal: str | None = None
-        """Reason why vmap cannot be used; None if it can, or stacking would not be faster."""
+        """Reason why vmap cannot be used; None if vmap can be used, or if stacking would not be
+        faster."""
         self._stacked = 1
         """Maximum number of models in a stack."""
         with torch.random.fork_rng(devices=[]), suppress(Exception):  # the first training raises it

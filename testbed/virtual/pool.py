@@ -13,12 +13,12 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(Job):
-    """A training in the pool; implements `testbed.virtual.device.LazyTraining`."""
+    """A training in the pool, as a `testbed.virtual.device.LazyTraining`."""
 
     pool: Pool
     due: Nanoseconds = 0
     result: Outcome | None = None
-    """None until it is computed."""
+    """Result of the training; None until it is computed."""
 
     def outcome(self) -> Outcome:
         if self.steps == 0:
@@ -40,7 +40,8 @@ class Pool:
 
     trainer: BatchTrainer
     lazily: bool
-    """Whether only requested trainings are computed: updates in send buffers may never be fetched."""
+    """Whether to compute only trainings whose result was requested. An update in a send buffer may never
+    be fetched, so that its training is not needed."""
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
     def hand_in(self, ticket: Ticket) -> Ticket:
@@ -55,8 +56,8 @@ class Pool:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """Compute `ticket`; return its result. As many waiting trainings as are worth computing together
-        are computed with it, those that end earliest first."""
+        """Compute `ticket`; return its result. Other waiting trainings are computed together with it, up
+        to `trainer.together` in total. Trainings that end earliest come first."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

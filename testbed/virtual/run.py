@@ -97,7 +97,8 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
 
 
 class FileRecorder:
-    """Implements `testbed.virtual.simulation.Recorder`: events.jsonl, models/, and the view."""
+    """Recorder (`testbed.virtual.simulation.Recorder`) that writes events.jsonl and models/, and updates
+    the view."""
 
     def __init__(self, directory: RunDirectory, view: View) -> None:
         self.directory, self.view = directory, view
@@ -207,8 +208,8 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model` has the run id, and schema, vector and buffers of the model, from which messages are
-        made."""
+        """`model` has the run id, and the schema, vector and buffers of the model. The messages to
+        devices are made from them."""
         self._model = model
         self._sizes: dict[str, int] = {}
         """Bytes of an update on the wire, by the names of its pipeline steps."""
@@ -237,8 +238,8 @@ class _Fleet:
         self._common = spec.topology.update_steps
 
     def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
-        """Make a device, or restart it after its state `last`, from which it takes its disk, link, CPU
-        share, and random durations."""
+        """Make a device, or restart it after its last state `last`. A restarted device keeps its disk,
+        link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
@@ -297,8 +298,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """Devices with the links that they have at time 0, when the first models are sent. A link with a
-    trace has the trace's first values."""
+    """Yield the devices with the links that they have at time 0, when the first models are sent. A link
+    with a trace has the trace's first values."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
@@ -312,8 +313,9 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
-    """Cost of a step. If a `cpu` share needs the time of a step and the topology does not have it, it is
-    measured and written to the run directory, so that the run can be repeated with it."""
+    """Return the cost of a step. If a `cpu` share needs the time of a step and the topology does not
+    have this time, measure it. The measured time is written to the run directory, so that the run can be
+    repeated with it."""
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
@@ -341,8 +343,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """Return `virtual`, with keys that have no value set to the measured costs of an exchange between
-    clients."""
+    """Return a copy of `virtual` in which keys without a value have the measured costs of an exchange
+    between clients."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():

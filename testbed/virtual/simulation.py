@@ -53,12 +53,12 @@ class Recorder(Protocol):
 class Simulation:
     """Runs one aggregator and its clients to the end of the run.
 
-    `devices` makes a device when it first gets a model, so that only participating devices need memory,
-    and makes it again from its last state when it restarts. `steps` are the actions on devices in the
-    order of time; `absent` are the devices that are absent at the start. `evaluate` runs in a separate
-    thread, and its result is used at the next timer; or at once if the run may end because of it. With
-    `evaluates_alone`, it is used at once, too, because the task must not evaluate and train at the same
-    time. `sizes` are the bytes of a model and of an update.
+    `devices` makes a device when it first gets a model, so that only participating devices need memory.
+    When a device restarts, `devices` makes it again from its last state. `steps` are the actions on
+    devices in the order of time; `absent` are the devices that are absent at the start. `evaluate` runs
+    in a separate thread. Its result is used at the next timer, or at once if the run may end because of
+    it. With `evaluates_alone`, the result is always used at once, because the task must not evaluate and
+    train at the same time. `sizes` are the sizes of a model and of an update in bytes.
     """
 
     def __init__(
@@ -236,7 +236,8 @@ class Simulation:
         self._local(device.last_awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Plan `callback` of the client's process for `time`; pauses until then delay it."""
+        """Plan `callback` of the client's process for `time`. Pauses before that time delay the
+        callback."""
         lost = device.lost_to_pauses
 
         def due() -> None:
@@ -402,8 +403,8 @@ class Simulation:
         self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
         """Prepare the exchange between clients for the update that answers `dispatch`. The preparation
-        takes `took`; after it, a message is sent to each other present client. Returns the number of
-        messages."""
+        takes the duration `took`. After it, a message is sent to every other present client. Returns the
+        number of messages."""
         name = device.name
         count = exchange.prepare(dispatch, self._server.clients, took)
 

@@ -2,7 +2,7 @@
 slices.
 
 During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
-begins cold. Depending on the task, this costs from nothing to half as much again. The step is measured
+begins cold. Depending on the task, a step takes up to half as much time again. The step is measured
 under the same conditions: its process is stopped after slices as long as those of a quota, at a share of
 1/8, while two others train on the same core at a share of 1/5 each.
 """
@@ -42,11 +42,11 @@ _OTHERS = (0.2, 0.2)
 _SLICE = 5e-3
 """CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
-"""Number of rounds, each with slices and a whole core in turn: a host may be slower for a second or
-two."""
+"""Number of rounds. Each round measures in slices and then on a whole core, because a host may be slower
+for a second or two."""
 _SECONDS, _LONGEST = 0.1, 1.0
-"""CPU seconds of each measurement in a round, and its maximum wall seconds, unless a step takes
-longer."""
+"""CPU seconds of each measurement in a round, and its maximum wall seconds. A measurement takes longer
+if a single step does."""
 _WINDOW = 0.05
 """CPU seconds of a window. The median of the windows counts, so that a short disturbance has no
 effect."""
@@ -54,11 +54,11 @@ effect."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrial:
-    """The training whose step is measured, with all that a new process needs."""
+    """Training whose step is measured, with everything that a new process needs to run it."""
 
     task: Named
     code: str | None
-    """Folder of the user's own code; None: there is none."""
+    """Folder of the user's own code; None if there is no such code."""
     shard: Shard
     local: LocalTraining
     start: InitialModel
@@ -66,7 +66,8 @@ class StepTrial:
 
 def measure_step(work: StepTrial) -> tuple[float, float]:
     """Measure the CPU seconds of a step on a whole core of this host, and in slices at a share of
-    `SLICED_SHARE`, where a step takes at least as long. Takes some seconds. Raises HostError."""
+    `SLICED_SHARE`. The second result is never below the first. The measurement takes some seconds.
+    Raises HostError."""
     with keep_awake():
         done = subprocess.run(
             [*die_with_parent.prefix(), *run_module.command(__name__)],

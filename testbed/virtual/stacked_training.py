@@ -50,7 +50,7 @@ class Job:
     """Indices of the client's samples in the training set, shape (n,), n ≥ 1."""
     local: LocalTraining
     lr: float
-    """Step size, in place of that of `local`."""
+    """Step size, used in place of the step size of `local`."""
     steps: int
     """Number of mini-batch steps."""
     client: str = "a client"
@@ -81,8 +81,8 @@ class BatchTrainer:
         self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
     ) -> None:
         self._draws = task.fits
-        """Whether trainings draw random numbers from PyTorch's generator, which a process has only
-        once."""
+        """Whether trainings draw random numbers from PyTorch's generator. A process has only one such
+        generator."""
         self.remark: str | None = None
         """Sentence for the user on how clients are trained; None if they are trained together."""
         self.together = sys.maxsize

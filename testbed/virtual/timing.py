@@ -1,5 +1,5 @@
-"""Durations in virtual time: of a device's computations, and the delay of a message. The costs of steps
-and transfers are in `testbed.plan.costs`, the links in `testbed.virtual.network`."""
+"""Durations in virtual time: the computations of a device, and the delay of a message. The costs of
+steps and transfers are in `testbed.plan.costs`, the links in `testbed.virtual.network`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class ComputeTimes:
         return from_seconds(self._cost.per_start(self._device))
 
     def set_share(self, share: float) -> float:
-        """Change the CPU share of the device; return by what factor a step takes longer from now on."""
+        """Change the CPU share of the device; return the factor by which a step takes longer from now
+        on."""
         before = self._step
         self._device = replace(self._device, cpu=share)
         self._step = self._cost.per_step(self._device)
@@ -54,8 +55,8 @@ class ComputeTimes:
 def latency(rtt: float, jitter: float, loss: float, uniform: Callable[[], float]) -> float:
     """Seconds from the departure of a message's last packet to its arrival: half of `rtt` ± `jitter`.
 
-    Each time that it is lost, a retransmission timeout is added, because no later packet reveals the
-    loss. The timeout doubles each time (RFC 6298, with Linux's bounds). `rtt` and `jitter` are in
+    Each time that the packet is lost, a retransmission timeout is added, because no later packet reveals
+    the loss. The timeout doubles each time (RFC 6298, with Linux's bounds). `rtt` and `jitter` are in
     seconds, `loss` is a fraction below 1, and `uniform` draws from [0, 1).
     """
     delay = rtt / 2

@@ -1,10 +1,10 @@
 """Activity of a device in the last minute, from a run's records, and an estimate of its present
 activity.
 
-Pure. What a device did for an update is recorded only when the update is applied. So the activity after
-the last update is inferred, and marked as inferred: it is assumed to be like the cycle before. After the
-length of that cycle, telemetry decides: whether the device uses its CPU. The record of the next update
-replaces what was inferred.
+What a device did for an update is recorded only when the update is applied. So the activity after the
+last update is inferred, and marked as inferred: it is assumed to be like the previous cycle. After the
+length of that cycle, the activity is inferred from telemetry, which shows whether the device uses its
+CPU. The record of the next update replaces what was inferred.
 """
 
 from __future__ import annotations
@@ -59,24 +59,25 @@ class Activity:
     _until: float = math.inf
     """Time up to which the activity is known; infinity before the device was first present."""
     _seconds: dict[int, _Seconds] = field(default_factory=dict)
-    """For each second: how much of it was spent in which state."""
+    """Seconds spent in each state, by second of device time."""
     _pending: deque[UpdateApplied] = field(default_factory=deque)
-    """Updates that are not yet in `_seconds`; they are added when the activity is asked for."""
+    """Updates that are not yet in `_seconds`; they are added when the activity is requested."""
     _last: UpdateApplied | None = None
     """The last update in `_seconds`; None before the first."""
     _cycle: tuple[Span, ...] = ()
-    """Spans of the cycle of `_last`."""
+    """Activity for `_last` from its dispatch to its arrival, as spans."""
     _applied: float = -math.inf
-    """Time at which `_last` was applied, if the device gets its next model only after that. −infinity if
-    its last model was sent before its previous update was applied, or if this is unknown."""
+    """Time at which `_last` was applied, if the device is expected to wait for that before it gets its
+    next model; otherwise −infinity. A device is expected to wait if it also waited before `_last`: its
+    model for `_last` was dispatched after its previous update had been applied."""
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """(time, busy): up to this time, the device used, or did not use, its CPU."""
+    """Pairs (time, busy): whether the device used its CPU from the previous sample until this time."""
     _holds: dict[Hold, float] = field(default_factory=dict)
-    """Present holds, and the time since when."""
+    """Start of each present hold, by hold."""
     _held: deque[Span] = field(default_factory=deque)
-    """Times in which a hold kept the device from working, without overlap. The end of a present one is
+    """Spans in which a hold kept the device from working, without overlap. The end of a present hold is
     infinity."""
 
     def begin(self, at: float) -> None:
@@ -100,7 +101,8 @@ class Activity:
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
-        """Note that the device is `down`, `cut off` or `frozen` from now on. It may be so already."""
+        """Note that the device is `down`, `cut off` or `frozen` from now on. Nothing changes if the
+        device is already in that state."""
         if what in self._holds:
             return
         if what == "down":  # its work is lost, and no update will report it
@@ -112,7 +114,7 @@ class Activity:
         self._changed(at)
 
     def release(self, what: Hold, at: float) -> None:
-        """Note the end of a hold. The device need not have had it."""
+        """Note the end of a hold. Nothing changes if the device does not have this hold."""
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 
@@ -197,8 +199,8 @@ class Activity:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, it is the
-        state that took longer in the last cycle."""
+        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, all of it
+        gets the state that took longer in the last cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
@@ -253,8 +255,8 @@ def _oldest(at: float) -> int:
 
 
 def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -> None:
-    """Add `span` to each second that it covers, beginning with second `first`; None: only the last
-    minute before its end."""
+    """Add `span` to each second that it covers, beginning with second `first`. If `first` is None, add
+    only the last minute of the span."""
     begin = max(span.begin, _oldest(span.end) if first is None else first)
     cell = ActivityCell(span.state, span.inferred)
     while begin < span.end:
@@ -265,8 +267,8 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
 
 
 def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
-    """Return the activity of a client for `update`, from dispatch to arrival, after `since`. Spans with
-    unknown times are left out."""
+    """Return the activity of a client for `update`, from dispatch to arrival, as spans. Times before
+    `since` and spans with unknown times are left out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),

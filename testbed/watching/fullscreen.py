@@ -40,8 +40,8 @@ _MAX_KEPT_MESSAGES = 20
 def view(
     console: Console, run_overview: Overview, directory: RunDirectory, *, watching: bool = False
 ) -> LiveView:
-    """Return a full-screen view if `console` writes to a terminal; otherwise a view of lines.
-    `watching`: whether another process controls the run; it may have ended then."""
+    """Return a full-screen view if `console` writes to a terminal; otherwise a view of lines. If
+    `watching` is true, another process controls the run, and the run may already have ended."""
     terminal = Terminal.for_console(console)
     if terminal is None:
         return LiveView(console, run_overview)
@@ -131,7 +131,7 @@ class FullScreenView(LiveView):
             self._due = 0.0
 
     def _learn(self) -> None:
-        """Read facts that are in the run directory and not in the plan."""
+        """Read facts that are in the run directory but not in the plan."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
             if cpus := read.cpus:  # of this host
@@ -156,8 +156,8 @@ class FullScreenView(LiveView):
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
-        """Read new telemetry samples. Their times are on the host's clock; later samples than shown are
-        ignored."""
+        """Read new telemetry samples, whose times are on the host's clock. Samples later than the time
+        shown are ignored."""
         if self._overview.is_virtual or not self._tally.started:
             return
         if self._samples is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a 
 _RARE = ("paused", "offline")
 """Columns of the summary that are left out if no device was in this state."""
 _MAX_ROWS = 20
-"""Maximum number of devices in the summary; if there are more, it is by group."""
+"""Maximum number of devices in the summary; if there are more, each row is a group."""
 _PRINT_INTERVAL_SECONDS = 1.0
 """Minimum time between two lines."""
 _SECTIONS = 10
@@ -56,7 +56,8 @@ class LiveView(View):
         self.quit = False
         """Whether the user has closed the view."""
         self.judgement: Judgement | None = None
-        """Judgement of the finished run; None before its end, and if it was not judged."""
+        """Judgement of the finished run; None before the end of the run, or if the run was not
+        judged."""
 
     def __exit__(self, *_: object) -> None:
         self._print_notices()
@@ -103,7 +104,8 @@ class LiveView(View):
         self.judgement = judgement
 
     def over(self, outcome: str, validity: Validity | None) -> None:
-        """Note how the watched run ended; an empty `outcome`: it is running (again)."""
+        """Note how the watched run ended. An empty `outcome` means that the run is running, possibly
+        again."""
         self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:

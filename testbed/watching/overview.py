@@ -25,7 +25,7 @@ class OverviewDevice:
     cpu: float | None = None
     """Requested share of one host core; None if there is no limit."""
     importance: float = math.nan
-    """p_i: weight in the objective; NaN before the data are partitioned."""
+    """Weight p_i of the device in the objective; NaN before the data are partitioned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Overview:
     run: str = ""
     """Run id."""
     links: bool = False
-    """Whether telemetry counts the bytes that devices send and receive: in containers, and for processes
-    with links."""
+    """Whether telemetry counts the bytes that devices send and receive. It counts them in containers,
+    and for processes with links."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
@@ -53,8 +53,9 @@ class Overview:
         return is_simulated(self.runtime)
 
     def progress(self, at: float, updates: int) -> float:
-        """Return the progress of the run, from 0 to 1, at device time `at` (s) after `updates` updates,
-        by the stop condition that is closest; 0 if it stops only at an accuracy."""
+        """Return the progress of the run, from 0 to 1, at device time `at` in seconds, after `updates`
+        updates. The stop condition that is closest counts. The progress is 0 if the run stops only at an
+        accuracy."""
         ends = ((at, self.stop.after), (updates, self.stop.updates))
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 

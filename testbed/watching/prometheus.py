@@ -66,7 +66,8 @@ def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
 
 
 def _only_own_hosts(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplication:
-    """Return `app`, restricted to requests to this server's own names and not from foreign pages."""
+    """Return `app`, restricted to requests that are sent to this server's own names and do not come from
+    foreign pages."""
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if app and hosts.includes(environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")):
@@ -90,7 +91,7 @@ class _DeviceMetrics:
     used: float = nan
     """Share of a core used since the previous sample."""
     memory: float = nan
-    """Bytes in use."""
+    """Memory in use, in bytes."""
     totals: Counter[str] = field(default_factory=Counter)
     """Totals of `_COUNTERS`; counters without values are missing."""
     _last: Mapping[str, float] = field(default_factory=dict)
@@ -172,7 +173,7 @@ class RunCollector(Collector):
         self._records = RecordFollower(directory.events)
         self._samples = Samples(directory.telemetry)
         self._lock = Lock()
-        """Each scrape runs in its own thread."""
+        """Lock for the collector's state, because each scrape runs in its own thread."""
         self._totals = _Totals()
         self._devices: dict[str, _DeviceMetrics] = {}
 

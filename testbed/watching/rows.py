@@ -1,4 +1,4 @@
-"""The rows of the screen, for devices or groups, filtered and sorted. Pure."""
+"""The rows of the screen, for devices or groups, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from testbed.watching.tally import Tally
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figures of a device or a group. NaN if unknown."""
+    """Figures of a device or a group. An unknown figure is NaN."""
 
     name: str
     grouped: bool
@@ -37,11 +37,11 @@ class Row:
     """Share of a core used in the last seconds, mean over the devices. Less than requested if a device
     waited."""
     memory: float
-    """Bytes in use, mean over the devices."""
+    """Memory in use in bytes, mean over the devices."""
     up: float
-    """bit/s sent, mean over the devices."""
+    """Sending rate in bit/s, mean over the devices."""
     down: float
-    """bit/s received, mean over the devices."""
+    """Receiving rate in bit/s, mean over the devices."""
     share: float
     """Share of all applied updates."""
     importance: float
@@ -83,7 +83,7 @@ def rows(
 
 
 def in_order(unsorted: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
-    """Sort rows by one of SORTS. Rows without a figure come last, also with `reverse`."""
+    """Sort rows by one of SORTS. Rows with an unknown figure come last, even with `reverse`."""
     key = SORTS[sort]
     unsorted = list(unsorted)
     if key is None:

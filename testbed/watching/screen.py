@@ -1,4 +1,4 @@
-"""One frame of the full-screen view of a run, as lines of text that fit on the terminal. Pure."""
+"""One frame of the full-screen view of a run, as lines of text that fit on the terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Style(NamedTuple):
     signs: str
     """Two characters: for known and for inferred activity."""
     ascii: str
-    """Same on a terminal that supports only ASCII."""
+    """Same two characters on a terminal that supports only ASCII."""
 
 
 _STYLES = {
@@ -55,9 +55,9 @@ _STYLES = {
 _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Possible widths of a bar, in cells: divisors of 60, so that each cell covers whole seconds."""
 _STATE = 8
-"""Width of the column with the state."""
+"""Width of the column with the state, in characters."""
 _ROOM = 9
-"""Lines besides the rows: header 4, headings, messages 2, legend, help."""
+"""Number of lines besides the rows: header 4, headings, messages 2, legend, help."""
 
 
 class _Column(NamedTuple):
@@ -92,7 +92,7 @@ class Screen:
     tally: Tally
     selection: Selection = field(default_factory=Selection)
     validity: Validity | None = None
-    """Verdict so far; None if unknown or not applicable."""
+    """Verdict on the run so far; None if it is unknown or does not apply."""
     outcome: str = ""
     """How the run ended; empty while it is running."""
     real: float | None = None
@@ -115,7 +115,8 @@ class Screen:
         return max(1, height - _ROOM)
 
     def is_grouped(self, height: int) -> bool:
-        """Whether rows are groups: as the user chose, or if the devices do not fit on the screen."""
+        """Whether rows are groups. Without a choice of the user, they are groups if the devices do not
+        fit on the screen."""
         by_user = self.selection.grouped
         return len(self.overview.devices) > self.page(height) if by_user is None else by_user
 
@@ -225,8 +226,8 @@ class Screen:
         return line
 
     def _bar(self, row: Row, at: float, width: int) -> Text:
-        """Return the bar of a row: the device's states over time; for groups, or if the user chose it,
-        the share of each state."""
+        """Return the bar of a row: the device's states over time. For groups, or if the user chose it,
+        the bar shows the share of each state."""
         activities = [self.tally.devices[device].activity for device in row.devices]
         if not row.grouped and not self.selection.stacked:
             cells = activities[0].cells(at, width)
@@ -274,7 +275,7 @@ class Screen:
 
 
 def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, int]:
-    """Return the widths of names, the longest of which has `longest` characters, and of bars."""
+    """Return the width of names and the width of bars. The longest name has `longest` characters."""
     room = width - 2 - 1 - _STATE - 1 - sum(1 + column.width for column in columns)
     name = min(16, longest, max(8, room - _WIDTHS[-1]))
     return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])

@@ -1,4 +1,4 @@
-"""The user's selection on the screen, and how keys change it. Pure."""
+"""The user's selection on the screen, and how keys change it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Selection:
     """Selection of the user."""
 
     sort: str = ""
-    """An order in `rows.SORTS`."""
+    """Sort order: a key of `rows.SORTS`."""
     reverse: bool = False
     """Whether the order is reversed."""
     matching: str = ""
@@ -64,8 +64,9 @@ class Selection:
 def press_key(
     selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
 ) -> tuple[Selection, Request]:
-    """Return the selection after `key`, and what the user requests with it; None if nothing. `rows`: all
-    rows, `page`: number of rows on the screen, `grouped`: whether rows are groups."""
+    """Return the selection after `key`, and the user's request; None if the key requests nothing. `rows`
+    are all rows, `page` is the number of rows on the screen, and `grouped` says whether rows are
+    groups."""
     if selection.unconfirmed is not None:
         return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
     if selection.typing:

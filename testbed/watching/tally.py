@@ -1,4 +1,4 @@
-"""Running totals of a run's records. Pure: uses neither clock nor screen."""
+"""Running totals of a run's records. The module uses neither a clock nor the screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.watching.usage import DeviceUsage
 _RATE_WINDOW_SECONDS = 10.0
 """Window of the update rate, in seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
-"""Share of its CPU share from which on a device counts as training. Transfers use less."""
+"""Minimum part of its CPU share that a device uses while it trains. Transfers use less."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
 

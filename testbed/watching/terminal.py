@@ -95,7 +95,7 @@ class Terminal:
             self._write(_BEGIN_FRAME + written + _END_FRAME)
 
     def redraw(self) -> None:
-        """Write the whole next frame, not only differences."""
+        """Make the next `paint` write the whole frame, not only differences."""
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
@@ -117,7 +117,7 @@ class Terminal:
         return [_KEYS.get(sequence, sequence) for sequence in sequences]
 
     def leave(self) -> None:
-        """Restore the terminal. Idempotent."""
+        """Restore the terminal. Further calls have no effect."""
         if not self.active:
             return
         with uninterrupted():
@@ -151,7 +151,8 @@ class Terminal:
         self._suspended = True
 
     def _suspend(self) -> None:
-        """Handle Ctrl-Z: restore the terminal and stop. The next frame draws on it again."""
+        """Handle Ctrl-Z: restore the terminal and stop. The next frame is drawn on the terminal
+        again."""
         self._suspended = False
         self.leave()
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -177,8 +178,8 @@ def _own_terminal(file: IO[str] | None) -> int | None:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Whether this program runs in the foreground of the terminal `fd`, so that it may change its
-    modes."""
+    """Whether this program runs in the foreground of the terminal `fd`, so that it may change the
+    terminal's modes."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:  # not the terminal of this session, so there is no foreground to check

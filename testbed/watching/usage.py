@@ -1,4 +1,4 @@
-"""Resource usage of a device over the last seconds, from its telemetry. Pure."""
+"""Resource usage of a device over the last seconds, from its telemetry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 from agents.events import LARGEST
 
 _WINDOW_SECONDS = 5.0
-"""Window for rates; over shorter windows they fluctuate."""
+"""Window for rates. Rates over shorter windows fluctuate."""
 _MAX_AGE_SECONDS = 3.0
-"""Maximum age of the newest sample for which present figures are known."""
+"""Maximum age of the newest sample. If it is older, present figures are unknown."""
 
 
 class _TimedFigures(NamedTuple):
@@ -22,11 +22,11 @@ class _TimedFigures(NamedTuple):
     cpu: float
     """CPU seconds since the start of the device."""
     sent: float
-    """Bytes sent since then; NaN if not counted."""
+    """Bytes sent since the start of the device; NaN if not counted."""
     received: float
-    """Bytes received since then; NaN if not counted."""
+    """Bytes received since the start of the device; NaN if not counted."""
     memory: float
-    """Bytes in use; NaN if unknown."""
+    """Memory in use, in bytes; NaN if unknown."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class DeviceUsage:
 
     @property
     def latest(self) -> float:
-        """Share of a core used between the last two samples; NaN if there are fewer."""
+        """Share of a core used between the last two samples; NaN if there are fewer than two samples."""
         if len(self._samples) < 2:
             return nan
         before, last = self._samples[-2], self._samples[-1]
@@ -64,16 +64,16 @@ class DeviceUsage:
         return self._rate("cpu", at)
 
     def memory(self, at: float) -> float:
-        """Return the bytes in use at `at`; NaN if unknown."""
+        """Return the memory in use at `at`, in bytes; NaN if unknown."""
         fresh = bool(self._samples) and self._samples[-1].at >= at - _MAX_AGE_SECONDS
         return self._samples[-1].memory if fresh else nan
 
     def up(self, at: float) -> float:
-        """Return the bit/s sent over the last seconds before `at`; NaN if unknown."""
+        """Return the sending rate in bit/s over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("sent", at)
 
     def down(self, at: float) -> float:
-        """Return the bit/s received over the last seconds before `at`; NaN if unknown."""
+        """Return the receiving rate in bit/s over the last seconds before `at`; NaN if unknown."""
         return 8 * self._rate("received", at)
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:

@@ -26,16 +26,17 @@ _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
 """Time between two checks whether the run has ended."""
 _READ_BYTES = 4 * 2**20
-"""Events read at a time: a long run is read in pieces, so that keys stay responsive."""
+"""Number of bytes of events to read at a time. A long run is read in pieces, so that keys stay
+responsive."""
 _NICE = 10
 _MAX_ERROR = 200
 """Maximum number of characters of the reason why a run failed."""
 
 
 def watch(directory: RunDirectory, console: Console) -> None:
-    """Show the run until the user quits or, without a terminal, until it ends.
+    """Show the run until the user quits. Without a terminal, show it until the run ends.
 
-    Raises BadInputError, also where the directory cannot be read.
+    Raises BadInputError, for example if the directory cannot be read.
     """
     with suppress(OSError):
         os.nice(_NICE)
@@ -60,8 +61,8 @@ def watch(directory: RunDirectory, console: Console) -> None:
 
 
 def _planned(directory: RunDirectory, console: Console) -> Overview:
-    """Wait for the plan of the run, and return its overview. Raises BadInputError if the run ends
-    before."""
+    """Wait for the plan of the run, and return its overview. Raises BadInputError if the run ends before
+    it has a plan."""
     announced = False
     while (known := overview.read(directory)) is None:
         if directory.controller() is None:
@@ -76,7 +77,7 @@ def _planned(directory: RunDirectory, console: Console) -> Overview:
 
 
 def _outcome(manifest: dict[str, Any]) -> tuple[str, Validity | None]:
-    """Return how the run ended, and its validity; None if it was not judged."""
+    """Return how the run ended, and its validity. The validity is None if the run was not judged."""
     outcome, judged = manifest.get("outcome"), manifest.get("validity")
     description = "crashed" if outcome is None else f"ended: {events.end_reason(outcome)}"
     if error := str(manifest.get("error") or ""):
