@@ -99,7 +99,8 @@ def download(host: str, port: int, rate: int) -> float:
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
-    """Start the measurement server, in threads that run until `shutdown`. Port 0: any free port."""
+    """Start the measurement server, in threads that run until `shutdown`. `port`: 0 for any free
+    port."""
     server = _RelayProbeServer((host, port), _RelayProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server
