@@ -344,7 +344,7 @@ class AggregatorConfig:
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs reserved for evaluations; empty: evaluations run on the aggregator's CPUs."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs of the aggregator if evaluations have their own; else empty."""
+    """CPUs of the aggregator if evaluations have their own CPUs; empty otherwise."""
     evaluate_classes: bool = False
     """Whether each class of the test set is also evaluated separately."""
     device_set: str | None = None

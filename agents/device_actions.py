@@ -178,7 +178,7 @@ class DeviceState:
     """State of a device after all actions since the start of the run."""
 
     cpu: float | None = None
-    """CPU share in host cores; None: unchanged since the start of the run."""
+    """CPU share in host cores; None if it is unchanged since the start of the run."""
     link: Mapping[str, float | None] = field(default_factory=dict)
     """Current values of the link's fields that have changed since the start of the run, as in
     `SetLink`."""

@@ -103,7 +103,7 @@ class UpdateApplied:
 
     @property
     def at(self) -> float:
-        """Time of the record, as in every record: `applied`. Not stored."""
+        """Time of the record, which every record has: equal to `applied`. Not stored."""
         return self.applied
 
 
@@ -141,10 +141,10 @@ class RoundUnfinished:
     client: str
     base_version: int
     dispatched: float
-    """When the aggregator took the model that it sent; if several models were unanswered, the first of
-    them."""
+    """When the aggregator took the model that it sent. If several models were unanswered, this is the
+    time of the first one."""
     until: float
-    """When the rejected update arrived. If no update was rejected, when no update was expected any more
+    """When the rejected update arrived. If no update was rejected: when no update was expected any more
     (`at`)."""
     dispatch: int = 0
     """Number of the newest dispatch that this record covers. The record covers all updates of the client
@@ -214,7 +214,7 @@ class Acted:
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
-    """The action's JSON form, see `agents.device_actions.to_json`."""
+    """The action's JSON form, as `agents.device_actions.to_json` returns it."""
 
     @property
     def action(self) -> Action | None:

@@ -163,7 +163,7 @@ class DelayLine:
         return self._heads[0][0] if self._heads else None
 
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
-        """Release the packets that are due, or become due within `early` seconds.
+        """Release the packets that are due or become due within `early` seconds.
 
         Return (queue, packet) for each queue that has such packets. The kernel must accept this packet
         and all packets before it in the queue.
@@ -241,9 +241,9 @@ class DelayServer:
         self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
 
     def _may_be_merged(self, queue: int, impairment: Impairment) -> bool:
-        """Whether the kernel may hand over several packets merged into one. A merged packet is lost, or
-        passes a shared link, as a whole: up to 45 packets in a row. That makes no difference if all or
-        no packets are lost and the rate is not shared."""
+        """Whether the kernel may hand over several packets merged into one. A merged packet, which has
+        up to 45 packets in a row, is lost or passes a shared link as a whole. Merging makes no
+        difference if all or no packets are lost and the rate is not shared."""
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> QueueTally:

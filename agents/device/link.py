@@ -214,8 +214,8 @@ def full_queue_seconds(link: AccessLink | None) -> float:
 
 
 def _queue(rate: int) -> int:
-    """Return the queue length in bytes for `rate`: 200 ms, as in an access router; at least 12
-    packets."""
+    """Return the queue length in bytes for `rate`: 200 ms of the rate, as in an access router, but at
+    least 12 packets."""
     return max(12 * PACKET, rate // 8 // 5)
 
 

@@ -56,8 +56,7 @@ class TcpConnection(NamedTuple):
     unsent: int
     """Bytes that its process has written and TCP has not sent yet."""
     unanswered: float
-    """Seconds since the other side acknowledged anything, while data waits for acknowledgement; else
-    0."""
+    """Seconds since the other side last acknowledged data; 0 if no data waits for acknowledgement."""
 
 
 class Netlink:

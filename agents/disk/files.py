@@ -74,8 +74,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, also for other kinds of files: opening a pipe
-    might wait for ever, and a device such as /dev/zero has no end."""
+    """Open a regular file for reading. Raises OSError, for instance for any other kind of file: opening
+    a pipe might wait for ever, and a device such as /dev/zero has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

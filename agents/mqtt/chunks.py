@@ -45,7 +45,7 @@ class Body:
     """The part of a payload after its header, cut into chunks that payloads with equal bodies share."""
 
     whole: bytes = b""
-    """The body if it fits into one message; else empty."""
+    """The body if it fits into one message; empty otherwise."""
     number: int = 0
     """Random number that identifies the body."""
     chunks: Sequence[Chunk] = ()

@@ -61,9 +61,9 @@ class _Arriving:
     identifier: int | None = None
     """Packet identifier; None unless the QoS is 1."""
     payload: bytearray | None = None
-    """Payload of a message that is not a chunk; else None."""
+    """Payload of a message that is not a chunk; None for a chunk."""
     share: int | None = None
-    """Bytes of a chunk that `joiner` accepts; else None."""
+    """Length in bytes of a chunk that `joiner` accepts; None for any other message."""
 
 
 class StreamingClient(paho.Client):
@@ -93,8 +93,8 @@ class StreamingClient(paho.Client):
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close_sockets(self) -> None:
-        """Close all sockets, also the pair that wakes paho's thread; call it after `loop_stop`. paho
-        closes this pair only when the client is deleted. Nothing may be published meanwhile."""
+        """Close all sockets, including the pair that wakes paho's thread. Call this after `loop_stop`.
+        paho closes this pair only when the client is deleted. Nothing may be published meanwhile."""
         self._reset_sockets()
 
     @property

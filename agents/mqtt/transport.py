@@ -149,7 +149,7 @@ class Connection:
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
-        """Use `port` for all further reconnects, because the broker has moved. Call it while the
+        """Use `port` for all further reconnects, because the broker has moved. Call this while the
         connection is lost."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 

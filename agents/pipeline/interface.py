@@ -188,7 +188,7 @@ class ServerStep:
 
 
 class UpdateStep(ABC):
-    """Parameters of a step: a frozen dataclass."""
+    """A step with its parameters: a frozen dataclass."""
 
     field: ClassVar[str | None] = None
     """Header field that marks updates encoded by this step; None if the step does not encode."""

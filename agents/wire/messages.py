@@ -168,8 +168,8 @@ class UsageSample(_Fields, frozen=True, kw_only=True):
     ran: Seconds | None = None
     """Seconds during which the client's main thread, which trains, was on a CPU."""
     waited: Seconds | None = None
-    """Seconds during which that thread wanted to run but was not on a CPU: throttled, suspended, or
-    waiting in the queue of a core."""
+    """Seconds during which the client's main thread wanted to run but was not on a CPU: it was
+    throttled, suspended, or in the queue of a core."""
     memory: Count
     """Bytes of memory in use at `at`."""
     received: Count | None = None
@@ -220,11 +220,11 @@ class CgroupLimits(_Fields, frozen=True, kw_only=True):
     weight: Limit | None = None
     """CPU weight of cgroup v2."""
     cpus: Cpuset | None = None
-    """Cores, such as `0,2-3`."""
+    """Numbers of the cores, such as `0,2-3`."""
     memory: Limit | None = None
-    """Bytes of memory."""
+    """Memory in bytes."""
     swap: Limit | None = None
-    """Bytes of swap in addition to memory; None if the host has swap that the kernel cannot limit."""
+    """Swap in bytes, in addition to memory; None if the host has swap that the kernel cannot limit."""
 
 
 class LimitsRead(_Fields, frozen=True):
@@ -239,8 +239,8 @@ class LimitsRead(_Fields, frozen=True):
 class Disturbance(_Fields, frozen=True):
     """An unplanned event disturbed the run from `since` to `at`, on the host's monotonic clock.
 
-    `device` is the device that noticed it, or the router. A disturbance that lasts is sent again when it
-    is over, with the same `since`."""
+    `device` is the device that noticed the event, or the router. A disturbance that lasts is sent again
+    when it is over, with the same `since`."""
 
     device: Name
     at: Seconds
@@ -264,7 +264,7 @@ class GpuFigures(_Fields, frozen=True):
 
 
 class GpuSample(_Fields, frozen=True):
-    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures it and
+    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures this and
     writes it to the run's telemetry; it is never sent as a message."""
 
     device: Name

@@ -1,5 +1,5 @@
 """Messages of secure aggregation, other than the masked updates: a fixed head, then bytes whose length
-the run's settings determine. A message of another length is refused before it is used."""
+the run's settings determine. A message of any other length is refused."""
 
 from __future__ import annotations
 

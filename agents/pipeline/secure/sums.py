@@ -41,7 +41,7 @@ class Sum:
     holders: set[str]
     """Clients that have answered or can still answer."""
     answers: dict[str, Words] = field(default_factory=dict)
-    """Sum of shares that each client has sent, by client."""
+    """Sums of shares that the clients have sent, by client."""
 
     @property
     def wanted(self) -> list[tuple[str, int, int]]:
