@@ -84,7 +84,7 @@ class HostReading:
     clock_uncertainty: float
     """Maximum error in seconds of the other host's times after their conversion to this host's clock."""
     load: HostSample | None
-    """Load since the previous reading; None if unknown, as in the first reading."""
+    """Load since the previous reading; None if unknown. The first reading has no load."""
 
 
 class Meter(Protocol):

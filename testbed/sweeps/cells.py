@@ -75,7 +75,7 @@ class KeyChange:
     path: str
     """The key as the user wrote it, such as `devices[0].cpu`."""
     where: Where
-    """`path`, parsed."""
+    """Parsed form of `path`."""
     value: Any
     """The new value."""
     at: Where

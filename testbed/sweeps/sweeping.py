@@ -39,7 +39,7 @@ from testbed.sweeps.worker import CellOutcome, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Maximum size of `index.json`."""
+"""Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
 """Durations for runs in virtual time that earlier runs have measured, by `_step_key` or
@@ -82,7 +82,7 @@ class Index:
         return directory if done else None
 
     def tries(self, cell: SweepCell) -> int:
-        """Return the number of ended runs of `cell`, which must be done."""
+        """Return the number of ended runs of `cell`. The cell must be done."""
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def must_repeat(self, cell: SweepCell, repeats: int) -> bool:

@@ -20,7 +20,7 @@ class BridgeNetwork:
     name: str
     labels: Mapping[str, str]
     internal: bool = True
-    """Whether it is isolated from all other networks."""
+    """Whether the network is isolated from all other networks."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of Docker's bridge driver."""
 

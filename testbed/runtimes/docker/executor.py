@@ -243,8 +243,8 @@ def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units:
 def _on_cgroups(
     engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]
 ) -> str | None:
-    """Run shell commands on this host's control groups. They run as root, without other privileges and
-    without a network. Returns the error; None if all succeeded."""
+    """Run shell commands on this host's control groups. The commands run as root, without other
+    privileges and without a network. Returns the error; None if all commands succeeded."""
     try:
         _as_root(
             engine,
@@ -295,7 +295,7 @@ def isolate(
             and kernel.may_change_networks()
             and bridge in (name for _, name in socket.if_nameindex())
             and shutil.which("bridge")
-            # Isolation skips processes that have ended: those of another namespace would look like that.
+            # Isolation skips ended processes, and processes of another namespace would look ended.
             and all(_is_visible(pids[container], container) for container in found)
         ):
             isolation.isolate(bridge, ends)

@@ -1,4 +1,4 @@
-"""Measures the resources that a run's containers use on this host."""
+"""Meter of the resources that a run's containers use on this host."""
 
 from __future__ import annotations
 

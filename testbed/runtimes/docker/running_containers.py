@@ -1,4 +1,4 @@
-"""The containers of a running run: their exit codes, processes and limits."""
+"""The containers of a live run: their exit codes, processes and limits."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """CPU limit for ordinary processes: suspend and resume them so that each gets its share of one core.
 
-A control loop on the CPU time that a process has really used: its budget grows by share × elapsed time
-and shrinks by the CPU time used; while the budget is not positive, the process is suspended. A negative
-budget is carried over, so that in the long run no process gets more than its share. Unused budget is not
-saved (as with the kernel's CFS quota), except for the little that compensates for late ticks.
+A control loop measures the CPU time that each process has really used. The budget of a process grows by
+share × elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
+suspended. A negative budget is carried over, so that in the long run no process gets more than its
+share. Unused budget is not saved (as with the kernel's CFS quota), except for the little that
+compensates for late ticks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures CPU time, memory and traffic of a run's processes, and which of them are stopped."""
+"""Meter of a run's processes: their CPU time, memory and traffic, and which processes are stopped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run, by component. After a restart of a component, its latest process."""
+    """Processes of a run, by component. A restarted component has its latest process."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None

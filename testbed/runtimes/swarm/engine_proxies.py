@@ -73,7 +73,7 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder` is for sockets, and accessible to this process only. `image` is the image of the
+        """`folder` is for sockets, and only this process can access it. `image` is the image of the
         services. `suffix` distinguishes the services' names from those of an earlier process of the run,
         which may still exist."""
         self._manager = manager
@@ -245,8 +245,8 @@ class EngineProxies:
         self._disconnect()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
-        """Whether a container is one of these proxies. Proxies of an earlier process that was killed are
-        not."""
+        """Whether a container is a proxy of this object. Proxies of an earlier process that was killed
+        do not count."""
         return bool(container["Labels"].get(executor.SERVICE_LABEL) == self._service)
 
     def _disconnect(self) -> None:

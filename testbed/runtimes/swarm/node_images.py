@@ -37,8 +37,8 @@ class Push(NamedTuple):
 
 
 def images_to_push(built: Images, registry: str) -> list[Push]:
-    """Images that nodes pull. They include those of broker and aggregator, which run on this host, but
-    are services like all others."""
+    """Images that nodes pull. The images of broker and aggregator are included: both run on this host,
+    but are services like all others."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
         repository, _, version = registry_name(tag, registry).rpartition(":")

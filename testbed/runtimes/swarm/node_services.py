@@ -210,8 +210,11 @@ class Routers:
         """Components of the routers, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node. Each then waits for its configuration. Return the address of each
-        router on its node's bridge, which has no name service, by node."""
+        """Start a router on each node. Each then waits for its configuration.
+
+        Returns the addresses of the routers on their nodes' bridges, by node. The bridges have no name
+        service.
+        """
         context, router = self._context, self._context.launch.router
         if router is None:
             raise HostError("the plan has no router, which a run on a Swarm needs")
@@ -244,7 +247,8 @@ class Routers:
         places: agent_configs.Places,
         certificate: str,
     ) -> None:
-        """Send each router its configuration, which has the addresses of the running `devices`."""
+        """Send each router its configuration. The configuration has the addresses of the running
+        `devices`."""
         context = self._context
         for node, component in self._components.items():
             login = accounts[router_user(node)].at(*places.router, certificate)

@@ -120,8 +120,11 @@ def remove(
 def temporary_proxies(
     manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
 ) -> Iterator[EngineProxies]:
-    """Context with proxies to the engines of all nodes. Their labels have a run id that begins with
-    `purpose`, by which `testbed down` finds them. Raises HostError."""
+    """Context with proxies to the engines of all nodes. Raises HostError.
+
+    The labels of the proxies have a run id that begins with `purpose`, so that `testbed down` finds
+    them.
+    """
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
         proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
