@@ -178,8 +178,8 @@ class GpuMeter:
     """Meter of the use of some GPUs by the processes of this host."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
-        """`uuids`: UUIDs of the GPUs to measure. `nvml`: see `survey`. Raises OSError if NVML does not
-        answer."""
+        """`uuids`: UUIDs of the GPUs to measure. `nvml`: the module pynvml, or a replacement for
+        tests. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
         """NVML's time of the latest sample of each GPU, in µs."""

@@ -39,7 +39,8 @@ class TorchSource(NamedTuple):
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
-    """Choose for this machine: CPU builds, unless it has an NVIDIA driver or does not run Linux."""
+    """Choose the source for this machine: CPU builds, unless it has an NVIDIA driver or does not run
+    Linux."""
     if sys.platform != "linux":
         return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):

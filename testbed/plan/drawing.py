@@ -50,7 +50,7 @@ class Picture:
 
 
 def picture(topology: Topology, plan: Plan) -> Picture:
-    """Collect what to draw of the plan of `topology`. Figures are in device time."""
+    """Collect the texts for a picture of the plan of `topology`. Figures are in device time."""
     first: dict[str, PlannedDevice] = {}
     for device in plan.devices:
         first.setdefault(device.group, device)

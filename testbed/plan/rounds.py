@@ -110,7 +110,7 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and what is unknown. `timing` is a minimum."""
+    """Return the known seconds of local training, and the unknown parts. `timing` is a minimum."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:

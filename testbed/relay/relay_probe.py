@@ -32,7 +32,7 @@ _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
 """Bounds of a transfer: enough packets to measure a rate, but not too long for start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Bytes on the wire per byte of payload; payload is what is measured."""
+"""Bytes on the wire per byte of payload: it converts the measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds, in addition to the link's delay, within which the next byte must arrive."""
 

@@ -147,7 +147,7 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """Device -> its state after the actions on it; only devices with an action."""
+        """Device -> its state after the actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
         """Process of the run that somebody else has stopped -> time at which that was noticed, on the
         monotonic clock."""

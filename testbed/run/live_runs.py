@@ -204,8 +204,8 @@ def take_down(live: LiveRun) -> None:
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller to end its run, and wait until the controller has ended. Does nothing if it
-    is not alive."""
+    """Ask the controller to end its run, and wait for at most `stop_timeout` until the controller has
+    ended. Does nothing if it is not alive."""
     from testbed.runtimes.process import runtime
 
     with suppress(psutil.Error, BadInputError):
