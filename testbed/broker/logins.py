@@ -38,8 +38,8 @@ class Account:
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether it may
-        subscribe to it."""
+        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether the
+        account may subscribe to that filter."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
@@ -116,7 +116,7 @@ def accounts(
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether the filter `pattern` matches `topic`. If `topic` is a filter itself: whether `pattern`
+    """Whether the filter `pattern` matches `topic`. If `topic` is also a filter: whether `pattern`
     matches every topic that `topic` matches."""
     patterns, levels = pattern.split("/"), topic.split("/")
     return len(patterns) == len(levels) and all(
