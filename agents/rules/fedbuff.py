@@ -47,7 +47,8 @@ class FedBuff(Rule):
     concurrency: int | None = None
     """Number of clients that train at the same time; None for all clients."""
     replace: Literal["each", "block"] = "each"
-    """With `concurrency`: draw one client after each upload, or K after each aggregation."""
+    """How idle clients are drawn if `concurrency` is set. `each`: one client after each upload. `block`:
+    K clients after each aggregation."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates removed at each end of every coordinate, as protection against a few
     attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv

@@ -161,7 +161,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """With secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
+    """Secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
     is known. By default it does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
