@@ -31,7 +31,7 @@ class Traits:
     lossless_reason: str = ""
     """Reason why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
     shaper: str | None = None
-    """Name of the mechanism that emulates links; None: netem or the router, chosen by
+    """Name of the mechanism that emulates links; None for netem or the router, chosen by
     `testbed.plan.shaper`."""
     shaper_why: str = ""
     """Reason why the runtime uses that mechanism; empty if `shaper` is None or needs no reason."""
@@ -48,7 +48,7 @@ class Traits:
     lack: str = ""
     """Clause that says what this machine lacks if the runtime is not available."""
     notice: str = ""
-    """Notice that is printed before each run; empty: none."""
+    """Notice that is printed before each run; empty if there is none."""
 
 
 RUNTIMES: dict[str, Traits] = {

@@ -151,9 +151,9 @@ class RunHandle:
         """Wait until the run is over; return its tables.
 
         An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. `timeout`:
-        maximum number of seconds to wait; None: no limit. Raises TimeoutError after that time; the run
-        itself continues. Raises RunFailedError with the reason if the run did not end as its topology
-        says and `down` was not called. Raises any exception that `on_event` raised.
+        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time; the
+        run itself continues. Raises RunFailedError with the reason if the run did not end as its
+        topology says and `down` was not called. Raises any exception that `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -280,8 +280,8 @@ class RunHandle:
         """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
         path.
 
-        `to`: file to write; None: `model.pt` in the run directory. `version`: a kept intermediate model;
-        None: the final one. Raises BadInputError if there is no such model.
+        `to`: file to write; None for `model.pt` in the run directory. `version`: a kept intermediate
+        model; None for the final one. Raises BadInputError if there is no such model.
         """
         import torch
 
@@ -299,7 +299,7 @@ class RunHandle:
         """Evaluate all kept models of a finished run on its test set.
 
         `classes`: also evaluate on each class. `devices`: maximum number of training samples per device
-        on which the models are also evaluated; None: no evaluation on training data. `data`: see
+        on which the models are also evaluated; None for no evaluation on training data. `data`: see
         `testbed.up`. Returns one row per model and part of the data, with `model`, `version`, `part`,
         `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
         """

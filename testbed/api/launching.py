@@ -61,7 +61,7 @@ class Launch:
     runs: Path = Path("runs")
     """Folder in which the run directory is created."""
     resumed: RunDirectory | None = None
-    """Directory of the run that is resumed; None: a new run."""
+    """Directory of the run that is resumed; None for a new run."""
 
     def rounds(self) -> dict[str, Round]:
         """Return the expected duration of a round by device. Raises BadInputError."""
@@ -192,11 +192,11 @@ def plan_run(
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
 
-    `nodes`: file that describes the machines, for a runtime with several machines; None: the nodes of
+    `nodes`: file that describes the machines, for a runtime with several machines; None for the nodes of
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
-    run; 0: any free port; None: not served. `verbose`: clients log each round. `resume`: interrupted run
-    to resume. Its topology is used, and also its runtime if `runtime` is None. Other parameters: see
-    `up`. Raises BadInputError, which lists all errors.
+    run; 0 for any free port; None if not served. `verbose`: clients log each round. `resume`:
+    interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None. Other
+    parameters: see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)

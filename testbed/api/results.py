@@ -133,7 +133,7 @@ def export(
     """Write the tables of a run (id or directory), or of all runs of a sweep (its folder), to files;
     return their paths.
 
-    `to`: folder to write to; None: `tables` in the folder of the run or sweep. `form`: `parquet` or
+    `to`: folder to write to; None for `tables` in the folder of the run or sweep. `form`: `parquet` or
     `csv`. For a sweep each run gets a folder, and the table `runs` has one row per run. Raises
     BadInputError.
     """

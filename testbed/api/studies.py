@@ -70,11 +70,11 @@ def sweep(
     """Run a sweep and wait until it is finished. Finished runs of an earlier call are not repeated.
 
     `study`: a sweep file, or a mapping with its keys, in which `topology` is relative to the working
-    directory. `jobs`: number of parallel runs in virtual time; None: one per core. Emulated runs are
+    directory. `jobs`: number of parallel runs in virtual time; None for one per core. Emulated runs are
     made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
-    `runs`; None: the name of the file, or `sweep` for a mapping. Other parameters: see `up`. A failed
-    run does not stop the others. Ctrl-C in the main thread ends the running ones and keeps the finished
-    ones. Raises BadInputError.
+    `runs`; None for the name of the file, or for `sweep` if `study` is a mapping. Other parameters: see
+    `up`. A failed run does not stop the others. Ctrl-C in the main thread ends the running ones and
+    keeps the finished ones. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping

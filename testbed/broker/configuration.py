@@ -103,9 +103,9 @@ class Listeners:
     port: int
     """TCP port without TLS, for connections that devices cannot overhear."""
     tls_port: int | None = None
-    """TCP port with TLS, for the clients; None: clients use `port`."""
+    """TCP port with TLS, for the clients; None if clients use `port`."""
     socket: str | None = None
-    """Path of a Unix socket for processes of the broker's user and group; None: no socket."""
+    """Path of a Unix socket for processes of the broker's user and group; None for no socket."""
 
     @property
     def clients_port(self) -> int:
@@ -195,7 +195,7 @@ def write_mosquitto(
 ) -> Path:
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
-    `seen_at`: path of the directory in the broker's container; None: the broker sees it at the same
+    `seen_at`: path of the directory in the broker's container; None if the broker sees it at the same
     path.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -127,7 +127,7 @@ def covers(pattern: str, topic: str) -> bool:
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
     """Return the hash of a password in the format of Mosquitto's password file (`$7$`: PBKDF2 with
-    SHA-512). `salt`: bytes that are hashed with the password; None: fresh random bytes."""
+    SHA-512). `salt`: bytes that are hashed with the password; None for fresh random bytes."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))

@@ -33,7 +33,7 @@ class DataError(BadInputError):
     def __init__(self, key: str | None, message: str) -> None:
         super().__init__(message)
         self.key = key
-        """Setting of `task.data` to change; None: the files themselves are wrong."""
+        """Setting of `task.data` to change; None if the files themselves are wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Splits:
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
     """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
 
-    `root`: data root; None: there is none. Raises DataError if the user's folder has no files,
+    `root`: data root; None if there is none. Raises DataError if the user's folder has no files,
     BadInputError if `root` is not a folder.
     """
     if data.path is not None:

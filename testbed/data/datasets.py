@@ -71,7 +71,7 @@ class Columns:
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """Shape of one input; None: unknown until the data is read. The work of a step cannot be counted
+    """Shape of one input; None if unknown until the data is read. The work of a step cannot be counted
     before that."""
     tokens: bool = False
     """Whether inputs are sequences of tokens, which a model gets as integers."""
@@ -82,8 +82,8 @@ class Columns:
         return self.data.name
 
     def find(self, root: Path | None) -> LocatedDataset:
-        """Find the dataset on this machine or, if it is not there, on the hub. `root`: data root; None:
-        there is none."""
+        """Find the dataset on this machine or, if it is not there, on the hub. `root`: data root; None
+        if there is none."""
         splits = data_files.local_splits(self.data, root)
         if splits is None:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
@@ -117,7 +117,7 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits (None: there is no such split). Raises DataError."""
+        """Decode the splits (None if there is no such split). Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -396,8 +396,8 @@ def located_errors(topology: Topology) -> Iterator[None]:
 def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
-    `root`: data root; None: there is none. `report` is called with progress lines. Raises BadInputError
-    if files cannot be used, HostError if there are none and the hub cannot be reached.
+    `root`: data root; None if there is none. `report` is called with progress lines. Raises
+    BadInputError if files cannot be used, HostError if there are none and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)

@@ -44,7 +44,7 @@ _CONTEXT_BYTES = 512 * 2**20
 process does not request it. Usual values are some hundred MB; they were not measured here."""
 
 Interval = tuple[float, float]
-"""Begin and end, in seconds of device time."""
+"""Begin and end in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class RequestedLink:
     """Link requested for a device from `at` on. Delay, jitter and loss are per direction."""
 
     up: float | None = None
-    """Uplink rate in bit/s; None: not limited."""
+    """Uplink rate in bit/s; None if not limited."""
     down: float | None = None
-    """Downlink rate in bit/s; None: not limited."""
+    """Downlink rate in bit/s; None if not limited."""
     delay: float = 0.0
     """Seconds of delay in one direction."""
     jitter: float = 0.0
@@ -99,7 +99,7 @@ class RequestedGpu:
     share: float
     """Maximum share of the GPU's multiprocessors."""
     memory: int | None = None
-    """Maximum memory in bytes; None: not limited."""
+    """Maximum memory in bytes; None if not limited."""
     limited: bool = False
     """Whether MPS has to enforce these limits."""
 
@@ -112,9 +112,9 @@ class GpuFidelity:
     samples: int
     """Number of samples in which the device's client used the GPU."""
     memory: int | None
-    """Largest memory in a sample, in bytes; None: NVML does not report it."""
+    """Largest memory in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of time in which a kernel of the client ran; None: NVML does not report it, as for
+    """Mean share of time in which a kernel of the client ran; None if NVML does not report it, as for
     clients of MPS."""
     outside: int
     """Number of samples in which the client was not under MPS, although MPS has to limit it."""
@@ -164,7 +164,7 @@ class Requested:
     """Intervals in which the device was frozen, down or starting. Each lasts from the order until the
     device's limit held again."""
     gpu: RequestedGpu | None = None
-    """Requested part of a GPU; None: no GPU was requested."""
+    """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
     """Name of the device's node; None if there is only one node."""
 
@@ -194,9 +194,9 @@ class Figure:
     """A requested and a measured value."""
 
     requested: float | None = None
-    """Requested value; None: nothing was requested."""
+    """Requested value; None if nothing was requested."""
     got: float | None = None
-    """Measured value; None: unknown."""
+    """Measured value; None if unknown."""
 
     @property
     def error(self) -> float | None:
@@ -241,13 +241,13 @@ class DeviceFidelity:
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
-    """Requested and measured use of a GPU; None: no GPU was requested."""
+    """Requested and measured use of a GPU; None if no GPU was requested."""
     node: str | None = None
     """Name of the device's node; None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
-    """Limits in the kernel that differ from those requested, a short text each."""
+    """Short texts, one per limit in the kernel that differs from the requested limit."""
     unread_limits: str | None = None
-    """Sentence on the requested limits that could not be read from the kernel; None: all were read."""
+    """Sentence on the requested limits that could not be read from the kernel; None if all were read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 

@@ -31,12 +31,12 @@ class HostSample:
     """Length of the sample in seconds."""
     server_load: float | None
     """Share of time in which the busiest thread of broker, aggregator or router ran or waited for a CPU,
-    without threads of low priority (evaluations). None: unknown."""
+    without threads of low priority (evaluations). None if unknown."""
     foreign: float | None
-    """Load of the devices' CPUs by processes other than the devices; None: unknown. If the run's servers
-    share these CPUs, the servers and the controller do not count as other processes."""
+    """Load of the devices' CPUs by processes other than the devices; None if unknown. If the run's
+    servers share these CPUs, the servers and the controller do not count as other processes."""
     elsewhere: float | None
-    """Load of all CPUs of this host by processes other than the run and its controller. None:
+    """Load of all CPUs of this host by processes other than the run and its controller. None if
     unknown."""
     device_busy: float
     """Load of the devices' CPUs by all processes."""
@@ -47,7 +47,8 @@ class HostSample:
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry of the manifest: means over the run (None: unknown), and the largest lateness."""
+    """Return the entry of the manifest: means over the run, None if unknown, and the largest
+    lateness."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -118,7 +119,7 @@ class Sampler:
     ) -> None:
         """`cpus`, `devices`: numbers of the CPUs of the run, and of its devices. `servers` returns the
         process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices have
-        used; None: unknown. `read` returns the counters of each CPU by number. `proc`: the file system
+        used; None if unknown. `read` returns the counters of each CPU by number. `proc`: the file system
         of processes. `dilation`: host seconds per second of device time. `controlled`: whether this
         process also runs on the CPUs of the run."""
         self._sets = (cpus, devices)
@@ -258,7 +259,7 @@ class _CountersAt(NamedTuple):
     threads: dict[str, float]
     """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None
-    """CPU seconds of all devices; None: unknown."""
+    """CPU seconds of all devices; None if unknown."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
     cpus: frozenset[int]

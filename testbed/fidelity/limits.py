@@ -1,4 +1,5 @@
-"""Limits of a device's container: those requested compared with those the kernel enforces."""
+"""Comparison of the requested limits of a device's container with the limits that the kernel
+enforces."""
 
 from __future__ import annotations
 

@@ -177,9 +177,9 @@ class _UsageAt(NamedTuple):
     throttled: float
     """CFS periods in which it was throttled."""
     ran: float | None
-    """Seconds in which the client's thread was on a CPU; None: unknown."""
+    """Seconds in which the client's thread was on a CPU; None if unknown."""
     waited: float | None
-    """Seconds in which the client's thread waited for a CPU; None: unknown."""
+    """Seconds in which the client's thread waited for a CPU; None if unknown."""
 
 
 class _QueueAt(NamedTuple):

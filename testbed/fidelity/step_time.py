@@ -81,7 +81,7 @@ def start_time(runs: Sequence[Run]) -> float | None:
 
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
     """Return the settings for `virtual` of a topology with these costs, as plain values. `start`:
-    seconds to start a client; None: the default."""
+    seconds to start a client; None for the default."""
     made = with_step_time(Virtual().with_defaults([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))
