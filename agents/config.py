@@ -35,9 +35,9 @@ OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 
 
 Durability = Literal["none", "checkpoint", "update", "recording"]
-"""Loss by a crash of the aggregator (docs/concepts/durability.md). `none`: the run. `checkpoint`:
-everything after the last checkpoint. `update`: no acknowledged update. `recording`: nothing, and all
-inputs are kept for `testbed replay`."""
+"""Maximum loss if the aggregator crashes (docs/concepts/durability.md). `none`: the whole run is lost.
+`checkpoint`: everything after the last checkpoint is lost. `update`: no acknowledged update is lost.
+`recording`: nothing is lost, and all inputs are kept for `testbed replay`."""
 LOGGED: tuple[Durability, ...] = ("update", "recording")
 """Kinds of durability with which the aggregator logs each input before it handles it."""
 
@@ -58,7 +58,8 @@ class BrokerAccess:
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """Certificate of the broker (PEM), the only one that is trusted with TLS; None: no TLS."""
+    """Certificate of the broker (PEM), the only one that is trusted with TLS; None if TLS is not
+    used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Named:
     name: str
     """Name in TASKS, RULES or STEPS, or `module:Class` of user code."""
     params: Mapping[str, Any]
-    """Fields of its dataclass."""
+    """Values of the fields of the named dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +201,7 @@ class DrawnDuration:
     distribution: str
     """Name in `agents.timing.durations.DISTRIBUTIONS`."""
     params: Mapping[str, Any]
-    """Fields of the distribution's dataclass."""
+    """Values of the fields of the distribution's dataclass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,9 +217,10 @@ class ClientSetup:
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the update pipeline, in the order of `agents.pipeline.STEPS`."""
     think: DrawnDuration | None = None
-    """Delay between the end of a training and the sending of its update; None: none."""
+    """Delay between the end of a training and the sending of its update; None if there is no delay."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the time when it could begin; None: no minimum."""
+    """Minimum duration of a training, measured from the time when it could begin; None if there is no
+    minimum."""
     speed: float = 1.0
     """Divisor of `timing`."""
 
@@ -244,7 +246,8 @@ class ClientConfig:
     memory: str | None = None
     """Path of the file in which the client keeps vectors over restarts; None if the rule needs none."""
     outbox: str | None = None
-    """Path of the folder in which unacknowledged updates are kept over restarts; None: not kept."""
+    """Path of the folder in which unacknowledged updates are kept over restarts; None if they are not
+    kept."""
     begun: str | None = None
     """Path of a file with one byte per training that the client has begun, kept over restarts; None if
     durations do not vary between trainings."""
@@ -255,9 +258,9 @@ class ClientConfig:
     clock: str | None = None
     """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that trains, in torch's sense."""
+    """Kind of the torch device on which the client trains."""
     gpu_memory: int | None = None
-    """Bytes of GPU memory that PyTorch may allocate; None: not limited."""
+    """Bytes of GPU memory that PyTorch may allocate; None if the memory is not limited."""
     keepalive: float = KEEPALIVE
     """Keep-alive of the MQTT connection, in seconds of device time."""
     verbose: bool = False
@@ -329,8 +332,8 @@ class AggregatorConfig:
     """Id of this segment of the run; each start of all its processes begins a new segment."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time for which a client may be silent, however long its rounds took, by client;
-    not all clients have an entry."""
+    """Seconds of device time for which each client may always be silent, by client. A client whose
+    rounds took long may be silent for longer. Not all clients have an entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of device time after which a client that has not answered a request for a report counts as
     absent, by client. A client without an entry has the timeout of the default keep-alive."""
@@ -341,12 +344,12 @@ class AggregatorConfig:
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs reserved for evaluations; empty: evaluations run on the aggregator's CPUs."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs of the aggregator if evaluations have their own; else empty."""
+    """CPUs of the aggregator if evaluations have their own CPUs; empty otherwise."""
     evaluate_classes: bool = False
     """Whether each class of the test set is also evaluated separately."""
     device_set: str | None = None
-    """Path of samples of the devices, one device after the other, for evaluation per device; None: not
-    evaluated per device."""
+    """Path of samples of the devices, one device after the other, for evaluation per device; None if
+    models are not evaluated per device."""
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of samples of each device in `device_set`, in the same order."""
     evaluate_after: bool = False
@@ -385,13 +388,14 @@ class AccessLink:
     """Access link requested for a device."""
 
     up: int | None = None
-    """Uplink rate in bit/s; None: unlimited."""
+    """Uplink rate in bit/s; None if it is unlimited."""
     down: int | None = None
-    """Downlink rate in bit/s; None: unlimited."""
+    """Downlink rate in bit/s; None if it is unlimited."""
     rtt: float = 0.0
     """Round-trip time in seconds that the link adds, half of it in each direction."""
     jitter: float = 0.0
-    """Seconds; the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in order."""
+    """Jitter in seconds: the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in
+    order."""
     loss: float = 0.0
     """Share of packets lost in each direction, from 0 to 1."""
 
@@ -406,8 +410,8 @@ class AccessLink:
         return dataclasses.replace(self, **values)
 
     def limited_by(self, access: SharedLink | None) -> AccessLink:
-        """Return this link with its rates limited to those of the shared link `access`; None: no shared
-        link."""
+        """Return this link with its rates limited to those of the shared link `access`. `access` is None
+        if the device has no shared link."""
         if access is None:
             return self
         return dataclasses.replace(
@@ -428,8 +432,8 @@ class DeviceConfig:
     link: AccessLink | None
     """The device's own link; None if it is not shaped."""
     probed: AccessLink | None
-    """Expected properties of the whole path to the server, for the measurement of the link; None: not
-    measured."""
+    """Expected properties of the whole path to the server, for the measurement of the link; None if the
+    link is not measured."""
     shared: str
     """Name of the link that the device shares with others on that path; the device's own name if it
     shares none."""
@@ -465,7 +469,7 @@ class RouterConfig:
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
-    """`rtt`, `jitter` and `loss` of each device, as in `AccessLink`."""
+    """`rtt`, `jitter` and `loss` of each device's link, in the units of `AccessLink`."""
     access: Mapping[str, SharedLink]
     """Shared link of each device that has one."""
     seed: int

@@ -1,4 +1,5 @@
-"""Actions on devices during a run: classes, JSON form, and their effect on a device's state. Pure.
+"""Actions on devices during a run: classes, JSON form, and their effect on a device's state. No I/O and
+no clock.
 
 Three independent conditions, the holds, keep a device from working: it is down, frozen, or cut off.
 
@@ -127,8 +128,8 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the main hold of `action`, which it begins or ends. A `Join` ends all holds; its main hold
-    is `down`."""
+    """Return the main hold that `action` begins or ends. A `Join` ends all holds; its main hold is
+    `down`."""
     return next(iter(_HOLDS[type(action)]))
 
 
@@ -148,7 +149,7 @@ def to_json(action: Action) -> dict[str, Any]:
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
     """Return the action with this JSON form; None if this version does not know it. Integers may be
-    floats, as after being stored in a table."""
+    written as floats, because a table may have stored them so."""
     match details:
         case {"link": Mapping() as link}:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
@@ -177,9 +178,10 @@ class DeviceState:
     """State of a device after all actions since the start of the run."""
 
     cpu: float | None = None
-    """CPU share in host cores; None: unchanged since the start of the run."""
+    """CPU share in host cores; None if it is unchanged since the start of the run."""
     link: Mapping[str, float | None] = field(default_factory=dict)
-    """Fields of the link that have changed since the start of the run, as in `SetLink`."""
+    """Current values of the link's fields that have changed since the start of the run, as in
+    `SetLink`."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
     """Last action on each hold, in the order of the actions; no entry for a hold that a `Join` ended."""
 

@@ -53,7 +53,7 @@ class ClientStatus:
     """`joining`, `ready` or `offline`."""
 
 
-@dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take the aggregator 1 µs more
 class UpdateApplied:
     """One update was applied to the global model."""
 
@@ -76,7 +76,7 @@ class UpdateApplied:
     loss: float
     """Mean local training loss over the steps."""
     bytes: int
-    """Payload size of the update on the wire."""
+    """Payload size of the update on the wire, in bytes."""
     dispatched: float
     """When the aggregator took the model that it sent to the client."""
     downloaded: float
@@ -103,7 +103,7 @@ class UpdateApplied:
 
     @property
     def at(self) -> float:
-        """Time of the record, as in every record: `applied`. Not stored."""
+        """Time of the record, which every record has: equal to `applied`. Not stored."""
         return self.applied
 
 
@@ -141,13 +141,15 @@ class RoundUnfinished:
     client: str
     base_version: int
     dispatched: float
-    """When the aggregator took the model that it sent; if several models were unanswered, the first of
-    them."""
+    """When the aggregator took the model that it sent. If several models were unanswered, this is the
+    time of the first one."""
     until: float
-    """When the rejected update arrived; otherwise when no update was expected any more (`at`)."""
+    """When the rejected update arrived. If no update was rejected: when no update was expected any more
+    (`at`)."""
     dispatch: int = 0
-    """Number of the newest dispatch that this record covers: every update of the client that answers it
-    or an earlier dispatch and has no record of its own was not applied. 0 in older runs."""
+    """Number of the newest dispatch that this record covers. The record covers all updates of the client
+    that answer this dispatch or an earlier one and have no record of their own: none of them was
+    applied. 0 in older runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,8 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When the action was done. For actions that the controller does not do itself (links, and in
-    containers everything but CPU shares): when the order was sent."""
+    """When the action was done. If another process carries out the action (links, and in containers
+    everything except CPU shares): when the order was sent."""
     device: str
     source: str
     """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the
@@ -212,7 +214,7 @@ class Acted:
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
-    """The action's JSON form, see `agents.device_actions.to_json`."""
+    """The action's JSON form, as `agents.device_actions.to_json` returns it."""
 
     @property
     def action(self) -> Action | None:
@@ -251,7 +253,7 @@ class WrongSum:
     updates: tuple[str, ...]
     """Clients whose updates were in the sum."""
     answers: tuple[str, ...]
-    """Clients whose sums of shares opened it."""
+    """Clients whose sums of shares opened the sum."""
 
     @property
     def senders(self) -> str:
@@ -284,7 +286,7 @@ COMPLETE = tuple(_REASONS)
 
 def end_reason(reason: str) -> str:
     """Return the reason of a run's end as text for people: `time is up` for `after`. All other reasons
-    are texts for people already."""
+    are readable texts already and are returned unchanged."""
     return _REASONS.get(reason, reason)
 
 
@@ -311,8 +313,8 @@ RECORDS: dict[str, type[Record]] = {record.event: record for record in typing.ge
 def to_line(record: Record) -> str:
     """Return the line of `events.jsonl`, with newline.
 
-    Floats have six decimals (microseconds); below 1 six significant digits (small weights and losses).
-    A number that is not finite (a loss that diverged) becomes null.
+    Floats have six decimals (microseconds). Floats below 1 have six significant digits (small weights
+    and losses). A number that is not finite (a loss that diverged) becomes null.
     """
     template, fields = _LINES[type(record)]
     return template % tuple(map(_to_json, fields(record)))
@@ -320,7 +322,7 @@ def to_line(record: Record) -> str:
 
 def _line(record: type[Record]) -> tuple[str, Callable[[Record], tuple[Any, ...]]]:
     """Return the template of a record's line, with %s for its values, and a function that returns the
-    values. Made once per class, because a line is written for every update."""
+    values. Both are made once per class, because a line is written for every update."""
     names = [field.name for field in dataclasses.fields(record)]
     keys = "".join(f',"{name}":%s' for name in names)
     return f'{{"event":"{record.event}"{keys}}}\n', operator.attrgetter(*names)
@@ -338,7 +340,7 @@ def _to_json(value: Any) -> str:
 
 
 LARGEST = 1e300
-"""Largest accepted magnitude of a float; an infinite number was written as null."""
+"""Largest accepted magnitude of a float; infinite numbers are written as null."""
 _LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: LARGEST}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 

@@ -37,7 +37,8 @@ class Shard:
 
 
 def model_inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the model's input for samples `x` of a shard, shape (n, …), as a copy (see `Shard.x`)."""
+    """Return a copy of samples `x` of a shard, shape (n, …), converted to the model's input: signed
+    integers to int64, all other types to float32 and multiplied by `scale`."""
     import torch
 
     if x.dtype.is_signed and not x.dtype.is_floating_point:

@@ -27,7 +27,7 @@ FAILED = 3
 _OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
 """Top-level modules whose frames are not user code."""
 _in_use: list[str] = []
-"""The folder in use, as its only element; empty if there is none."""
+"""List with the folder in use as its only element; empty if no folder is in use."""
 
 
 def is_user_code(name: str) -> bool:
@@ -36,8 +36,9 @@ def is_user_code(name: str) -> bool:
 
 
 def use_folder(folder: str | None) -> None:
-    """Import user code from `folder` from now on; None: import no user code. Modules of the previous
-    folder are unloaded, so that one process can run several versions one after the other."""
+    """Import user code from `folder` from now on; import no user code if `folder` is None. Modules of
+    the previous folder are unloaded, so that one process can run several versions one after the
+    other."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
     for name, module in list(sys.modules.items()):
@@ -65,8 +66,8 @@ def load_attribute(name: str) -> Any:
 
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
-    """Build the task or rule that `named` describes, from `ours` or user code. Raises LookupError if it
-    does not exist, and any error of user code."""
+    """Build the task or rule that `named` describes, from the built-in classes `ours` or from user code.
+    Raises LookupError if it does not exist, and any error of user code."""
     params = as_json_values(named.params) if is_user_code(named.name) else named.params
     return find_class(named.name, ours, base)(**params)
 
@@ -156,8 +157,8 @@ def user_traceback(error: BaseException) -> str:
 
 @contextmanager
 def exit_if_user_code_fails(name: str) -> Iterator[None]:
-    """Context in which an error of the task or rule `name`, if it is user code, ends the process with
-    its traceback and the exit code FAILED."""
+    """Context for calls of the task or rule `name`. If it is user code and raises an error, the process
+    ends with the error's traceback and the exit code FAILED."""
     try:
         yield
     except Exception as error:
@@ -177,7 +178,7 @@ def as_json_values(value: Any) -> Any:
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:
-    """Return whether the shown part of a traceback begins with `frame`. `own`: it must begin in user
+    """Return whether the shown part of a traceback begins with `frame`. If `own`, it must begin in user
     code; otherwise it begins in the first module outside `_OURS`."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
     return _is_own_frame(frame) if own else top not in _OURS

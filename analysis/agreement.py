@@ -1,5 +1,5 @@
-"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations.
-Pure."""
+"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations. No
+I/O and no clock."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _configurations(means: Times) -> Resample | None:
 
 
 def _interval(resample: Resample | None) -> tuple[float, float]:
-    """Return the 95% interval of tau over resamples; NaN without `resample`."""
+    """Return the 95% interval of tau over resamples; NaN if `resample` is None."""
     if resample is None:
         return nan, nan
     random = np.random.default_rng(0)  # the same result each time

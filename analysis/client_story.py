@@ -1,4 +1,4 @@
-"""History of one client of a run, in order of time, for troubleshooting. Pure."""
+"""History of one client of a run, in order of time, for troubleshooting. No I/O and no clock."""
 
 from __future__ import annotations
 

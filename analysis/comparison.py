@@ -1,5 +1,5 @@
-"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss.
-Pure."""
+"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. No
+I/O and no clock."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class ComparisonRow:
     reached: int
     """Number of runs that reached the target. If not all did, the costs of the target are NaN."""
     time: ConfidenceInterval
-    """Seconds of device time to the target."""
+    """Seconds of device time until the target was reached."""
     rounds: ConfidenceInterval
-    """Aggregations to the target."""
+    """Number of aggregations until the target was reached."""
     updates: ConfidenceInterval
-    """Applied updates to the target."""
+    """Number of applied updates until the target was reached."""
     bytes: ConfidenceInterval
-    """Payload bytes of these updates. Downloads do not count."""
+    """Payload bytes of the updates applied until the target was reached. Downloads do not count."""
     accuracy: ConfidenceInterval
     """Accuracy (share) of the last evaluation."""
     loss: ConfidenceInterval
@@ -66,8 +66,8 @@ def slim(run: Run) -> Run:
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group the runs by task, its data, and the data of the evaluation, because accuracies of different
-    tasks are not comparable. Return the groups by name."""
+    """Return the runs in groups, by the name of the group. Runs of a group have the same task, the same
+    data of the task and the same data for evaluation, because other accuracies are not comparable."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         task, evaluate = run.topology.get("task"), run.topology.get("evaluate")
@@ -156,7 +156,7 @@ def common_target(runs: Sequence[Run]) -> float | None:
 def compare(runs: Sequence[Run], target: float | None) -> list[ComparisonRow]:
     """Return one row for each set of runs that differ only in their seed, in the order of `runs`.
 
-    `target`: accuracy (share) whose cost is compared; None: the costs are NaN.
+    `target` is the accuracy (share) whose cost is compared. If `target` is None, the costs are NaN.
     """
     rows: list[ComparisonRow] = []
     tasks = {id(run): task for task, own in by_task(runs).items() for run in own}

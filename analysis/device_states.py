@@ -1,4 +1,4 @@
-"""State of each device over time, from the timestamps of its updates. Pure."""
+"""State of each device over time, from the timestamps of its updates. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
 _PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
-"""If several states apply at the same moment, the first of them is used."""
+"""States in order of precedence. If several states apply at the same moment, the first of them is
+used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),

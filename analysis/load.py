@@ -39,7 +39,8 @@ _MAX_TABLES = 50
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
-"""Samples belong to a segment of a run until this time after its end: samples are one second apart."""
+"""Seconds after the end of a run's segment in which a sample still belongs to the segment. Samples are
+one second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -118,7 +119,7 @@ class Run:
 
     @property
     def started(self) -> events.RunStarted | None:
-        """The first start of the run; None before it."""
+        """The first start of the run; None if the run has not started yet."""
         return next(iter(self.starts), None)
 
     @property
@@ -189,19 +190,19 @@ class Follower:
             events.Acted.event: [records.empty(records.ACTIONS)],
         }
         self._zero: float | None = None
-        """`monotonic_zero` of the newest samples; None before the first."""
+        """`monotonic_zero` of the newest samples; None before the first sample."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
         """The start of each segment of the run: a resumed run has several."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
-        """State of the manifest's file when it was last read, and its content; None before."""
+        """State and content of the manifest's file when it was last read; None if it was never read."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
         """Return the rows since the last call, by kind of record: `update`, `version`, …
-        (`records.SCHEMAS`), and `telemetry` and `probe`, whose `at` is on the host's monotonic clock.
-        Kinds without new rows are left out.
+        (`records.SCHEMAS`), `telemetry` and `probe`. Kinds without new rows are left out. In telemetry
+        and probes, `at` is on the host's monotonic clock.
 
         Raises ValueError, naming the line, if a record is invalid.
         """
@@ -404,7 +405,8 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
-    """Return `parts` without repeated evaluations, which a restarted aggregator may do."""
+    """Return `parts` with only the last of repeated evaluations. A restarted aggregator may repeat an
+    evaluation."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 

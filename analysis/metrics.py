@@ -1,4 +1,4 @@
-"""The metrics of the papers, for one run or several. Pure functions, each with its definition.
+"""The metrics of the papers, for one run or several. Each function's docstring has its definition.
 
 Times are in seconds of device time, sizes in bytes.
 """
@@ -28,11 +28,13 @@ class Reached:
     time: float
     """Device time of the global model that first had the accuracy, in seconds."""
     rounds: float
-    """Version of that model: number of aggregations."""
+    """Number of aggregations up to the first model that had the accuracy, which is that model's
+    version."""
     updates: float
-    """Updates applied up to that version."""
+    """Number of updates applied up to the first model that had the accuracy."""
     bytes: float
-    """Payload bytes of these updates, which clients uploaded. Downloads are not recorded."""
+    """Payload bytes of the updates applied up to the first model that had the accuracy. Downloads are
+    not recorded."""
 
 
 def reached(run: Run, accuracy: float) -> Reached:
@@ -103,10 +105,11 @@ def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
 
 
 def utilisation(run: Run) -> pd.DataFrame:
-    """Return, per device, the share of the run spent in each state of `device_states.STATES`; these sum
-    to 1. Further columns combine them: `busy` (training, making a mask, or in a round without applied
-    update), `transfer` (download or upload), `idle` (`wait`); these and `paused` and `offline` sum to 1.
-    NaN for a run without duration."""
+    """Return a table with one row per device. The columns named in `device_states.STATES` are the shares
+    of the run that the device spent in each state; they sum to 1. Further columns combine states: `busy`
+    (training, making a mask, or in a round without applied update), `transfer` (download or upload) and
+    `idle` (`wait`). These three, `paused` and `offline` sum to 1. The values are NaN for a run without
+    duration."""
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
     table = spent.sum().unstack("state").reindex(columns=list(STATES)) / (run.duration or nan)
@@ -115,9 +118,9 @@ def utilisation(run: Run) -> pd.DataFrame:
 
 
 def contributions(run: Run) -> pd.DataFrame:
-    """Return, per device: `group`; `updates`, the number applied; `share` of all applied updates;
-    `weight` q_i, the mean weight per aggregation; `effective` q̃_i = q_i ÷ Σ q; `importance` p_i, as
-    planned (NaN: not planned).
+    """Return a table with one row per device. Columns: `group`; `updates`, the number of applied
+    updates; `share`, their share of all applied updates; `weight` q_i, the mean weight per aggregation;
+    `effective` q̃_i = q_i ÷ Σ q; `importance` p_i as planned, NaN if the device was not planned.
 
     Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i, not of Σ p_i
     f_i. An aggregation without updates (an empty tick) counts.
@@ -149,13 +152,13 @@ class Bias:
     chi_square: float
     """χ² over the clients with q̃_i > 0."""
     missed: float
-    """Σ p_i of the other clients, with q̃_i = 0."""
+    """Σ p_i over the clients with q̃_i = 0."""
 
 
 def bias(run: Run) -> Bias:
     """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update: the distance of the
-    weights in the run from the planned importance (Fraboni et al. 2023). 0: no bias. NaN without updates
-    or importance."""
+    weights in the run from the planned importance (Fraboni et al. 2023). 0 means no bias. NaN without
+    updates or importance."""
     table = contributions(run)
     p, q = table["importance"].to_numpy(), table["effective"].to_numpy()
     if not len(run.updates) or np.isnan(p).all():

@@ -57,7 +57,8 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return, by `id(run)`, a text with the settings of the run that differ between the runs.
+    """Return a text with the settings of each run that differ between the runs. The key of a run is
+    `id(run)`.
 
     The mapping is empty for fewer than two runs, or if more than `_MAX_SETTINGS` settings differ.
     """

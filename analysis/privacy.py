@@ -71,8 +71,9 @@ def participations(run: Run) -> pd.DataFrame:
 
 
 def _of_versions(run: Run) -> pd.DataFrame:
-    """Return, by client and version: `at`, the time of the version, and `share`, the weight of the
-    client's updates ÷ that of the heaviest update."""
+    """Return a table with one row per client and version. Columns: `at`, the time of the version in
+    seconds, and `share`, the weight of the client's updates ÷ the weight of the version's heaviest
+    update."""
     updates = run.updates.astype({"client": object})
     heaviest = updates.groupby("applied_version")["weight"].transform("max")
     updates = updates.assign(share=updates["weight"] / heaviest)

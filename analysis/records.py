@@ -25,7 +25,7 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Bytes read at a time; bounds the memory used besides the tables."""
+"""Number of bytes read at a time. It limits the memory used besides the tables."""
 _TEXTS = ("reason", "message", "details")
 """Fields whose strings rarely repeat. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -121,7 +121,7 @@ class Tail:
         self._offset = 0
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the bytes since the last call, in blocks of complete lines; nothing if there is no
+        """Yield the bytes since the last call, in blocks of complete lines. Yield nothing if there is no
         file."""
         while block := self._next():
             self._offset += len(block)
@@ -143,7 +143,8 @@ class Tail:
 
 
 def parse_events(tail: Tail, block: bytes) -> Block:
-    """Return the records of `block`, just read by `tail`. Raises ValueError, naming the line."""
+    """Return the records of `block`, the last block that `tail` has read. Raises ValueError, which names
+    the line, if a record is invalid."""
     try:
         return _fast(block)
     except pa.ArrowInvalid:
@@ -151,8 +152,9 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 
 def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
-    """Return the telemetry and the probes of `block`, and `monotonic_zero` at its end. `zero` is
-    `monotonic_zero` at its start. Lines that are not samples (e.g. cut by a crash) are ignored."""
+    """Return the telemetry and the probes of `block`, and `monotonic_zero` at the end of the block.
+    `zero` is `monotonic_zero` at the start of the block. Lines that are not samples (e.g. cut by a
+    crash) are ignored."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:
@@ -187,7 +189,7 @@ def _sample(line: bytes) -> dict[str, Any] | None:
 
 
 def empty(schema: pa.Schema) -> pa.Table:
-    """Return an empty table."""
+    """Return a table without rows that has the columns of `schema`."""
     return _encoded(schema.empty_table())
 
 
@@ -257,7 +259,7 @@ def _by_line(tail: Tail, block: bytes) -> Block:
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:
-    """Parse `block` with Arrow. Raises ArrowInvalid."""
+    """Parse `block` with Arrow. Raises ArrowInvalid if Arrow cannot parse it."""
     if not block:
         return schema.empty_table()
     if block[:1] != b"{" or _ODD.search(block):

@@ -52,8 +52,8 @@ class _ReportTable:
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
-    """Return the page. `target`: the accuracy (share) whose cost is compared; None: the highest that all
-    runs of a task reached."""
+    """Return the page. `target` is the accuracy (share) whose cost is compared. If `target` is None, the
+    highest accuracy that all runs of a task reached is used."""
     charts = _charts(runs)
     figures = [screen.draw(chart).figure for chart in charts]
     for drawn in figures:  # transparent, so that the page's background shows, light or dark
@@ -78,8 +78,8 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
 
 
 def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _ReportTable]]:
-    """Yield for each task the target, as a text (None: no run has an accuracy), and the table of its
-    cost."""
+    """Yield the target and the table of the target's cost for each task. The target is a text; None if
+    no run has an accuracy."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)

@@ -1,4 +1,4 @@
-"""Summary of a run: one line per device, and a headline. Pure functions of a `Run`."""
+"""Summary of a run: one line per device, and a headline. The functions use only a `Run`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PACKAGES = ("agents", "analysis")
 
 
 class _Finder:
-    """Import hook that finds our packages in `ROOT` even if others have the same name."""
+    """Import hook that finds our packages in `ROOT` even if other packages have the same names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

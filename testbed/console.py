@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _TEXTS = ("device", "profile", "state")
 """Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
 _WORTH_SECONDS = 2.0
-"""Seconds of work below which the remaining time is not reported."""
+"""Minimum seconds of finished work, and of remaining work, for the remaining time to be reported."""
 _RAREST_SECONDS = 30.0
-"""Longest time between two progress lines."""
+"""Maximum time between two progress lines, in seconds."""
 _ANY_WIDTH = 10_000
 """Width in characters that is larger than the widest line of any table."""
 Report = Callable[[str], object]
@@ -111,8 +111,8 @@ class ProgressReporter:
     often, but at least every 30 s."""
 
     def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
-        """`what`: beginning of each line. `of_bytes`: the work is counted in bytes, and lines give MB
-        and MB/s; otherwise they give a percentage."""
+        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. If so, lines
+        give MB and MB/s; otherwise they give a percentage."""
         self._report, self._what, self._of_bytes = report, what, of_bytes
         self._begun = time.monotonic()
         self._due = 0.0
@@ -133,14 +133,15 @@ class ProgressReporter:
 
 
 def time_left(taken: float, done: float, total: float) -> str:
-    """Return `about 40 s left`, extrapolated from `taken` seconds for `done` of `total` equal pieces;
-    empty if it is too early to say, or if little is left."""
+    """Return a text such as `about 40 s left`, extrapolated from `taken` seconds for `done` of `total`
+    equal pieces. The text is empty if less than two seconds were taken or are left."""
     left = taken / done * (total - done) if done else math.inf
     return "" if taken < _WORTH_SECONDS else time_left_text(left)
 
 
 def time_left_text(left: float) -> str:
-    """Return `about 40 s left` for `left` seconds; empty if they are fewer than two, or infinite."""
+    """Return `left` seconds as text such as `about 40 s left`; empty if `left` is below 2 or
+    infinite."""
     if not _WORTH_SECONDS <= left < math.inf:
         return ""
     if left < 90:
@@ -267,5 +268,6 @@ def number_table(*columns: str) -> Table:
 
 
 def shorten(name: str, width: int = 16) -> str:
-    """Shorten `name` to `width` characters. Its middle goes: devices differ by the number at the end."""
+    """Shorten `name` to `width` characters. The middle is cut out, because names of devices differ by
+    the number at the end."""
     return name if len(name) <= width else f"{name[: width // 2 - 1]}…{name[-width // 2 :]}"

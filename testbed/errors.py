@@ -51,8 +51,8 @@ def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
 
 
 def from_os_error(error: OSError, place: Path | None = None) -> HostError:
-    """Convert an error of the operating system to a HostError with advice. `place` is named if the error
-    itself has no file name, as when a disk is full."""
+    """Convert an error of the operating system to a HostError with advice. The message names `place` if
+    the error itself has no file name, as when a disk is full."""
     where, reason = error.filename, error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
@@ -68,8 +68,8 @@ def _is_new(path: Path) -> bool:
 
 
 def writable_file(path: Path, option: str = "--to") -> Path:
-    """Return `path` if a file can be written there; else raise BadInputError, which names `option`.
-    Called before the content is computed, because that may take long."""
+    """Return `path` if a file can be written there; else raise BadInputError, which names `option`. Call
+    this before the content is computed, because the computation may take long."""
     folder = path.absolute().parent
     problem = None
     if os.path.isdir(path):  # noqa: PTH112  (Path's raises PermissionError)

@@ -1,7 +1,7 @@
 """Table of the runtimes: what each of them can do. Code asks for a trait, never for a runtime's name.
 
-To add a runtime: a module that implements `testbed.runtimes.Emulator`, and a row in RUNTIMES. The table
-does not import the runtimes, so that topology and plan can read it.
+To add a runtime, write a module that implements `testbed.runtimes.Emulator`, and add a row to RUNTIMES.
+The table does not import the runtimes, so that topology and plan can read it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Traits:
     gpus: bool = False
     """Whether a device can use a GPU of the host, or a fraction of one."""
     lossless_reason: str = ""
-    """Why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
+    """Reason why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
     shaper: str | None = None
-    """Name of the mechanism that emulates links; None: netem or the router, chosen by
+    """Name of the mechanism that emulates links; None for netem or the router, chosen by
     `testbed.plan.shaper`."""
     shaper_why: str = ""
-    """Why the runtime uses that mechanism; empty if `shaper` is None or needs no reason."""
+    """Reason why the runtime uses that mechanism; empty if `shaper` is None or needs no reason."""
     many_hosts: bool = False
     """Whether devices run on several machines, including this one."""
     devices_probe: bool = False
@@ -43,11 +43,12 @@ class Traits:
     """Whether telemetry has the bytes that devices send and receive; `linked`: only if they have
     links."""
     unresumable_reason: str = ""
-    """Why an interrupted run cannot be resumed, and what to do instead; empty if it can."""
+    """Reason why an interrupted run cannot be resumed, and what to do instead; empty if it can be
+    resumed."""
     lack: str = ""
     """Clause that says what this machine lacks if the runtime is not available."""
     notice: str = ""
-    """Notice that is printed before each run; empty: none."""
+    """Notice that is printed before each run; empty if there is none."""
 
 
 RUNTIMES: dict[str, Traits] = {
@@ -110,8 +111,8 @@ def refuse_simulated(name: str | None) -> None:
 
 
 def emulated_runtime_names() -> list[str]:
-    """Names of the runtimes with a real clock. Those with many hosts come first: the part of their run
-    that is on this host would otherwise be taken for a run of another runtime."""
+    """Names of the runtimes with a real clock. Runtimes with many hosts come first. Otherwise the part
+    of their run that is on this host would be taken for a run of another runtime."""
     names = [name for name, found in RUNTIMES.items() if not found.simulated]
     return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 

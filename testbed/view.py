@@ -35,5 +35,5 @@ class View:
         """Redraw; called several times a second. `now`: monotonic clock, in seconds of device time."""
 
     def judged(self, judgement: Judgement) -> None:
-        """Receive the judgement of a run that is over. Not called in virtual time, which measures no
-        devices."""
+        """Receive the judgement of a run that is over. This method is not called in virtual time, which
+        measures no devices."""

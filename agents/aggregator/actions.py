@@ -12,7 +12,8 @@ from agents.rules.interface import RequestUpdate
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the present global model to `client`. Further fields as in `payloads.ModelMessage`."""
+    """Send the present global model to `client`. The fields from `lr` on are those of
+    `payloads.ModelMessage`."""
 
     client: str
     version: int
@@ -20,7 +21,7 @@ class Dispatch:
     number: int
     """Number of the dispatch."""
     lr: float | None = None
-    """Step size that the rule assigns; None: that of the client's settings."""
+    """Step size that the rule assigns; None: the client uses the step size in its settings."""
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
@@ -52,7 +53,7 @@ class BroadcastModel:
 @dataclass(frozen=True, slots=True)
 class EndInstant:
     """Pass `inputs.InstantOver` to the core when it has received all inputs of this instant. A
-    broadcast, models or requests wait for it."""
+    broadcast, models or requests wait for that input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class AskForReport:
 
     client: str
     about: int
-    """Newest dispatch that the client has not answered, 0 for none. The answer repeats it, to
-    show which request it answers."""
+    """Number of the newest dispatch that the client has not answered; 0 if there is none. The client's
+    answer repeats the number, to show which request it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,8 @@ class AskForUnacknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Let `client` delete its update that answered `dispatch`: it was applied, is in the rule's buffer,
-    or was recorded as rejected."""
+    """Let `client` delete the update that answered `dispatch`. That update was applied, is in the rule's
+    buffer, or was recorded as rejected."""
 
     client: str
     dispatch: int
@@ -102,7 +103,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Save the present global model to a file. `final`: it is the last one of the run."""
+    """Save the present global model to a file. `final`: whether the model is the last one of the run."""
 
     version: int
     final: bool = False

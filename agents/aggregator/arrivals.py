@@ -1,4 +1,4 @@
-"""Updates that were passed to the rule and are not applied yet, and their records. Pure.
+"""Updates that were passed to the rule and are not applied yet, and their records. No I/O and no clock.
 
 The updates' vectors are not kept, so that a rule with a running sum needs the memory of one model only,
 however many updates it sums.
@@ -86,8 +86,9 @@ class Arrivals:
     def averaged_buffers(
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
-        """Return the buffers of the model in the version made from `contributions`, which must not be
-        empty (see `agents.models.buffers.averaged`)."""
+        """Return the buffers of the version that is made from `contributions`: a weighted mean of the
+        updates' buffers. `contributions` must not be empty. `shares`: whether the weights are shares in
+        a mean of models, so that the `old` buffers have the remaining share."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]

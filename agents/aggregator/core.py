@@ -3,9 +3,9 @@
 The core protects the rule (which clients are present, which updates are valid) and keeps track of the
 run (stop conditions, evaluations). The rule decides how updates are aggregated, and which client gets a
 model at what time. `run_phase` defines which inputs are allowed in which phase. The state is in parts,
-each pure and in its own module: `membership`, `reports`, `sending` (with `dispatches` and `outgoing`),
-`intake` (with `validation`), `versions` (with `arrivals`), `losses`, `evaluations`, `ending`, `timers`,
-`progress`.
+each in its own module and without I/O or clock: `membership`, `reports`, `sending` (with `dispatches`
+and `outgoing`), `intake` (with `validation`), `versions` (with `arrivals`), `losses`, `evaluations`,
+`ending`, `timers`, `progress`.
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
 next. It passes `TimersDue` at the time `next_timer`, and `InstantOver` after all inputs of one instant
@@ -90,7 +90,7 @@ class Setup:
 
 
 class AggregatorCore:
-    """The aggregator's state machine; see the module."""
+    """The aggregator's state machine. It returns the actions that follow from each input."""
 
     def __init__(self, settings: Settings, rule: State, server: Server, steps: ServerSteps) -> None:
         self._settings = settings
@@ -125,7 +125,8 @@ class AggregatorCore:
 
     @property
     def largest_answer(self) -> int | None:
-        """Maximum bytes of a client's answer about a sum; None without secure aggregation."""
+        """Maximum size in bytes of a client's answer about a sum of shares; None without secure
+        aggregation."""
         return None if self._sums is None else self._sums.answer_size
 
     @property
@@ -146,7 +147,8 @@ class AggregatorCore:
 
     @property
     def ended(self) -> Nanoseconds | None:
-        """When the run ended, apart from its last evaluation; None if it has not ended."""
+        """Device time at which the run ended; None if it has not ended. The run's last evaluation may
+        end later."""
         return None if self._ending.end is None else self._ending.end.at
 
     @property
@@ -155,8 +157,8 @@ class AggregatorCore:
         return self._ending.is_cut_short
 
     def silent_since(self, at: Nanoseconds) -> Nanoseconds | None:
-        """If something should have arrived by the time `at`, return the time since which nothing has
-        arrived; else None."""
+        """Return the time since which nothing has arrived. Return None if nothing had to arrive by the
+        time `at`."""
         if self._phase is not RunPhase.RUNNING:
             return None
         present, open_since = self._server.clients, self._sending.open_since()
@@ -171,7 +173,7 @@ class AggregatorCore:
         return self.progress.overdue(at, self._sending.open_since())
 
     def validate(self) -> None:
-        """Raise AssertionError if this state is inconsistent. For tests, after each input."""
+        """Raise AssertionError if this state is inconsistent. Tests call this after each input."""
         if problems := [*self._problems()]:
             raise AssertionError(f"while the run is {self._phase}: {'; '.join(problems)}")
 
@@ -344,7 +346,8 @@ class AggregatorCore:
         return [*self._clock_starts(started), *changes]
 
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
-        """Return the actions of each start of the run clock: record, saved model, evaluation."""
+        """Return the actions at every start of the run clock: write a record, save the model, and
+        evaluate it."""
         clients, missing = tuple(self._server.clients), tuple(self._members.missing)
         at = to_seconds(started.at)
         return [
@@ -357,7 +360,7 @@ class AggregatorCore:
 
     def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
         """Handle a client's new state. A client that is ready is asked for its unacknowledged updates.
-        If it is asked for a report, it sends them before the report."""
+        If the client is asked for a report, it sends these updates before the report."""
         if client not in self._settings.importance:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
@@ -402,9 +405,9 @@ class AggregatorCore:
         return [*self._leave(client, at), *self._join(client, at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
-        """Handle the farewell of `sender`. It has the vector that the client saved after its last
-        applied update, or the sequence number 0 if none was applied. The client's sequence numbers are
-        forgotten, so that it starts like a new client if it comes back."""
+        """Handle the farewell of `sender`. The farewell has the vector that the client saved after its
+        last applied update, or the sequence number 0 if no update was applied. The client's sequence
+        numbers are forgotten, so that it starts like a new client if it comes back."""
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
@@ -457,8 +460,8 @@ class AggregatorCore:
         update: rules.Update | None = None,
         ticked: Nanoseconds | None = None,
     ) -> list[Action]:
-        """Carry out the rule's actions. They react to `update`, or to the timer that was due at
-        `ticked`, or to something else if both are None."""
+        """Carry out the rule's actions. The actions react to `update`, or to the timer that was due at
+        `ticked`, or to another input if both are None."""
         done: list[Action] = []
         for action in actions:
             match action:
@@ -492,7 +495,7 @@ class AggregatorCore:
         return done
 
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
-        """Return the records of an update of `client`, the answer to `dispatch`, that is not applied."""
+        """Record that an update is not applied. The update is the answer of `client` to `dispatch`."""
         return [
             *self._intake.reject(client, reason, at, dispatch),
             self._arrivals.drop(client, dispatch, at),
@@ -511,7 +514,7 @@ class AggregatorCore:
         return [AskForShares(client, begun.number, begun.updates) for client in asked]
 
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """Handle an answer to `AskForShares`; ignore it if enough other clients were faster."""
+        """Handle an answer to `AskForShares`. Ignore the answer if enough other clients were faster."""
         sums, shares = self._sums, message.words
         if sums is None:  # such messages belong only to runs with secure aggregation
             return []

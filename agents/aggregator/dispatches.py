@@ -1,4 +1,4 @@
-"""Dispatches: models sent to clients, and which of them are unanswered. Pure."""
+"""Dispatches: models sent to clients, and which of them are unanswered. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Dispatched:
     version: int
     at: Nanoseconds
     lr: float | None = None
-    """Step size sent with it; None if none was sent."""
+    """Step size sent with the model; None if no step size was sent."""
 
 
 class NoAnswer(Enum):
@@ -36,8 +36,8 @@ class NoAnswer(Enum):
 
 
 class Dispatches:
-    """Dispatches of a run, numbered from 1. A client answers them in order: a dispatch that it has
-    skipped is never answered. A broadcast has one number, which every client may answer."""
+    """Dispatches of a run, numbered from 1. A client answers them in order: it never answers a dispatch
+    that it has skipped. A broadcast has one number, which every client may answer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -89,10 +89,11 @@ class Dispatches:
         self, client: str, number: int, *, is_valid: bool, is_taken: bool
     ) -> Dispatched | NoAnswer:
         """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
-        why the update answers none.
+        the reason why the update answers none.
 
-        `is_valid`: the claim is valid; a further update with the same claim is a duplicate. `is_taken`:
-        updates of the client are accepted; the dispatch and all earlier ones are closed."""
+        `is_valid`: whether the claim is valid; if so, a further update with the same claim is a
+        duplicate. `is_taken`: whether updates of the client are accepted; if so, the dispatch and all
+        earlier ones are closed."""
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
             return NoAnswer.DUPLICATE
@@ -138,8 +139,8 @@ class Dispatches:
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `is_over`: the run is over, answers are
-        rejected, and dispatches stay open."""
+        """Yield a sentence for each inconsistency of this state. `is_over`: whether the run is over;
+        answers are then rejected, and dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"
@@ -158,5 +159,5 @@ class Dispatches:
         self._open.pop(client, None)
 
     def restart(self, client: str) -> None:
-        """Close all dispatches so far for `client`, whose process has restarted."""
+        """Close all earlier dispatches for `client`, because its process has restarted."""
         self._answered[client] = self._count

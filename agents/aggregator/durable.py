@@ -32,8 +32,8 @@ from agents.wire import payloads
 _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
 _LOG_TO_CHECKPOINT = 8
-"""A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and than this multiple of the
-checkpoint's size. This limits the time of a recovery, and the disk space."""
+"""A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and larger than this multiple
+of the checkpoint's size. This limits the time of a recovery and the disk space."""
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class DurableState:
     entries: int = 0
     """Number of inputs so far; each is an entry of the log."""
     journal: int = 0
-    """Bytes of the journal after these inputs."""
+    """Length of the journal in bytes after these inputs."""
     journal_sum: int = 0
-    """Checksum of these bytes."""
+    """Checksum of the journal's first `journal` bytes."""
     evaluating: list[int] = field(default_factory=list)
     """Versions whose evaluation was requested and is not done. Their models are in files, because with
     `evaluate: {when: after}` there are many."""
@@ -79,8 +79,9 @@ class DurableCore:
         durability: Durability,
         buffers: Buffers = NONE,
     ) -> None:
-        """Begin the run that `setup` describes with the model `w`, shape (d,), and its `buffers`; or
-        recover the run if `directory` has its state. Raises RecordingError or SnapshotError."""
+        """Begin the run that `setup` describes with the model `w`, shape (d,), and its `buffers`. If
+        `directory` has the state of a run, recover that run instead. Raises RecordingError or
+        SnapshotError."""
         self._directory = directory
         self._run, self._schema = setup.settings.run, setup.settings.schema
         self._durability = durability
@@ -145,8 +146,8 @@ class DurableCore:
         return w, buffers
 
     def handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> act.Actions:
-        """Handle an input; return the core's actions. Those that write records or save models are done
-        already. `payload`: the bytes from which an update was decoded; None if they are not
+        """Handle an input; return the core's actions. The actions that write records or save models are
+        already carried out. `payload`: the bytes from which an update was decoded; None if they are not
         available."""
         if self._log is not None:  # None while the log is replayed
             self._log.write(event, payload)
@@ -278,7 +279,7 @@ class DurableCore:
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
-        """Context that adds to an error of reading the files which of them are intact."""
+        """Context manager: an error in reading the files also says which of the files are intact."""
         try:
             yield
         except OSError as error:
@@ -306,7 +307,7 @@ class DurableCore:
         )
 
     def _replay(self, state: DurableState) -> None:
-        """Handle the logged inputs after `state`."""
+        """Handle the logged inputs that came after `state`."""
         for entry in recording.read(self._log_path, state.entries):
             match entry:
                 case Setup() | Cut():
@@ -317,7 +318,8 @@ class DurableCore:
                     self.handle(entry)
 
     def _save_checkpoint(self) -> None:
-        """Save the state in a checkpoint, and cut the log, whose entries are not needed any more."""
+        """Save the state in a checkpoint. Then cut the log, because its entries are not needed any
+        more."""
         if self._durability == "none":
             return
         if self._log is not None:

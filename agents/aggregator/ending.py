@@ -1,4 +1,4 @@
-"""End of a run, and waiting for its last evaluations. Pure."""
+"""End of a run, and waiting for its last evaluations. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class End:
 
     at: Nanoseconds
     reason: str
-    """Reason, as in `events.RunEnded`."""
+    """Reason for the end, as in `events.RunEnded`."""
 
     @property
     def is_cut_short(self) -> bool:
@@ -53,8 +53,8 @@ class Ending:
         return self._last is not None and self.end is not None
 
     def begin(self, reason: str, at: Nanoseconds, timeout: float) -> None:
-        """End the run at time `at`. It waits for its last evaluations as long as the settings say, but
-        at most `timeout` host seconds."""
+        """End the run at time `at`. The run waits for its last evaluations as long as the settings say,
+        but at most `timeout` host seconds."""
         self.end = End(at, reason)
         self._timers.set_aside()
         if self._last is None:
@@ -71,8 +71,8 @@ class Ending:
         self._timers.bring_back()
 
     def note_waiting(self, end: End, version: int) -> Log:
-        """Return the note that the run waits for evaluations. Its time is that of the end, because the
-        run clock stands still."""
+        """Return the note that the run waits for evaluations. The note has the time of the run's end,
+        because the run clock stands still."""
         count = self._evaluations.remaining(version)
         what = "evaluation" if count == 1 else f"{count} evaluations"
         text = f"the run is over and waits for its last {what}"

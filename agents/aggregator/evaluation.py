@@ -32,14 +32,14 @@ class Evaluation:
 
     version: int
     loss: float
-    """Mean loss on the test set, regularisation included."""
+    """Mean loss on the test set, including the regularisation."""
     accuracy: float
     """Share of correct predictions, from 0 to 1; NaN if the task has no accuracy."""
     parts: Sequence[Part] = ()
     """Results on parts of the data; empty if none were requested."""
 
     def inputs(self, at: Nanoseconds) -> list[PartEvaluated | EvaluationDone]:
-        """Return the inputs for the aggregator's core, at time `at`."""
+        """Return the inputs that pass the result to the aggregator's core at time `at`."""
         parts = (
             PartEvaluated(at, self.version, one.part, one.name, one.samples, one.loss, one.accuracy)
             for one in self.parts
@@ -48,12 +48,12 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates models in its own thread, with low priority. `done` gets a future with each result or
-    error.
+    """Evaluates models in its own thread, with low priority. `done` is called with a future for each
+    result or error.
 
     `kept` loads the model of a version that is kept in a file; None: no models are kept.
-    `until_released`: models are evaluated only after `release`. `cpus`: CPUs of the thread; empty: those
-    of the process.
+    `until_released`: whether models are evaluated only after `release`. `cpus`: CPUs of the thread;
+    empty: the thread uses the CPUs of the process.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Evaluator:
         """Versions that wait for `release`, in order; None: models are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
-        """Evaluate a copy of `w`, shape (d,), with `buffers`; before `release`, evaluate the kept model
-        later."""
+        """Evaluate a copy of `w`, shape (d,), with `buffers`. Before `release`, `w` is not used: the
+        kept model of `version` is evaluated after `release`."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
@@ -96,7 +96,7 @@ class Evaluator:
             self._waiting.append(version)
 
     def release(self) -> None:
-        """Evaluate the models that wait, and all further ones at once."""
+        """Evaluate the models that wait. All later models are evaluated when they are submitted."""
         waiting, self._waiting = self._waiting or [], None
         for version in waiting:
             self.submit_kept(version)
@@ -136,7 +136,8 @@ class Evaluator:
 
     def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> list[Vector]:
         """Return the loss of each sample, its weight in the mean, and whether its prediction is correct
-        (NaN if the task has no accuracy). `batches`: size of all batches, or of each one."""
+        (NaN if the task has no accuracy). `batches`: one size for all batches, or a list with the size
+        of each batch."""
         losses: list[Vector] = []
         weights: list[Vector] = []
         right: list[Vector] = []
@@ -154,7 +155,7 @@ _Samples = tuple[torch.Tensor, torch.Tensor]
 
 
 def _tensors(shard: Shard) -> _Samples:
-    """Return inputs and labels of a shard."""
+    """Return the inputs and labels of a shard as tensors."""
     return model_inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 

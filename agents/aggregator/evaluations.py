@@ -1,4 +1,4 @@
-"""Requested evaluations of the global model. Pure."""
+"""Requested evaluations of the global model. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DIVERGED = (
 
 
 class Evaluations:
-    """Evaluations that were requested, in order. `several`: an evaluation may be requested before the
-    previous one is done."""
+    """Evaluations that were requested, in order. `several`: whether an evaluation may be requested
+    before the previous one is done."""
 
     def __init__(self, *, several: bool) -> None:
         self._several = several

@@ -1,4 +1,4 @@
-"""Protection of the aggregator against clients that flood it with messages. Pure.
+"""Protection of the aggregator against clients that flood it with messages. No I/O and no clock.
 
 The broker delivers all messages to the aggregator in one queue, so a client that floods it delays all
 others. Excess messages are refused before they are decoded. A client that continues is shut out, and the
@@ -12,15 +12,16 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""Messages that a client may send in addition to the answers it owes: at once, and per host second."""
+"""Limits for messages that a client sends in addition to the answers it owes: the number at once, and
+the number per host second."""
 _FLOOD_MESSAGES = 1000
 """Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
-"""Maximum number of answers that a client may owe; answers that never come do not add up without
-limit."""
+"""Maximum number of answers that a client may owe. The limit is needed because some answers never
+come."""
 _TRICKLE_MESSAGES = 10
-"""Messages of shut-out clients between two checks below which the flood is over: a restarting client
-sends a few status messages."""
+"""A flood is over when shut-out clients have sent fewer messages than this between two checks. The
+number is above 1 because a restarting client sends a few status messages."""
 
 
 class FloodGuard:
@@ -42,7 +43,8 @@ class FloodGuard:
             self._asked[client] += 1
 
     def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
-        """Return whether a message of `sender` is to be handled. `at`: host's time in seconds."""
+        """Return whether a message of `sender` is to be handled. `at`: time of the host's clock in
+        seconds."""
         if sender in self._shut_out:
             self._since_look += 1
             self._refused += 1
@@ -61,7 +63,7 @@ class FloodGuard:
         self._flooded = True
 
     def readmit(self, sender: str) -> bool:
-        """Admit `sender` again, whose process was restarted; return whether it was shut out."""
+        """Admit `sender` again, because its process was restarted. Return whether it was shut out."""
         if sender not in self._shut_out:
             return False
         self._shut_out.remove(sender)
@@ -70,8 +72,9 @@ class FloodGuard:
         return True
 
     def end_of_flood(self) -> int | None:
-        """Return the number of refused messages of shut-out clients if a flood is over: almost none have
-        come since the last call. Else return None, also if the end of this flood was returned before."""
+        """Return the number of messages of shut-out clients that were refused during a flood that has
+        ended. Return None if no flood has ended since the last call. A flood has ended when almost no
+        such messages have come between two calls."""
         few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None

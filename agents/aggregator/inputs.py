@@ -1,4 +1,4 @@
-"""Inputs of the aggregator's core. Their names and fields are in recordings.
+"""Inputs of the aggregator's core. Recordings contain the names and fields of these classes.
 
 `at` is the device time in nanoseconds since the start of the run clock, as measured by the shell.
 """
@@ -37,8 +37,8 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A client reported its state, or the broker published its last will: `joining`, `ready` or
-    `offline`."""
+    """A client reported its state (`joining`, `ready` or `offline`), or the broker published the
+    client's last will."""
 
     at: Nanoseconds
     client: str
@@ -52,9 +52,9 @@ class UpdateArrived:
     at: Nanoseconds
     sender: str
     size: int
-    """Bytes of the payload."""
+    """Length of the payload in bytes."""
     arrived: Nanoseconds
-    """When the whole message had arrived."""
+    """Device time in ns at which the whole message had arrived."""
     message: UpdateMessage
 
 
@@ -65,7 +65,7 @@ class SharesSum:
     number: int
     """Number of the sum."""
     words: Words | None
-    """Sum of shares; None if the client lacks some of them."""
+    """Sum of shares; None if the client lacks some of the shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class SharesSummed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to the broker, lost at `since`, was restored: messages may be lost."""
+    """The connection to the broker was lost at `since` and is restored. Messages may be lost."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -87,8 +87,9 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The aggregator alone was restarted within the run; it was absent since `since`. Its last messages
-    may be lost: each client is asked for a report when its retained status `ready` arrives."""
+    """Only the aggregator was restarted, and the run has continued. It was absent from `since` to `at`.
+    Its last messages may be lost: each client is asked for a report when its retained status `ready`
+    arrives."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -101,9 +102,9 @@ class Reported:
     at: Nanoseconds
     client: str
     dispatch: int
-    """Dispatch that its next update will answer; 0 for none."""
+    """Dispatch that the client's next update will answer; 0 for none."""
     about: int
-    """Dispatch in the request."""
+    """Value of `about` in the `AskForReport` that the report answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,8 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class PartEvaluated:
-    """Result of an evaluation on one part of the data, with fields as in `events.EvaluatedPart`; the
-    `EvaluationDone` of the same version follows."""
+    """Result of an evaluation on one part of the data, with fields as in `events.EvaluatedPart`. The
+    results on all parts come before the `EvaluationDone` of the same version."""
 
     at: Nanoseconds
     version: int
@@ -177,7 +178,7 @@ class Written:
     line: str
     """The record as a line of `events.jsonl`."""
     at: ClassVar[Nanoseconds] = 0
-    """No time: the record has its own."""
+    """Not used, because the record has its own time."""
 
     @classmethod
     def from_record(cls, record: events.Record) -> Written:

@@ -1,4 +1,4 @@
-"""Decision about each arriving update: pass it to the rule, or reject it. Pure."""
+"""Decision about each arriving update: pass it to the rule, or reject it. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0
-"""Rate limit for records of a client's messages that answer no dispatch: at once, and per second."""
+"""Rate limit for records of a client's messages that answer no dispatch: the number at once, and the
+number per second."""
 _MAX_REASON = 200
 """Maximum characters of the reason of a rejection, which may contain text from a device."""
 
 
-@dataclass(slots=True)  # frozen, each would take the aggregator 1 µs more
+@dataclass(slots=True)  # not frozen: that would take the aggregator 1 µs more per update
 class Verdict:
     """Decision about an update: carry out `first`, pass `update` to the rule, then carry out `last`."""
 
@@ -147,7 +148,8 @@ class Intake:
         return self.reject(sender, reason, at, dispatch) if admitted else []
 
     def unrecorded_notes(self, at: Nanoseconds) -> list[Log]:
-        """Return notes of how many such messages were rejected without a record."""
+        """Return notes that say how many messages that answer no dispatch were rejected without a
+        record."""
         return [
             Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
             for client, count in self._strays.refused.items()

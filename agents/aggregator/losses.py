@@ -1,24 +1,24 @@
-"""Updates that were lost with their sum (secure aggregation). Pure."""
+"""Updates that were lost with their sum (secure aggregation). No I/O and no clock."""
 
 from __future__ import annotations
 
 
 class Losses:
-    """Lost updates of clients that remember which of their updates were applied. Every dispatch to the
-    client lists them, until the client has answered such a dispatch."""
+    """Lost updates of clients that remember which of their updates were applied. Every dispatch to such
+    a client lists its lost updates, until the client has answered a dispatch that lists them."""
 
     def __init__(self) -> None:
         self._announced: dict[str, dict[int, int]] = {}
         """Dispatches whose answers were lost, by client, each with the number of the first dispatch that
-        listed the loss; 0: none yet."""
+        listed the loss; 0 if no dispatch has listed it."""
 
     def add(self, client: str, dispatch: int) -> None:
-        """Add a lost update, the answer to `dispatch`."""
+        """Add a lost update of `client`, which answered `dispatch`."""
         self._announced.setdefault(client, {})[dispatch] = 0
 
     def announce(self, client: str, number: int) -> tuple[int, ...]:
-        """Return the dispatches of `client` whose answers were lost, to be listed in dispatch
-        `number`."""
+        """Return the dispatches of `client` whose answers were lost. Dispatch `number` will list
+        them."""
         told = self._announced.get(client, {})
         for dispatch, first in told.items():
             told[dispatch] = first or number

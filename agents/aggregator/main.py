@@ -84,7 +84,7 @@ _Input = ReceivedMessage | _Other
 
 def main() -> None:
     cfg = config.load(AggregatorConfig, Path(sys.argv[1]))
-    if cfg.evaluation_cpus:  # a container has both
+    if cfg.evaluation_cpus:  # the container has both sets of CPUs
         os.sched_setaffinity(0, cfg.cpus)
     process.keep_freed_memory()
     user_code.use_folder(cfg.code)
@@ -97,7 +97,7 @@ def main() -> None:
         code = 0
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
         sys.stderr.write(f"aggregator: {error}\n")
-    except Exception as error:  # noqa: BLE001  # as Python would; but it would also wait for an evaluation
+    except Exception as error:  # noqa: BLE001  # Python itself would wait for an evaluation
         if user_code.is_caused_by_user_code(error, cfg.task.name):
             code = user_code.FAILED
             sys.stderr.write(f"{user_code.user_traceback(error)}\n")
@@ -197,10 +197,11 @@ class Aggregator:
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
         self._overdue: dict[str, Nanoseconds] = {}
-        """Clients that were overdue at the last check, with the time of their model."""
+        """Clients that were overdue at the last check, each with the time at which its model was
+        sent."""
 
     def run(self) -> None:
-        """Run until the core finishes the run. Records are kept also after an error."""
+        """Run until the core finishes the run. The records are saved even after an error."""
         signal.signal(signal.SIGTERM, lambda *_: self._inbox.put(messages.StopOrder()))
         disturbances.watch(lambda since, at: self._inbox.put(_StoodStill(since, at)))
         try:
@@ -212,7 +213,7 @@ class Aggregator:
 
     def _serve(self) -> None:
         """Pass inputs to the core, and send its messages."""
-        if self._epoch is not None:  # restarted within the run
+        if self._epoch is not None:  # the aggregator was restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
             timer = self._core.next_timer
@@ -385,7 +386,7 @@ class Aggregator:
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         """Pass `event` to the core and carry out its actions. `payload`: the bytes from which the event
-        was decoded, if it was."""
+        was decoded; None if it was not decoded from bytes."""
         for action in self._durable.handle(event, payload):
             match action:
                 case act.Log() | act.Save():
@@ -416,8 +417,9 @@ class Aggregator:
 
 
 def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:
-    """Return the maximum payload bytes from clients, by kind of topic. `buffers`: bytes of the model's
-    buffers; `answer`: bytes of an answer about a sum, None without secure aggregation."""
+    """Return the maximum size in bytes of payloads from clients, by kind of topic. `buffers`: size of
+    the model's buffers in bytes. `answer`: size in bytes of an answer about a sum of shares; None
+    without secure aggregation."""
     largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 

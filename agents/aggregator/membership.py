@@ -1,4 +1,4 @@
-"""Membership of the run's clients: which are ready, and which are present. Pure."""
+"""Membership of the run's clients: which are ready, and which are present. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agents.rules.interface import Server
 
 
 class MembershipChange(Enum):
-    """A change of membership by a client's status."""
+    """Change of membership that a client's status causes."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -40,8 +40,8 @@ class Membership:
         return [client for client in self._importance if client not in self._server.clients]
 
     def report(self, client: str, state: str) -> MembershipChange | None:
-        """Handle a status of `client`, which may come from its last will; return the change of
-        membership, None for no change."""
+        """Handle a status of `client`, which may come from its last will. Return the change of
+        membership; None if there is no change."""
         was_ready = client in self._ready
         if state == "ready":
             self._ready.add(client)
@@ -63,7 +63,8 @@ class Membership:
         self._ready.clear()
 
     def problems(self, *, clock_runs: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `clock_runs`: the run clock runs."""
+        """Yield a sentence for each inconsistency of this state. `clock_runs`: whether the run clock
+        runs."""
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"

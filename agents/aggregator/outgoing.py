@@ -37,13 +37,14 @@ class Outgoing:
         self.waits = True
 
     def request_again(self, client: str) -> None:
-        """Repeat the open request to `client`, if there is one, because no useful update has come."""
+        """Send the open request to `client` again, because no useful update has come. Do nothing if no
+        request is open."""
         if client in self._open_requests:
             self._requests[client] = self._open_requests[client]
             self.waits = True
 
     def close_request(self, client: str) -> None:
-        """Close the request to `client`, because an update of it is passed to the rule."""
+        """Close the request to `client`, because an update of this client is passed to the rule."""
         self._open_requests.pop(client, None)
         self._requests.pop(client, None)
 

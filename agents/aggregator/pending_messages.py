@@ -33,10 +33,12 @@ class PendingMessages:
         self.waiting: list[tuple[str, bytes | chunks.Messages]] = []
         """Topic and payload of each message, in order."""
         self._body: tuple[int, chunks.Body] | None = None
-        """Newest version that was sent, and its body, which all its dispatches share; None for none."""
+        """Newest version that was sent, and the message body that all its dispatches share; None if no
+        version was sent."""
 
     def add_model(self, action: act.Dispatch | act.BroadcastModel) -> None:
-        """Add a message with a copy of the present model, which the rule changes in place."""
+        """Add a message with the present model. The model is copied, because the rule changes it in
+        place."""
         message = payloads.ModelMessage(
             run=self._run,
             version=action.version,

@@ -1,4 +1,5 @@
-"""Progress of a run: when the last update arrived, and how long the next may take. Pure."""
+"""Progress of a run: when the last update arrived, and how long the next may take. No I/O and no
+clock."""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ _IDLE = 2 * SECOND
 
 @dataclass(slots=True)
 class RunProgress:
-    """Progress of a run; times are device time. The duration of a client's round is not limited before
-    its first update, and after an action on its device until its next update."""
+    """Progress of a run; times are device time. The duration of a client's round is not limited between
+    an action on the client's device and its next update. It is not limited before the first update
+    either, unless `expected` has an entry for the client."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Nanoseconds for which a client may be silent, however long its rounds took, by client; may be
-    infinite. Not all clients have an entry."""
+    """Time in ns, by client, for which a client may be silent even if its rounds so far were shorter.
+    Infinity: no limit. Not all clients have an entry."""
     last: Nanoseconds = 0
-    """When the last update arrived, or when counting started again."""
+    """Device time of the last update, or of the moment from which silence is measured again."""
     _stalled_since: Nanoseconds | None = None
     _longest: dict[str, Nanoseconds] = field(default_factory=dict)
     _states: dict[str, DeviceState] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class RunProgress:
         return [] if self._stalled_since is None else self.end_stall(at)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Note that nothing has arrived since `since`; return when the stall began. Silence is counted
+        """Note that nothing has arrived since `since`; return when the stall began. Silence is measured
         from `at` on again, so that clients are asked again if it lasts."""
         if self._stalled_since is None:
             self._stalled_since = since
@@ -82,9 +84,9 @@ class RunProgress:
         *,
         all_wait: bool,
     ) -> Nanoseconds | None:
-        """If something should have arrived by the time `at`, return the time since which nothing has
-        arrived; else None. `open_since`: time at which its model was sent, by client that trains.
-        `all_wait`: all clients of the run are present, and the rule waits for no timer."""
+        """Return the time since which nothing has arrived. Return None if nothing had to arrive by the
+        time `at`. `open_since`: time at which its model was sent, for each client that trains.
+        `all_wait`: whether all clients of the run are present and the rule waits for no timer."""
         since = max([self.last, *open_since.values()])
         if not open_since and not all_wait:
             return None
@@ -101,8 +103,9 @@ class RunProgress:
         }
 
     def patience(self, present: Iterable[str], training: Collection[str]) -> float:
-        """Return the nanoseconds for which all clients in `training` may be silent. Infinite if a hold
-        keeps a client in `present` from working, or if the round of one in `training` is not limited."""
+        """Return the nanoseconds for which all clients in `training` may be silent. Return infinity if
+        an action keeps a client in `present` from working, or if the round of a client in `training` is
+        not limited."""
         if any(map(self._is_held, present)):
             return math.inf
         return max([_LEAST, *(self._patience(client) for client in training)])

@@ -1,14 +1,15 @@
 """`inputs.bin`: the log of all inputs of an aggregator's core, in order, with updates, for replay.
 
-The core has no clock, no socket and no random source but its seed, so its inputs determine its outputs.
-The file begins with `_MAGIC`, which identifies the format. An entry is a head (`_HEAD`, little endian),
-a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the entry in
-the run (8 bytes), the checksum of text and payload, and the checksum of the head up to there. So damage,
-and missing or misplaced entries, can be distinguished from an incomplete last entry after a crash.
+The core has no clock, no socket and no random source other than its seed, so its inputs determine its
+outputs. The file begins with `_MAGIC`, which identifies the format. An entry is a head (`_HEAD`, little
+endian), a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the
+entry in the run (8 bytes), the checksum of text and payload, and the checksum of the head up to there.
+So damage, and missing or misplaced entries, can be distinguished from an incomplete last entry after a
+crash.
 
 The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. The message of an
-update, or of a sum of shares, is the payload, as it was on the wire. The first entry is the `Setup` of
-the core, with number 0; or, if older entries were removed, a `Cut` with the number of the last of them.
+update, or of a sum of shares, is the payload, as it was sent. The first entry is the `Setup` of the
+core, with number 0; or, if older entries were removed, a `Cut` with the number of the last of them.
 
 The log is flushed to the operating system before the journal, so the journal never has records whose
 inputs the log lacks.
@@ -38,7 +39,8 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""A file of 0.2.0 cannot begin with this: as the length of a text it would be above the limit."""
+"""A file of version 0.2.0 cannot begin with these bytes: read as the length of a text, they are above
+the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
@@ -73,7 +75,7 @@ class Extent:
     last: int
     """Number of the last entry."""
     size: int
-    """Bytes up to the end of the last complete entry."""
+    """Length of the file in bytes up to the end of the last complete entry."""
 
 
 class Recording:
@@ -90,8 +92,8 @@ class Recording:
 
     @classmethod
     def reopen(cls, path: Path, extent: Extent) -> Recording:
-        """Open an existing file to append to it. `extent`: its complete entries; an incomplete one is
-        removed."""
+        """Open an existing file to append to it. `extent`: its complete entries; an incomplete entry
+        after them is removed."""
         continued = cls.__new__(cls)
         continued._begin(path, extent.last, extent.size)
         return continued
@@ -102,7 +104,7 @@ class Recording:
         self._last = last
         """Number of the last entry."""
         self.size = size
-        """Bytes of the file."""
+        """Size of the file in bytes."""
 
     def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
         """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not
@@ -152,7 +154,7 @@ def _lay_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """Marker: the entry at byte `at` is incomplete, and the file ends in it."""
+    """Marker: the entry at byte `at` is incomplete, because the file ends within it."""
 
     at: int
 
@@ -231,7 +233,7 @@ class _Head:
     payload: int
     """Length of the payload in bytes."""
     summed: int | None
-    """Checksum of text and payload; None in a file of 0.2.0."""
+    """Checksum of text and payload; None in a file of version 0.2.0."""
 
 
 def _is_present(file: BinaryIO) -> bool:
@@ -240,8 +242,8 @@ def _is_present(file: BinaryIO) -> bool:
 
 
 def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
-    """Yield the verified head of each entry. The file is positioned at the entry's text then; the caller
-    may read from it. Raises RecordingError."""
+    """Yield the verified head of each entry. At each yield the file is positioned at the entry's text,
+    and the caller may read from it. Raises RecordingError."""
     end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
     length = _HEAD.size + PACKED.size
     while at < end:
@@ -272,7 +274,8 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
 
 
 def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
-    """Yield the head of each entry of a file of 0.2.0. A wrong length looks like an incomplete entry."""
+    """Yield the head of each entry of a file of version 0.2.0. An entry with a wrong length looks like
+    an incomplete one."""
     end, at, number = os.fstat(file.fileno()).st_size, 0, 0
     while at < end:
         file.seek(at)
@@ -304,7 +307,7 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
             return config.from_dict(Cut, entry)
         match entry:
             case {"settings": {"side": dict(side)} as settings}:
-                side.pop("debias", None)  # of 0.2.0
+                side.pop("debias", None)  # in files of version 0.2.0
                 if "steps" not in settings:
                     _name_steps(settings)
         return config.from_dict(Setup, entry)
@@ -316,8 +319,8 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
 
 def _name_steps(settings: dict[str, Any]) -> None:
     """Add `steps` to settings of older versions, which had none. The steps are the server's noise, if
-    there was any, and then either secure aggregation or compression. The method of compression may be
-    any, because each compressed update names its own."""
+    there was any, and then either secure aggregation or compression. The compression method in these
+    steps does not matter, because each compressed update names its own method."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:
@@ -331,7 +334,7 @@ def _name_steps(settings: dict[str, Any]) -> None:
 
 
 def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
-    if name == Suspended.__name__ and "part" in fields:  # of 0.2.0
+    if name == Suspended.__name__ and "part" in fields:  # in files of version 0.2.0
         fields["segment"] = fields.pop("part")
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
         raise ValueError(f"{name} has the wrong fields {fields!r:.80}")

@@ -1,4 +1,5 @@
-"""Reports of clients about the dispatch they are working on, after messages may have been lost. Pure."""
+"""Reports of clients about the dispatch they are working on, after messages may have been lost. No I/O
+and no clock."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ class Reports:
         self._timers = timers
         self._sending = sending
         self._asked_about: dict[str, int] = {}
-        """Dispatch that a client was last asked about, by client that owes a report; 0 if the client
-        counts as absent because it did not answer."""
+        """Dispatch that each client was last asked about, for clients that owe a report. The number is 0
+        if the client counts as absent because it did not answer."""
 
     def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
         """Record the disruption, and ask every present client which dispatch it is working on."""

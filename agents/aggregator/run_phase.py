@@ -1,4 +1,4 @@
-"""Phases of a run, and the inputs that the aggregator's core accepts in each phase. Pure."""
+"""Phases of a run, and the inputs that the aggregator's core accepts in each phase."""
 
 from __future__ import annotations
 

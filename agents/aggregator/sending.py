@@ -1,4 +1,4 @@
-"""Sending of models to clients, and what each client knows. Pure."""
+"""Sending of models to clients, and what each client knows. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Sending:
         self._acknowledged: dict[str, int] = {}
         """Sequence number of a client's last update that was passed to the rule, by client."""
         self.bases: dict[int, Vector] = {}
-        """Models by version, because an update may be encoded as the difference to one; empty unless
-        `keeps_models`."""
+        """Models by version. They are kept because an update may be encoded as the difference to one of
+        them. Empty unless `keeps_models` is set."""
         self._losses = Losses()
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
@@ -112,8 +112,8 @@ class Sending:
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
-        """Return the record of the models that were sent to `client` and are not answered; empty if
-        there are none."""
+        """Return the record of the models that were sent to `client` and are not answered; an empty list
+        if there are none."""
         dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
         return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
 
@@ -136,6 +136,7 @@ class Sending:
 def unfinished(
     client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
 ) -> Log:
-    """Return the record that no answer was applied for the dispatches from `dispatch` up to `number`."""
+    """Return the record that the dispatches from `dispatch` to `number` have no answer that was
+    applied."""
     begun, now = to_seconds(dispatch.at), to_seconds(at)
     return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

@@ -26,7 +26,8 @@ from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"testbed6"
-"""Identifies the version of the state's classes; change it with them."""
+"""Magic number with the version of the state's classes. Change it whenever one of these classes
+changes."""
 _MODULES = {
     "agents.aggregator.arrivals",
     "agents.aggregator.core",
@@ -82,7 +83,7 @@ _UNREADABLE = (
 
 
 class SnapshotError(Exception):
-    """The state of a run cannot be restored; the text says why."""
+    """The state of a run cannot be restored; the message says why."""
 
 
 def save(state: object, path: Path) -> int:
@@ -101,7 +102,7 @@ def save(state: object, path: Path) -> int:
         size = file.tell()
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the name, too
+        os.fsync(folder)  # the file's name must be on the disk, too
     finally:
         os.close(folder)
     return size

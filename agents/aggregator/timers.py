@@ -1,4 +1,4 @@
-"""Timers of the aggregator's core, in device time. Pure."""
+"""Timers of the aggregator's core, in device time. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Timer = (
 )
 """Name of a timer: its purpose."""
 _ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}
-"""Order of timers that are due at the same time: the rule's first, the end of the run last."""
+"""Order of timers that are due at the same time. Timers without an entry, such as the rule's, come
+first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class _DueTime:
 
     at: Nanoseconds
     period: Nanoseconds | None = None
-    """Period of a periodic timer; None if it fires once."""
+    """Period in ns of a periodic timer; None if the timer fires once."""
 
 
 class Timers:
@@ -69,7 +70,7 @@ class Timers:
         self._aside, self._due = self._due, {}
 
     def bring_back(self) -> None:
-        """Set the timers again that `set_aside` has kept, and no others."""
+        """Set the timers that `set_aside` has kept, and cancel all others."""
         self._due, self._aside = self._aside, {}
 
     def pop(self, now: Nanoseconds) -> tuple[Timer, Nanoseconds] | None:

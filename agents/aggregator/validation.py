@@ -1,4 +1,4 @@
-"""Validation of updates: checks that protect the rule, and the run's bounds. Pure."""
+"""Validation of updates: checks that protect the rule, and the run's bounds. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_EFFECTIVE_STEPS = 1e12
 """Maximum of an update's `effective_steps`. A rule multiplies vectors of norm up to 1.8e19 by this
 number; the limit keeps the model finite."""
 _MAX_LOSS = 3.5e38
-"""Largest finite loss. NaN means that there is no loss, infinity that it overflowed."""
+"""Largest finite loss. NaN means that there is no loss; infinity means that the loss overflowed."""
 
 
 class Validation:
@@ -41,9 +41,9 @@ class Validation:
         begin: Nanoseconds,
         end: Nanoseconds,
     ) -> UpdateMessage | str:
-        """Return the update with its decoded vector, or the reason to reject it. It answers `dispatch`.
-        `base`: the dispatched model; None if it is not kept. `begin`, `end`: when the model was sent and
-        when the update arrived, on the client's clock."""
+        """Return the update with its decoded vector, or the reason to reject it. `dispatch`: the
+        dispatch that the update answers. `base`: the dispatched model; None if it is not kept. `begin`,
+        `end`: when the model was sent and when the update arrived, on the client's clock."""
         message, settings = event.message, self._settings
         if message.kind not in self._kinds:
             return f"kind {message.kind}, expected {settings.side.kind}"

@@ -1,4 +1,4 @@
-"""Versions of the model, and the records of the updates in them. Pure."""
+"""Versions of the model, and the records of the updates in them. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Versions:
         return records
 
     def buffered_records(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
-        """Return the records, at the end of the run, of updates that are in the rule's buffer and not
-        applied. A run that ended early applies them when it is resumed."""
+        """Return the records of updates that are in the rule's buffer and not applied when the run ends.
+        A run that ended early applies them when it is resumed."""
         now, count = to_seconds(at), len(self.arrivals)
         if is_cut_short:
             what = f"not applied yet, but in the rule's buffer: {count}"
@@ -56,8 +56,8 @@ class Versions:
         ]
 
     def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `sent`: returns whether a dispatch was
-        sent."""
+        """Yield a sentence for each inconsistency of this state. `sent`: function that returns whether a
+        dispatch was sent."""
         for client, number in self.arrivals:
             if client not in self._settings.importance or not sent(number):
                 yield f"{client} answered dispatch {number}, which it was never sent"

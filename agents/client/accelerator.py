@@ -41,7 +41,7 @@ def memory_fraction(limit: int, total: int) -> float:
 
 
 def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> str:
-    """Return text for the log: `trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
+    """Return a text for the log, such as `trains on NVIDIA A2, 5 multiprocessors, 2048 of 15102 MiB`."""
     total = gpu.total_memory >> 20
     memory = f"{total} MiB" if limit is None else f"{limit >> 20} of {total} MiB"
     return f"trains on {gpu.name}, {gpu.multi_processor_count} multiprocessors, {memory}"
@@ -49,7 +49,7 @@ def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> st
 
 @contextmanager
 def exit_when_out_of_memory(cfg: ClientConfig) -> Iterator[None]:
-    """Context in which running out of GPU memory ends the process with advice for the user."""
+    """Context manager: running out of GPU memory ends the process with advice for the user."""
     try:
         yield
     except RuntimeError as error:

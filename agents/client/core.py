@@ -36,7 +36,8 @@ class Outcome:
     """Result of local training."""
 
     end: Vector
-    """w_i^K, shape (d,), read-only; for a `gradient` rule the gradient at the start."""
+    """End point w_i^K of the training, shape (d,), read-only. If the rule uses gradients, this is the
+    gradient at the start."""
     loss: float
     """Mean loss over the steps; NaN if no step was done."""
     buffers: Buffers = NONE
@@ -62,7 +63,7 @@ class Train:
 
     model: ModelMessage
     sequence: int
-    """Sequence number of the update: 1, 2, … over the client's life."""
+    """Sequence number of the update, counted from 1 over the client's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class SendUpdate:
 
     sequence: int
     message: Callable[[], UpdateMessage]
-    """Function that makes the message. It is called at most once, possibly later."""
+    """Function that makes the message. It is called at most once, possibly some time after this action
+    was returned."""
 
 
 Action = Train | CutShort | Think | Remember | SendUpdate
@@ -142,7 +144,8 @@ class ClientCore:
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
         self._free_since: Nanoseconds = 0
-        """When the previous update was finished and, if the rule requires it, pulled."""
+        """Time since which the client could begin a training: the previous update was finished and, if
+        the rule requires it, pulled."""
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
@@ -184,12 +187,13 @@ class ClientCore:
         return [Think(self._think(result.ended - begun))]
 
     def on_thought(self, at: Nanoseconds) -> Actions:
-        """Handle the end, at time `at`, of the delay that `Think` requested. Does nothing if an
-        interrupt has sent the update already."""
+        """Handle the end of the delay that `Think` requested, at time `at`. Do nothing if an interrupt
+        has sent the update already."""
         return [] if self._trained is None else self._finish(at)
 
     def pull(self, at: Nanoseconds) -> Actions:
-        """Send the update in the send buffer or, if there is none, the next one when it is finished."""
+        """Send the update in the send buffer. If the buffer is empty, send the next update when it is
+        finished."""
         if self._send_buffer is None:
             self._wanted = self._wanted or "pull"
             return []
@@ -209,7 +213,7 @@ class ClientCore:
 
     def leave(self, at: Nanoseconds) -> list[SendUpdate]:
         """Return the farewell messages of a client that leaves at time `at`: the vectors that the rule
-        asks for. Empty if the server must not learn single updates."""
+        asks for. Return no messages if the server must not learn single updates."""
         if any(step.as_sent is not None for step in self._steps):
             return []
         return [

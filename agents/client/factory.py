@@ -24,8 +24,8 @@ def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
 
 
 def timing(setup: ClientSetup, begun: int = 0) -> Timing:
-    """Return the durations of the client's trainings. `begun`: number of trainings that its earlier
-    processes began."""
+    """Return the durations of the client's trainings. `begun`: number of trainings that earlier
+    processes of the client began."""
     return Timing(
         *(setup.timing, setup.think, lambda *purpose: rng(setup, *purpose)),
         speed=setup.speed,
@@ -54,7 +54,7 @@ def core(
     memory: SavedVectors | None = None,
 ) -> ClientCore:
     """Return the core of a client with `samples` training samples. `memory`: vectors that its earlier
-    process saved; None if there are none. Raises what user code raises."""
+    process saved; None if there are none. Raises any exception that user code raises."""
     after = [step for step in steps if not step.before_rule]
     settings = ClientSettings(
         local=setup.local,

@@ -86,7 +86,7 @@ class ClientProcess:
             will=will,
             keepalive=keepalive,
             largest=largest,
-            reconnected=lambda _: self._publish_key(),  # a restarted broker has lost it
+            reconnected=lambda _: self._publish_key(),  # a restarted broker has lost the key
         )
         self._outbox = None if cfg.outbox is None else Outbox(Path(cfg.outbox), self._warn)
         self._connection.open(cfg.timeout_s)
@@ -268,7 +268,7 @@ class ClientProcess:
                 self._execute(self._handle(self._inbox.get(timeout=left)))
 
     def _interrupted(self) -> bool:
-        """Handle the messages that have arrived, between two steps. Return whether the training must
+        """Handle the messages that arrived during the last step. Return whether the training must
         end."""
         while not self._inbox.empty():
             self._execute(self._handle(self._inbox.get()))

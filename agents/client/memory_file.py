@@ -36,7 +36,7 @@ def count(path: Path) -> int:
 
 
 def count_one_more(path: Path) -> None:
-    """Increase the count by one, by appending a byte. So the count is correct whenever the process is
-    killed."""
+    """Increase the count by one. One byte is appended, so the count is correct even if the process is
+    killed at any moment."""
     with path.open("ab") as file:
         file.write(b"\n")

@@ -31,7 +31,7 @@ class Outbox:
         """Dispatches that the updates in the folder answer, oldest first."""
         self._spare = folder / _SPARE
         """File of an acknowledged update, reused for the next one: writing into pages that exist already
-        takes less than half of the time."""
+        takes less than half the time."""
         for path in sorted(folder.iterdir()):
             if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
                 continue
@@ -120,10 +120,11 @@ def _payload(path: Path) -> memoryview:
 
 
 def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], bool]) -> bool:
-    """Call `write`, again each second while the disk is full. Return whether it succeeded.
+    """Call `write`. Repeat the call each second while the disk is full. Return whether `write`
+    succeeded.
 
-    `wait` waits for a number of seconds and returns whether to give up. Raises OSError for every other
-    error than a full disk."""
+    `wait` waits for a number of seconds and returns whether to give up. Raises OSError for any error
+    other than a full disk."""
     while True:
         try:
             write()

@@ -16,11 +16,12 @@ class Pace:
     """Computes how long a piece of work of this process must be extended.
 
     A piece of work includes all CPU time of the process since the previous piece ended, so the cost of
-    sending an update counts with the next training. It begins with the arrival of the model, so that no
-    CPU time is waited for twice.
+    sending an update counts with the next training. A piece of work begins when the model arrives, so
+    that no CPU time is waited for twice.
 
-    `share`: returns the CPU share in cores, None if it is not limited; the control group's by default.
-    `cpu` and `clock`: return CPU time and time of the host, in seconds.
+    `share` returns the CPU share in cores, or None if the CPU is not limited; by default, the share of
+    the process's control group. `cpu` returns the CPU time of the process in seconds. `clock` returns
+    the time of the host's monotonic clock in seconds.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class Pace:
         self._share_then = self._share()
 
     def end(self) -> float:
-        """End the piece of work; return the host seconds that the emulated device would still need,
-        0 if none. If the share was changed meanwhile, the larger share counts.
+        """End the piece of work; return the host seconds that the emulated device would still need, or 0
+        if it needs none. If the share was changed during the work, the larger share counts.
 
-        Call it once per piece: each further call costs CPU time, and so more waiting, without end.
+        Call this once per piece of work: each further call uses CPU time, which causes more waiting, so
+        that a loop of calls would not end.
         """
         cpu = self._cpu()
         used, self._paid = cpu - self._paid, cpu

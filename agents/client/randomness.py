@@ -8,9 +8,9 @@ from numpy.random import SeedSequence
 from agents import generator_keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
-"""Purposes. TRAINING (mini-batches), ATTACKING and ROUNDING have one generator per training, by its
-sequence number. NOISE has one per update, by the dispatch that it answers. THINKING and TIMING have one
-per client: its k-th draw belongs to the k-th training that was begun
+"""Purposes of the generators. TRAINING (mini-batches), ATTACKING and ROUNDING have one generator per
+training, by its sequence number. NOISE has one per update, by the dispatch that it answers. THINKING and
+TIMING have one per client: its k-th draw belongs to the k-th training that was begun
 (`agents.client.training_times`)."""
 
 

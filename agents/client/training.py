@@ -24,11 +24,11 @@ class Result:
     """Result of a training or of a gradient computation."""
 
     end: Vector
-    """Shape (d,): the trained parameters; the gradient, if that was requested."""
+    """Shape (d,): the trained parameters, or the gradient if it was requested."""
     steps: int
-    """Steps that were done, also if the training was interrupted."""
+    """Number of steps that were done; counted also if the training was interrupted."""
     loss: float
-    """Mean loss over the steps, regularisation included; NaN if no step was done."""
+    """Mean loss over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
 
@@ -36,7 +36,8 @@ class Result:
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """Types for torch's autocast, by the value of `precision`."""
 _FIRST_SCALE = 2.0**16
-"""First loss scale in float16. Its smallest number is 6e-8: unscaled, small gradients would be 0."""
+"""First loss scale in float16. Without a scale, small gradients would be 0, because the smallest float16
+number is 6e-8."""
 
 
 class Trainer:
@@ -91,7 +92,7 @@ class Trainer:
         training ends early when it returns true.
 
         Mini-batches come from a random permutation of the shard; after each pass a new one is drawn.
-        `lr`: step size before `lr_by_step` is applied; None: that of the local settings.
+        `lr`: step size before `lr_by_step` is applied; None: the step size of the local settings.
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
@@ -130,8 +131,8 @@ class Trainer:
         self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """Return the local objective on `batch` and put its gradient into `flat`: with the ℓ2 and
-        FedProx terms, clipped."""
+        """Return the local objective on `batch` and put its gradient into `flat`. If the settings
+        require it, the gradient includes the ℓ2 and FedProx terms and is clipped."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
@@ -334,8 +335,8 @@ class _Adam:
 def batches(
     samples: int, size: int, rng: np.random.Generator, device: str | torch.device = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Yield mini-batches of indices, shape (at most `size`,), without end; the last batch of a pass may
-    be smaller."""
+    """Yield mini-batches of indices, without end. A batch has shape (`size`,), but the last batch of a
+    pass may be smaller."""
     while True:
         # A batch of all samples is not shuffled: the sum is then bit-identical to gradient descent's.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))

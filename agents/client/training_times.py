@@ -1,4 +1,4 @@
-"""Minimum durations of a client's trainings, and thinking times after them. Pure."""
+"""Minimum durations of a client's trainings, and thinking times after them. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Timing:
     """Durations of one client's trainings in a run.
 
     Each training that begins draws the next value of `timing` and of `think`. A training that is
-    repeated after a crash draws new values, too: with the same value, a long training might never end
+    repeated after a crash also draws new values: with the same values, a long training might never end
     between two crashes. `rng` returns the generator for a purpose. `speed` divides the values of
-    `timing`. `begun`: number of trainings that the client's earlier processes began. If `timing` or
+    `timing`. `begun`: number of trainings that earlier processes of the client began. If `timing` or
     `think` is None, its durations are 0.
     """
 

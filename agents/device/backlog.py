@@ -1,5 +1,5 @@
 """Measurement of a shaped link during the run: the bytes that left its queue while packets waited,
-compared with the bytes that its rate allows in that time. Pure: time is an argument.
+compared with the bytes that its rate allows in that time. No I/O and no clock: the time is an argument.
 
 The rate of a transfer says little about the link, because transfers also wait for the client and the
 aggregator. But while packets wait in the link's own queue, only the link limits them.
@@ -14,12 +14,12 @@ from agents.wire.messages import QueueUse
 PACKET = 1514
 """Bytes of a full packet, Ethernet header included."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
-"""A queue is stuck if nothing has left it for at least this time, in which its rate allows at least this
-number of packets."""
+"""A queue is stuck if nothing has left it for at least this number of seconds, and its rate allows at
+least this number of packets in that time."""
 
 
 class _QueueReading(NamedTuple):
-    """The arguments of `Backlog.read`."""
+    """One reading of a queue's counters, with the fields that `Backlog.read` describes."""
 
     at: float
     left: int
@@ -47,8 +47,8 @@ class Backlog:
         than waited in the queue and the sockets.
 
         `at`: seconds of a clock that never goes back. `left`: bytes that have left the queue so far.
-        `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None: unlimited.
-        `behind`: bytes that wait in sockets and have not entered the queue yet.
+        `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None if it is
+        unlimited. `behind`: bytes that wait in sockets and have not entered the queue yet.
         """
         last, self._last = self._last, _QueueReading(at, left, waiting, rate, behind)
         if last is None or rate != last.rate or left != last.left or not last.waiting:

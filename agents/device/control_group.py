@@ -20,7 +20,7 @@ _PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
 """Key of the v2 hierarchy among the controllers of v1."""
 _FILE_BYTES = 4096
-"""More than the size of any file read here."""
+"""Maximum number of bytes read from a file; every file read here is smaller."""
 _V1_UNLIMITED_BYTES = 2**62
 """A v1 limit of at least this number of bytes means no limit."""
 
@@ -34,8 +34,8 @@ class ControlGroup:
 
     @classmethod
     def of_process(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
-        """Return the group of `process` as this process sees it; without folders if it is not
-        visible."""
+        """Return the group of `process` as this process sees it. The result has no folders if the group
+        is not visible."""
         found: dict[str, Path] = {}
         with suppress(OSError, ValueError):
             paths = dict(_paths(proc / str(process) / "cgroup"))
@@ -81,15 +81,15 @@ class ControlGroup:
         )
 
     def cores(self) -> float | None:
-        """Return the quota as a number of cores; None without a quota."""
+        """Return the quota as a number of cores; None if there is no quota."""
         with suppress(OSError, ValueError, KeyError):
             quota, period = self._quota()
             return None if quota == NO_LIMIT else quota / period
         return None
 
     def _quota(self) -> tuple[int, int]:
-        """Return CPU time per period and length of the period, in µs. Raises OSError, ValueError,
-        KeyError."""
+        """Return the CPU time per period and the length of the period, both in µs. Raises OSError,
+        ValueError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
         else:
@@ -146,8 +146,8 @@ def _paths(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
-    """Yield for each mounted hierarchy: its controllers, the path of the group at the root of the mount,
-    and the mount point."""
+    """Yield the controllers, the path of the group at the root of the mount, and the mount point of each
+    mounted hierarchy."""
     for line in file.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -159,8 +159,8 @@ def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
 
 
 def _below(path: str, root: str) -> str:
-    """Return `path` relative to `root`; empty if it is not below, because the mount then shows the group
-    itself."""
+    """Return `path` relative to `root`. The result is empty if `path` is not below `root`, because the
+    mount then shows the group itself."""
     if root == "/":
         return path.lstrip("/") if not path.startswith("/..") else ""
     inside = path.removeprefix(root)
@@ -168,7 +168,7 @@ def _below(path: str, root: str) -> str:
 
 
 def _bytes(file: Path) -> int | None:
-    """Read a limit in bytes; None if this kernel does not have it."""
+    """Read a limit in bytes. Return None if this kernel does not have the limit."""
     try:
         text = _read(file)
     except FileNotFoundError:
@@ -177,7 +177,8 @@ def _bytes(file: Path) -> int | None:
 
 
 def _swap(limit: int | None) -> int | None:
-    """Return `limit`. If the kernel has no swap limit (None), return 0 if this host has no swap."""
+    """Return `limit` unless it is None, which means that the kernel has no swap limit. In that case,
+    return 0 if this host has no swap, else None."""
     if limit is not None:
         return limit
     return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None
@@ -189,8 +190,8 @@ def _pairs(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path) -> str:
-    """Return the content of `file`. Uses plain system calls, because a device reads every second and
-    pays with its own CPU share."""
+    """Return the content of `file`. Plain system calls are used, because a device reads every second and
+    this uses its own CPU share."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()

@@ -29,18 +29,19 @@ from agents.timing.realtime import make_realtime
 _LENGTH = 65536
 """Maximum number of packets in a queue: 0.5 s at 1 Gbit/s are 42,000 packets of full size."""
 _BATCH = 64
-"""Packets received at a time; few, so that packets that become due meanwhile wait well below 1 ms."""
+"""Maximum number of packets received at a time. It is small, so that packets that become due meanwhile
+wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
-"""Seconds. The kernel may end a sleep 0.1 to 0.5 % late, so a sleep longer than _DOZE is made _NAP
-shorter."""
+"""Seconds. A sleep longer than _DOZE is shortened by _NAP, because the kernel may end a sleep 0.1 to 0.5
+% late."""
 
 _EARLY_MAX = 0.0005
 """Maximum seconds by which a packet may be accepted early, so that the mean delay is right."""
 _FRAME = 14
-"""Bytes of the Ethernet header. A rate counts them, the length of an IP packet does not."""
+"""Bytes of the Ethernet header. A link's rate includes them; the length of an IP packet does not."""
 _WAITING, _PACKETS = 0.2, 12 * 1514
-"""Length of the queue for a shared rate: seconds at that rate, or bytes if that is more. Further packets
-are dropped."""
+"""Maximum length of the queue for a shared rate: _WAITING seconds at that rate or _PACKETS bytes,
+whichever is more. Further packets are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Impairment:
     delay: float = 0.0
     """One-way delay in seconds."""
     jitter: float = 0.0
-    """Seconds. The delay is uniform in delay ± jitter, but never negative."""
+    """Jitter in seconds: the delay is uniform in delay ± jitter, but never negative."""
     loss: float = 0.0
     """Fraction of packets dropped, independently, 0 to 1."""
 
@@ -71,9 +72,10 @@ class QueueTally:
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the times from due to accepted; negative for packets accepted early."""
+    """Sum of the packets' delays in seconds, each from when the packet was due until it was accepted.
+    The delay of a packet accepted early is negative."""
     late_max: float = 0.0
-    """Maximum time from due to accepted."""
+    """Maximum time in seconds from when a packet was due until it was accepted."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class SharedRate:
     of arrival."""
 
     rate: float
-    """bit/s on the wire."""
+    """Rate in bit/s on the wire."""
     free: float = 0.0
     """Time at which the last packet will have passed, in seconds."""
 
@@ -108,7 +110,7 @@ class _DelayedQueue:
 
 
 class DelayLine:
-    """Decides which packets of which queue to drop, and when to accept the others. Pure.
+    """Decides which packets of which queue to drop, and when to accept the others. No I/O and no clock.
 
     Packets of a queue never overtake each other. If a packet would be due before the previous one,
     because its jitter is smaller or the delay was reduced, both are due at the same time. `uniform`
@@ -135,7 +137,7 @@ class DelayLine:
         self._queues[queue].impairment = impairment
 
     def arrive(self, queue: int, packet: int, now: float, size: int = 0) -> bool:
-        """Add `packet` of `size` bytes to its queue. Return False if it is to be dropped now."""
+        """Add `packet` of `size` bytes to its queue. Return False if the packet must be dropped now."""
         delayed = self._queues[queue]
         delayed.tally.arrived += 1
         impairment = delayed.impairment  # read once: another thread may change it
@@ -161,9 +163,9 @@ class DelayLine:
         return self._heads[0][0] if self._heads else None
 
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
-        """Release the packets that are due, or become due within `early` seconds.
+        """Release the packets that are due or become due within `early` seconds.
 
-        Return (queue, packet) for each queue that has such packets. The kernel is to accept this packet
+        Return (queue, packet) for each queue that has such packets. The kernel must accept this packet
         and all packets before it in the queue.
         """
         accepted = []
@@ -179,7 +181,7 @@ class DelayLine:
         return accepted
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of `queue` since the start; the object is updated later."""
+        """Return the counters of `queue` since the start. The returned object is updated later."""
         return self._queues[queue].tally
 
 
@@ -239,9 +241,9 @@ class DelayServer:
         self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
 
     def _may_be_merged(self, queue: int, impairment: Impairment) -> bool:
-        """Whether the kernel may hand over several packets merged into one. A merged packet is lost, or
-        passes a shared link, as a whole: up to 45 packets in a row. That makes no difference if all or
-        no packets are lost and the rate is not shared."""
+        """Whether the kernel may hand over several packets merged into one. A merged packet, which has
+        up to 45 packets in a row, is lost or passes a shared link as a whole. Merging makes no
+        difference if all or no packets are lost and the rate is not shared."""
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> QueueTally:

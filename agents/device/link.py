@@ -33,7 +33,7 @@ from agents.wire.messages import QueueUse
 
 _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
-"""Major numbers of handles: of the tbf and, with netem, of the queue for its rate."""
+"""Major numbers of the handles of the tbf and, with netem, of the queue for the tbf's rate."""
 LIFTED = 100_000_000_000
 """Rate that replaces a limit that was removed, in bit/s; it is never reached."""
 _PEAK = 2 * LIFTED
@@ -142,7 +142,8 @@ class LinkUsage:
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
-        """Return, for each direction whose queue is stuck, the time at which a packet last left it."""
+        """Return the time at which a packet last left the queue, by direction, for each direction whose
+        queue is stuck."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 
@@ -191,7 +192,8 @@ def _complete(link: AccessLink) -> AccessLink:
 
 
 def _impairment(link: AccessLink) -> tuple[float, float, float]:
-    """Return delay and jitter in seconds and the share of lost packets, of each direction."""
+    """Return the delay and the jitter in seconds, and the share of lost packets. All three apply to each
+    direction."""
     return link.rtt / 2, link.jitter, link.loss
 
 
@@ -212,8 +214,8 @@ def full_queue_seconds(link: AccessLink | None) -> float:
 
 
 def _queue(rate: int) -> int:
-    """Return the queue length in bytes for `rate`: 200 ms, as in an access router; at least 12
-    packets."""
+    """Return the queue length in bytes for `rate`: 200 ms of the rate, as in an access router, but at
+    least 12 packets."""
     return max(12 * PACKET, rate // 8 // 5)
 
 

@@ -39,7 +39,7 @@ _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
 """Type, code, checksum, id, sequence number; the kernel fills in checksum and id."""
 _ECHO_BYTES = 64
-"""Bytes of each packet with its IP header; Ethernet adds 14 on the wire."""
+"""Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
 """Maximum number of echoes sent before the measurement, until one is answered."""
@@ -81,8 +81,8 @@ def pace(requested: AccessLink, size: int) -> tuple[int, float]:
 
 
 def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[str, float]:
-    """Return `rtt` and `jitter`, in seconds, of round trips over the link `requested`; empty without
-    round trips.
+    """Return `rtt` and `jitter`, in seconds, of round trips over the link `requested`. The result is
+    empty if there are no round trips.
 
     `rtt` is the median if the link has jitter. Otherwise it is the minimum, because longer round trips
     are delays of a busy host, not of the link.
@@ -104,8 +104,9 @@ def fastest(measured: Callable[[], float], rate: float) -> float:
 
 
 def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
-    """Return the seconds of each of `count` round trips to `host`, one sent every `interval_s` seconds;
-    None for a packet that was lost, or not back `timeout_s` seconds after the last one was sent.
+    """Return the duration in seconds of each of `count` round trips to `host`, one sent every
+    `interval_s` seconds. The duration is None if the packet was lost, or was not back `timeout_s`
+    seconds after the last packet was sent.
 
     Echoes sent before the measurement do not count, because packets are lost until a router knows their
     flow. Raises OSError.

@@ -79,14 +79,14 @@ class Init:
         """The link last applied; None if the interface was never shaped."""
         self._interface = link.interface()
         self._usage: link.LinkUsage | None = None
-        """Measures what the link carries; None while it is not shaped."""
+        """Measures what the link carries; None while the link is not shaped."""
         self._reading_due = math.inf
-        """Time of the next reading of the link's counters, on the monotonic clock; infinite if not
-        needed before the next sample."""
+        """Time of the next reading of the link's counters, on the monotonic clock; infinite if no
+        reading is needed before the next sample."""
         self._plugged = True
         """Whether the interface was last ordered to be up."""
         self._suspected: dict[str, float] = {}
-        """Time at which each disturbance was first seen, by its reason, on the monotonic clock."""
+        """Time on the monotonic clock at which each disturbance was first seen, by its reason."""
         self._disturbances = Ongoing()
         self._netlink = Netlink()
         self._group = ControlGroup.of_process()
@@ -104,7 +104,8 @@ class Init:
         self._unmeasured = False
         """Whether the link could not be measured."""
         self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
-        """Received messages; None: a child process has ended, or SIGTERM has arrived."""
+        """Received messages. None stands for the end of a child process or the arrival of SIGTERM or
+        SIGINT."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
         self._connection = Connection(cfg.broker, [control], self._orders.put)
@@ -267,7 +268,8 @@ class Init:
         return int(code) if code >= 0 else 128 - code
 
     def _carry_out(self, message: ReceivedMessage | None) -> None:
-        """Carry out an order. If it is invalid or fails, report it and leave the device unchanged."""
+        """Carry out an order. If the order is invalid or fails, report this and leave the device
+        unchanged."""
         if message is None:
             return
         try:

@@ -32,7 +32,8 @@ _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_
 _ANY = bytes(48)
 """A struct inet_diag_sockid that matches any socket."""
 _STATE, _ID, _SOURCE, _SOCKET_BYTES = 1, slice(4, 52), 8, 72
-"""Offsets in a struct inet_diag_msg: state, id, first byte of the local address; and its length."""
+"""Offsets of the state, the id and the first byte of the local address in a struct inet_diag_msg, and
+the length of the struct."""
 _IS_ESTABLISHED, _LOOPBACK = 1, 127
 _FIELD = struct.Struct("=I")
 _UNACKNOWLEDGED, _LAST_ACKNOWLEDGED, _UNSENT = 24, 56, 144
@@ -44,9 +45,9 @@ class QueueCounters(NamedTuple):
     """Counters of a queueing discipline."""
 
     left: int
-    """Bytes that have left it so far."""
+    """Bytes that have left the queue so far."""
     waiting: int
-    """Bytes in it and its children."""
+    """Bytes in the queue and its children."""
 
 
 class TcpConnection(NamedTuple):
@@ -55,8 +56,7 @@ class TcpConnection(NamedTuple):
     unsent: int
     """Bytes that its process has written and TCP has not sent yet."""
     unanswered: float
-    """Seconds since the other side acknowledged anything, while data waits for acknowledgement; else
-    0."""
+    """Seconds since the other side last acknowledged data; 0 if no data waits for acknowledgement."""
 
 
 class Netlink:
@@ -65,13 +65,14 @@ class Netlink:
     def __init__(self) -> None:
         self._route = _open_socket(socket.NETLINK_ROUTE)
         self._diag: socket.socket | None = _open_socket(_SOCK_DIAG)
-        """None if this kernel does not report sockets."""
+        """Netlink socket that reports sockets; None if this kernel does not report them."""
         self._known: list[bytes] = []
         """Ids of the connections. Listing them is slow, because the kernel searches those of the whole
         host."""
 
     def queues(self) -> dict[tuple[int, int], QueueCounters]:
-        """Return counters by number of the interface and major number of the handle (16 for `10:`)."""
+        """Return the counters of each queue, by the number of its interface and the major number of its
+        handle (16 for `10:`)."""
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)

@@ -104,9 +104,9 @@ class PacketQueues:
     def bind(self, queue: int, length: int, *, merged: bool, sized: bool = False) -> None:
         """Bind queue number `queue` and set its length to `length` packets; further packets are dropped.
 
-        `merged`: see `set_merged`. `sized`: whether notices include the packet length. Must not be
-        called while another thread receives. Raises QueueError, and ValueError for an impossible queue
-        number.
+        `merged`: whether packets that the kernel has merged (GSO) stay merged. `sized`: whether notices
+        include the packet length. Must not be called while another thread receives. Raises QueueError,
+        and ValueError for an impossible queue number.
         """
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
@@ -212,8 +212,8 @@ def _size(notice: bytes) -> int:
 def parse(data: bytes) -> list[Notice]:
     """Return every packet in a netlink datagram, whatever its layout.
 
-    Raises QueueError for an error in the datagram, except if a packet was gone before its verdict (e.g.
-    because its interface was removed).
+    Raises QueueError for an error in the datagram, except if a packet had disappeared before its verdict
+    (e.g. because its interface was removed).
     """
     packets = []
     at = 0
@@ -265,6 +265,6 @@ def _aligned(length: int) -> int:
 
 
 def _table() -> list[list[int]]:
-    """Return the kernel's rows: number, port, held, copy mode and range, overruns of queue and socket,
-    ..."""
+    """Return the rows of the kernel's table of queues: number, port, held, copy mode and range, overruns
+    of queue and socket, ..."""
     return [[int(field) for field in line.split()] for line in _TABLE.read_text().splitlines()]

@@ -16,8 +16,8 @@ from agents.wire.messages import UsageSample
 def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
 ) -> UsageSample:
-    """Return the resource usage of `device` since its start. `group` is its control group, `pid` the
-    process of its client; None if no client runs. Raises OSError, KeyError."""
+    """Return the resource usage of `device` since its start. `group`: the device's control group. `pid`:
+    process of the device's client; None if no client runs. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
@@ -33,9 +33,9 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """Return `ran` and `waited` of the process's main thread, in seconds (see
-    `agents.wire.messages.UsageSample`); empty if the process has ended, or the kernel does not count
-    them."""
+    """Return `ran` and `waited`: the seconds during which the process's main thread was on a CPU, and
+    during which it wanted to run but was not on one. The result is empty if the process has ended or the
+    kernel does not count these times."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

@@ -43,7 +43,7 @@ def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret
 
 
 def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """Yield `pieces`, then their checksum, as `without_checksum` reads them."""
+    """Yield `pieces`, then their checksum, in the format that `without_checksum` reads."""
     found = Checksum()
     for piece in pieces:
         found.update(piece)
@@ -74,8 +74,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, also for other kinds of files: opening a pipe
-    might wait for ever, and a device such as /dev/zero has no end."""
+    """Open a regular file for reading. Raises OSError, for instance for any other kind of file: opening
+    a pipe might wait for ever, and a device such as /dev/zero has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -84,7 +84,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises OSError, also if it has more than `most` bytes."""
+    """Return the content of a regular file. Raises OSError, for instance if the file has more than
+    `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:

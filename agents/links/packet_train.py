@@ -92,7 +92,8 @@ def upload(host: str, rate: int, timeout: float) -> float:
 
 
 def download(host: str, rate: int, timeout: float) -> float:
-    """Measure the rate from the server, as in `upload`."""
+    """Measure the rate from the server, in bit/s on the wire, on a link of `rate` bit/s. `timeout`:
+    seconds within which each answer must arrive, in addition to the train. Raises OSError."""
     with closing(_timestamping_socket()) as sock:
         sock.connect((host, PORT))
         first = _request(sock, f"down {rate}".encode(), timeout)

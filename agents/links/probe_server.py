@@ -24,7 +24,7 @@ from agents.links import packet_train
 PORT = packet_train.PORT
 _CONNECT_TIMEOUT_SECONDS = 30.0
 _RESERVATION_TIMEOUT_SECONDS = 600.0
-"""Maximum seconds of waiting for a link, and of holding it."""
+"""Maximum seconds for which a device waits for a link, and for which it may then hold the link."""
 
 
 def main() -> None:

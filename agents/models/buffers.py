@@ -1,6 +1,6 @@
-"""Buffers of a model: its state besides the parameters, such as BatchNorm's running statistics.
+"""Buffers of a model: the state besides its parameters, such as BatchNorm's running statistics.
 
-Rules never see them. The aggregator's core averages the buffers of the updates in each version.
+Rules never see the buffers. The aggregator's core averages the buffers of the updates in each version.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Buffers:
     order. The vectors are never changed."""
 
     floats: Vector
-    """Shape (b,), float32."""
+    """Floating-point buffers, shape (b,), float32."""
     integers: NDArray[np.int64]
-    """Shape (i,); booleans are 0 and 1."""
+    """Integer and Boolean buffers, shape (i,); booleans are 0 and 1."""
 
     nbytes: int = field(init=False)
     """Size in bytes; 0 for a model without buffers."""
@@ -32,7 +32,7 @@ class Buffers:
         object.__setattr__(self, "nbytes", self.floats.nbytes + self.integers.nbytes)
 
     def equals(self, other: Buffers) -> bool:
-        """Whether both are bitwise equal."""
+        """Whether these buffers and `other` are bitwise equal."""
         return [one.tobytes() for one in self._arrays] == [one.tobytes() for one in other._arrays]
 
     def unfit(self, other: Buffers) -> str | None:

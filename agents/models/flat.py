@@ -40,8 +40,9 @@ def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
     """Return the size of a model whose parameters in `frozen` are frozen: the number of float32 values
-    in a message, buffers included; the number of frozen parameters, which are not sent; how many of the
-    values in a message are buffers; and the names of all parameters. Raises ValueError like `check`."""
+    in a message, buffers included; the number of frozen parameters, which are not sent; the number of
+    values in a message that are buffers; and the names of all parameters. Raises ValueError if the
+    module does not pass `check`."""
     with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
@@ -55,8 +56,9 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
 def write_start(
     task: Task, seed: int, frozen: Sequence[str], initial: str | None, to: str | None
 ) -> list[str]:
-    """Write the initial state of the run's module to the file `to`, by name, as safetensors. The state
-    comes from the file `initial`; None: the task makes it with this seed. If `to` is None, only check.
+    """Write the initial state of the run's module to the file `to` as safetensors, with the names of the
+    tensors. The state comes from the file `initial`. If `initial` is None, the task makes the state with
+    `seed`. If `to` is None, nothing is written, and only the file `initial` is checked.
 
     Returns a description of each difference between the file `initial` and the module. If there is any,
     nothing is written.
@@ -95,8 +97,8 @@ class FlatModule:
     one vector `gradient`.
 
     Both are float32 tensors of shape (d,), so that a step of SGD is one operation on one vector. Frozen
-    parameters (`requires_grad=False`) are not in them. If the module is not `trained`, `gradient` is
-    empty. Raises ValueError like `check`.
+    parameters (`requires_grad=False`) are not in these vectors. If the module is not `trained`,
+    `gradient` is empty. Raises ValueError if the module does not pass `check`.
     """
 
     def __init__(self, module: torch.nn.Module, *, trained: bool = True) -> None:
@@ -109,8 +111,8 @@ class FlatModule:
         self.parts: list[slice] = []
         """Slice of each learned parameter in the vectors."""
         self._gradients: list[torch.Tensor] = []
-        """Gradient of each learned parameter. Torch counts in `_version` how often each is written
-        to."""
+        """Gradient of each learned parameter. Torch counts the writes to a gradient in its
+        `_version`."""
         self._written: list[int] = []
         """`_version` of each gradient at the last call of `without_gradient`."""
         offset = 0
@@ -134,15 +136,16 @@ class FlatModule:
         return [part for part, now, then in triples if now == then]
 
     def load(self, vector: Vector, buffers: Buffers = NONE) -> None:
-        """Copy `vector`, shape (d,), into the parameters, and `buffers`, if not empty, into the
-        buffers."""
+        """Copy `vector`, shape (d,), into the parameters. Copy `buffers` into the buffers, unless
+        `buffers` is empty."""
         fill(self.w, vector)
         if buffers.nbytes:
             load_buffers(self.module, buffers)
 
 
 def fill(tensor: torch.Tensor, vector: Vector) -> None:
-    """Copy `vector`, which may be read-only, into `tensor` of the same shape, on any torch device."""
+    """Copy `vector` into `tensor`, which has the same shape and may be on any torch device. `vector` may
+    be read-only."""
     if tensor.is_cpu:
         np.copyto(tensor.numpy(), vector)
     else:  # a copy, because torch warns about read-only arrays
@@ -150,7 +153,7 @@ def fill(tensor: torch.Tensor, vector: Vector) -> None:
 
 
 def vector_of(tensor: torch.Tensor) -> Vector:
-    """Return a copy of `tensor`, which may be on any torch device."""
+    """Return a copy of `tensor` as a NumPy array. `tensor` may be on any torch device."""
     vector: Vector = tensor.detach().cpu().numpy().copy()
     return vector
 
@@ -202,8 +205,9 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError if the state of `module` has anything besides float32 parameters with separate
-    memory and buffers of types that can be sent."""
+    """Raise ValueError unless the state of `module` can be trained and sent. It needs at least one
+    parameter to train. Parameters must be float32 and must not share memory. Buffers must be finite and
+    of types that can be sent. The state must have no other entries."""
     if lazy := [name for name, t in _tensors(module) if is_lazy(t)]:
         raise ValueError(
             f"the model has lazy parameters, which have no shape yet ({_some(lazy)}): set the input "
@@ -246,7 +250,8 @@ def check(module: torch.nn.Module) -> None:
 
 
 def _tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of all parameters and buffers; one with several names is listed once."""
+    """Return names and tensors of all parameters and buffers. A tensor with several names is listed
+    once."""
     return [*module.named_parameters(), *module.named_buffers()]
 
 
@@ -268,7 +273,7 @@ def _sharing(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return how many elements of the storage lie between the tensor's first and last one, both
+    """Return how many elements of the storage lie between the tensor's first and last element, both
     included."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor.numel()
@@ -296,20 +301,20 @@ def _can_be_sent(buffer: torch.Tensor) -> bool:
 
 
 def _split(source: Vector, like: Sequence[torch.Tensor]) -> list[Vector]:
-    """Split `source` into vectors of the sizes of `like`."""
+    """Split `source` into vectors that have the sizes of the tensors in `like`."""
     ends = np.cumsum([tensor.numel() for tensor in like])
     return np.split(source, ends[:-1]) if like else []
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first few of `names`, and the number of the others."""
+    """Return a text with the first few of `names` and the number of the others."""
     more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
     return ", ".join([*names[:_MAX_NAMED], *more])
 
 
 def schema_hash(module: torch.nn.Module) -> str:
-    """Return 12 hex digits: a hash of names and shapes, in order, of the parameters and buffers that are
-    sent."""
+    """Return a hash of the parameters and buffers that are sent: of their names, shapes and order. The
+    hash has 12 hex digits."""
     schema = [(name, list(p.shape)) for name, p in learned(module)]
     schema += [(name, list(b.shape)) for name, b in stored_buffers(module)]
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
@@ -329,8 +334,8 @@ def first_model(task: Task, seed: int, start: InitialModel = FROM_TASK) -> tuple
 
 
 def initial(module: torch.nn.Module) -> Vector:
-    """Return the learned parameters of `module` as one vector, shape (d,). Raises ValueError like
-    `check`."""
+    """Return the learned parameters of `module` as one vector, shape (d,). Raises ValueError if the
+    module does not pass `check`."""
     check(module)
     with torch.no_grad():
         flat = torch.cat([p.reshape(-1) for _, p in learned(module)])

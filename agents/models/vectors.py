@@ -1,4 +1,4 @@
-"""Arithmetic on models: one flat vector per model, in place, without temporaries of model size."""
+"""Arithmetic on models as flat vectors, in place and without temporary arrays of a model's size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[Any]
-"""Shape (d,), float32 on the wire. The arithmetic keeps the float type of its arguments."""
+"""A vector of shape (d,). Vectors in messages are float32. The arithmetic keeps the float type of its
+arguments."""
 
 _BLOCK = 1 << 15
 """Elements per block: the temporaries of one block fit into the processor's cache."""
@@ -18,7 +19,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
-    """target ← target + scale · vector. Shapes (d,)."""
+    """Do target ← target + scale · vector. Both have shape (d,)."""
     if scale == 1.0:
         np.add(target, vector, out=target)
         return
@@ -31,7 +32,7 @@ def add_scaled(target: Vector, vector: Vector, scale: float) -> None:
 
 
 def add_and_clear(target: Vector, source: Vector, scale: float) -> None:
-    """target ← target + scale · source, and source ← 0. Shapes (d,)."""
+    """Do target ← target + scale · source and source ← 0. Both have shape (d,)."""
     for start in range(0, target.size, _BLOCK):
         part, addend = target[start : start + _BLOCK], source[start : start + _BLOCK]
         np.multiply(addend, scale, out=addend)
@@ -40,10 +41,10 @@ def add_and_clear(target: Vector, source: Vector, scale: float) -> None:
 
 
 def mix(target: Vector, vector: Vector, share: float) -> None:
-    """target ← (1 − share) · target + share · vector. Shapes (d,).
+    """Do target ← (1 − share) · target + share · vector. Both have shape (d,).
 
-    Computed as target + share · (vector − target), so that mixing equal vectors changes no bit. A share
-    that is 1 in the vectors' precision makes an exact copy.
+    The result is computed as target + share · (vector − target), so that mixing equal vectors changes no
+    bit. If `share` is 1 in the vectors' precision, the result is an exact copy of `vector`.
     """
     if target.dtype.type(share) == 1:
         np.copyto(target, vector)
@@ -85,8 +86,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
 
 
 def norm(vector: Vector) -> float:
-    """Return ‖vector‖; infinite if the vector is not `finite`. Summed in float64, because in float32 the
-    norm of 30 million equal elements is 0.3 % too small."""
+    """Return ‖vector‖; infinite if the vector is not `finite`. The sum is in float64, because in float32
+    the norm of 30 million equal elements is 0.3 % too small."""
     scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, vector.size, _BLOCK):
@@ -99,7 +100,7 @@ def norm(vector: Vector) -> float:
 
 def finite(vector: Vector) -> bool:
     """Whether all elements and the square of the norm are finite in the vector's precision. In float32,
-    the norm may be at most 1.8e19. Needs one pass, and is faster than `norm`."""
+    the norm may be at most 1.8e19. This check needs one pass and is faster than `norm`."""
     with np.errstate(over="ignore", invalid="ignore"):
         return math.isfinite(np.dot(vector, vector))
 

@@ -1,4 +1,5 @@
-"""Payloads as MQTT messages: a large payload is sent as several messages, its chunks, on one topic.
+"""Payloads as MQTT messages: a large payload is split into chunks, which are sent as several messages on
+one topic.
 
 A chunk is `HEAD` (magic number; number of the sender's body; index of the chunk; number of chunks; bytes
 in all chunks but the first) and its part of the payload. Chunk 0 has the payload's header and the
@@ -19,8 +20,8 @@ CHUNK_BYTES = 2**20
 """Maximum bytes of payload in one message. MQTT's own limit is 268 MB, but nothing else can be sent in
 the middle of a message, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""No other message of the testbed begins with this: as the length of a safetensors header, it is far too
-large."""
+"""First bytes of a chunk. No other message of the testbed begins with these bytes: as the length of a
+safetensors header, they would be far too large."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
@@ -44,7 +45,7 @@ class Body:
     """The part of a payload after its header, cut into chunks that payloads with equal bodies share."""
 
     whole: bytes = b""
-    """The body if it fits into one message; else empty."""
+    """The body if it fits into one message; empty otherwise."""
     number: int = 0
     """Random number that identifies the body."""
     chunks: Sequence[Chunk] = ()
@@ -97,13 +98,13 @@ class _Unfinished:
     count: int
     """Number of chunks."""
     size: int
-    """Bytes of the whole payload, as announced."""
+    """Announced length of the whole payload, in bytes."""
     payload: bytearray = field(default_factory=bytearray)
     """Buffer for the payload; it grows as chunks arrive."""
     following: int = 0
     """Index of the next chunk."""
     filled: int = 0
-    """Bytes that have arrived."""
+    """Number of bytes that have arrived."""
 
     def room(self, size: int) -> memoryview:
         """Return a view of the buffer for the next `size` bytes."""
@@ -141,8 +142,8 @@ class Joiner:
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
         """Return a view of the payload's buffer for the `size` bytes of the chunk with this `head`. The
-        caller fills it, then calls `filled`. None: the chunk is dropped, because it does not continue a
-        payload, or the payload is too large."""
+        caller fills it, then calls `filled`. Return None if the chunk is dropped because it does not
+        continue a payload or the payload is too large."""
         _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:

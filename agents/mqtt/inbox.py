@@ -1,4 +1,4 @@
-"""Queue of received messages, limited in bytes."""
+"""Queue of received messages, with a limit in bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Inbox(Generic[T]):
         self._queue: queue.SimpleQueue[ReceivedMessage | T] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._waiting = 0
-        """Bytes of the messages that wait."""
+        """Total size of the waiting messages in bytes."""
         self._bounded, self._closed = False, False
 
     def receive(self, message: ReceivedMessage) -> None:
@@ -42,7 +42,7 @@ class Inbox(Generic[T]):
             self._queue.put(message)
 
     def put(self, thing: T) -> None:
-        """Add an item that is not a message, without waiting; also from a signal handler."""
+        """Add an item that is not a message, without waiting. May be called from a signal handler."""
         self._queue.put(thing)
 
     def drain(self, timeout: float) -> list[ReceivedMessage | T]:
@@ -60,7 +60,7 @@ class Inbox(Generic[T]):
         return taken
 
     def close(self) -> None:
-        """Discard all further messages, so that the connection can close in order."""
+        """Discard all further messages, so that the connection can be closed properly."""
         with self._room:
             self._bounded, self._closed = False, True
             self._room.notify()

@@ -34,11 +34,11 @@ from agents.timing.nanoseconds import Nanoseconds
 _LARGE = 2**15
 """Minimum bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Bytes of a large packet that are read first: they include topic, identifier and the head of a chunk.
-Also the bytes of a payload that are sent together with the packet's head."""
+"""Number of bytes of a large packet that are read first; they include topic, identifier and the head of
+a chunk. Also the number of bytes of a payload that are sent together with the packet's head."""
 _AT_ONCE = 2**14
-"""Received bytes of a large packet that wake paho's thread; otherwise each IP packet of a slow link
-would wake it (docs/concepts/cpu.md)."""
+"""Number of received bytes of a large packet that wake paho's thread. Without this minimum, each IP
+packet of a slow link would wake the thread (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
 """Bits of a message's first byte: all flags (repeated, retained, QoS 1), and QoS 1 alone."""
@@ -61,9 +61,9 @@ class _Arriving:
     identifier: int | None = None
     """Packet identifier; None unless the QoS is 1."""
     payload: bytearray | None = None
-    """Payload of a message that is not a chunk; else None."""
+    """Payload of a message that is not a chunk; None for a chunk."""
     share: int | None = None
-    """Bytes of a chunk that `joiner` accepts; else None."""
+    """Length in bytes of a chunk that `joiner` accepts; None for any other message."""
 
 
 class StreamingClient(paho.Client):
@@ -93,8 +93,8 @@ class StreamingClient(paho.Client):
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close_sockets(self) -> None:
-        """Close all sockets, also the pair that wakes paho's thread; call it after `loop_stop`. paho
-        closes this pair only when the client is deleted. Nothing may be published meanwhile."""
+        """Close all sockets, including the pair that wakes paho's thread. Call this after `loop_stop`.
+        paho closes this pair only when the client is deleted. Nothing may be published meanwhile."""
         self._reset_sockets()
 
     @property

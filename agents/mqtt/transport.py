@@ -1,6 +1,7 @@
 """MQTT 3.1.1 by paho. Callbacks only pass messages on to a sink.
 
-Only this module and `agents.mqtt.streaming` import paho. This module works around these properties:
+Only this module and `agents.mqtt.streaming` import paho. This module works around these properties of
+paho:
 
 - `connect` blocks and raises OSError if nobody listens, while a refused login is reported by a callback:
   both become ConnectionFailedError.
@@ -54,8 +55,8 @@ class ReceivedMessage:
 
 
 class _Patience:
-    """A timeout in seconds that starts again whenever the value of `moved` changes; None: it never
-    does."""
+    """A timeout in seconds that starts again whenever the value of `moved` changes. If `moved` is None,
+    the timeout never starts again."""
 
     def __init__(self, timeout: float, moved: Callable[[], int] | None) -> None:
         self._timeout, self._moved = timeout, moved
@@ -85,9 +86,9 @@ class Connection:
     ) -> None:
         """Prepare a connection; `open` opens it.
 
-        `will`: topic and payload of the last retained message; None for none. `close` publishes it. If
-        this process dies or is silent for 1.5 times `keepalive` seconds, the broker publishes it. A
-        transfer that makes progress does not count as silence.
+        `will`: topic and payload of the last retained message; None if there is none. `close` publishes
+        it. If this process dies or is silent for 1.5 times `keepalive` seconds, the broker publishes it.
+        A transfer that makes progress does not count as silence.
 
         `keeps_session`: the broker keeps messages for this client while it is disconnected. `largest`:
         maximum bytes of a payload that is joined from chunks, by kind of topic (`model`, `share`, …);
@@ -148,7 +149,7 @@ class Connection:
             raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
-        """Use `port` for all further reconnects, because the broker has moved. Call it while the
+        """Use `port` for all further reconnects, because the broker has moved. Call this while the
         connection is lost."""
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
@@ -161,7 +162,7 @@ class Connection:
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Send a payload, or the MQTT messages that make up one, with QoS 1. The order is kept, also
+        """Send a payload, or the MQTT messages that make up one, with QoS 1. The order is kept, even
         after a reconnect. A large payload, which is sent in chunks, cannot be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
@@ -186,8 +187,8 @@ class Connection:
         """Publish the last will after all earlier messages, and disconnect.
 
         If this takes more than `timeout` seconds, drop the connection; the broker then publishes the
-        will. `patient`: drop it only after a time without progress, the longer of `timeout` and the
-        keep-alive."""
+        will. If `patient`, drop it only after a time without progress, which is the longer of `timeout`
+        and the keep-alive."""
         patience = _Patience(timeout, None)
         if patient:
             patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)

@@ -4,9 +4,9 @@
 
 A device's init holds NET_ADMIN in its network namespace, so it could give its interface any address.
 Therefore the device's port of the bridge is restricted from outside: no frame passes from one device to
-another, and only frames with the device's own MAC and IPv4 address are accepted, ARP included. No frame
-passes from the bridge to the host, whose services may listen on all addresses. Other ports of the bridge
-(broker, aggregator, router) are not changed. All rules disappear with the bridge.
+another, and a frame (ARP included) is accepted only if it has the device's own MAC and IPv4 address. No
+frame passes from the bridge to the host, whose services may listen on all addresses. Other ports of the
+bridge (broker, aggregator, router) are not changed. All rules disappear with the bridge.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
 _NLMSG_ERROR, _RTM_GETNSID, _REQUEST = 2, 90, 1
 _NETNSA_NSID, _NETNSA_PID = 1, 2
 _NSID_QUESTION = struct.Struct("=IHHIIB3xHHI")
-"""Netlink header, rtgenmsg, one attribute: linux/netlink.h, linux/net_namespace.h."""
+"""Question for a namespace's id: a netlink header, an rtgenmsg and one attribute. The formats are
+defined in linux/netlink.h and linux/net_namespace.h."""
 _NSID_ANSWER = struct.Struct("=IHHIIB3xHHi")
 _NETLINK_ERROR = struct.Struct("=IHHIIi")
 
@@ -47,7 +48,7 @@ class Endpoint:
     """A device on the bridge."""
 
     process: int
-    """Id, on the host, of a process in the device's network namespace."""
+    """Process id of a process in the device's network namespace, as numbered on the host."""
     mac: str
     address: str
     """IPv4 address."""
@@ -66,7 +67,7 @@ def main() -> None:
 
 
 def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
-    """Isolate `endpoints` on `bridge`; skip processes that have ended. Needs NET_ADMIN.
+    """Isolate `endpoints` on `bridge`. Endpoints whose process has ended are skipped. Needs NET_ADMIN.
 
     Raises IsolationError, OSError.
     """
@@ -134,7 +135,8 @@ def _links_on(bridge: str) -> list[dict[str, Any]]:
 
 
 def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the names of the bridge's ports by the id of the network namespace of their other end.
+    """Return the names of the bridge's ports. The key of a port is the id of its other end's network
+    namespace.
 
     The id identifies a container's port because a container is on a bridge only once. The interface
     number of the other end does not identify a port: since Docker 28 it is 2 in every container. The
@@ -144,8 +146,9 @@ def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
 
 
 def namespace_id(process: int) -> int:
-    """Return the kernel's id, seen from this namespace, of the network namespace of `process`; -1 if it
-    has none, because no interface leads there. Raises ProcessLookupError if the process has ended."""
+    """Return the id that the kernel uses in this namespace for the network namespace of `process`; -1 if
+    there is no id, because no interface leads to that namespace. Raises ProcessLookupError if the
+    process has ended."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         size = _NSID_QUESTION.size
         route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))

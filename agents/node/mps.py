@@ -36,8 +36,9 @@ def environment(folder: str) -> dict[str, str]:
 
 def limit_variables(share: float, memory: int | None, gpus: int) -> dict[str, str]:
     """Return the environment variables that limit a client to `share` of a GPU's multiprocessors and to
-    `memory` bytes (None: not limited). `gpus`: number of the daemon's GPUs; the limit is set for each,
-    because the number of the client's GPU at the daemon is not known."""
+    `memory` bytes. If `memory` is None, memory is not limited. `gpus` is the number of the daemon's
+    GPUs. The memory limit is set for each of them, because the number of the client's GPU at the daemon
+    is not known."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{100 * share:g}"}
     if memory is not None:
         pinned = ",".join(f"{number}={memory >> 20}M" for number in range(gpus))
@@ -97,7 +98,7 @@ def _answers(variables: Mapping[str, str]) -> bool:
 
 
 def _pass_on(logs: Path, seen: dict[str, int], write: Callable[[str], object]) -> None:
-    """Write the new lines of the daemon's and the server's log."""
+    """Pass the new lines of the daemon's and the server's log to `write`."""
     for name in _LOGS:
         try:
             with (logs / name).open("rb") as file:

@@ -13,10 +13,10 @@ the configuration:
                    node is estimated continuously (`agents.timing.clock_sync`) and written to FILE
     cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
-An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. To connect to a host, it also has "name":
-the name in the host's certificate. All TCP connections use TLS. Two nodes prove to each other that they
-belong to this run: with `identity` (PEM file: certificate and key). The broker proves it to a node with
-the certificate in `trust` (PEM file).
+An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. An ADDRESS to connect to a host also has
+"name": the name in the host's certificate. All TCP connections use TLS. Two nodes prove to each other
+that they belong to this run with `identity` (PEM file: certificate and key). The broker proves to a node
+that it belongs to this run with the certificate in `trust` (PEM file).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def tls(address: dict[str, Any], purpose: ssl.Purpose) -> ssl.SSLContext:
-    """Return a TLS context that trusts only the certificate named in `address`, and presents its own
-    certificate if there is one."""
+    """Return a TLS context that trusts only the certificate named in `address`. If `address` has an
+    `identity`, the context presents the certificate in it."""
     trusted = address.get("trust") or address["identity"]
     context = ssl.create_default_context(purpose, cafile=trusted)
     context.verify_mode = ssl.CERT_REQUIRED

@@ -29,7 +29,8 @@ _NOT_MASKED = "not masked, in a run with secure aggregation"
 
 
 def sort_steps(steps: Iterable[Named]) -> list[Named]:
-    """Return `steps`, at most one of each kind, in the order in which clients apply them."""
+    """Return `steps` in the order in which clients apply them. `steps` has at most one step of each
+    kind."""
     return sorted(steps, key=lambda step: [*STEPS].index(step.name))
 
 
@@ -58,16 +59,16 @@ class ServerSteps:
         self.sums = sums[0] if sums else None
         """The secure aggregation step; None if the server learns every single update."""
         self.plain_problem = None if self.sums is None else _NOT_MASKED
-        """Reason to reject an update that no step encoded; None: it is accepted."""
+        """Reason to reject an update that no step encoded; None if it is accepted."""
 
     def decode(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """Return the update in `encoded`, shape (d,), or the reason to reject it. With secure
-        aggregation the vector of a `model` is `base`, and that of any other update is empty.
+        aggregation, the vector is `base` for an update of kind `model`, and empty for any other update.
 
         `message`: the rest of the update, which has passed all other checks. `base`: the model that the
-        update was trained from; None if that is not kept."""
+        update was trained from; None if that model is not kept."""
         step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
         if step is None or self.sums not in (None, step):
             return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"

@@ -87,7 +87,7 @@ class ByzantineStep(UpdateStep):
     kind: str
     """Name in ATTACKS."""
     params: Mapping[str, Any]
-    """Fields of the attack's dataclass."""
+    """Values of the fields of the attack's dataclass."""
 
     def at_client(self, client: ClientContext) -> Attacker:
         return Attacker(ATTACKS[self.kind](**self.params), partial(client.rng, ATTACKING))

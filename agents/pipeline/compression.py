@@ -1,5 +1,5 @@
-"""Compression of updates on their way from client to aggregator: float32 vectors of shape (d,) as fewer
-bytes, and back. Pure NumPy, no clock, no socket.
+"""Compression of updates on their way from client to aggregator: float32 vectors of shape (d,) are
+converted to fewer bytes, and back. No clock and no socket.
 
 `METHODS` are the methods that a topology may choose. Each makes a `Compressed`, whose arrays are sent
 unchanged (`agents.wire.payloads.Encoded`); their size in bytes depends on d only. Received arrays are
@@ -48,7 +48,7 @@ class Compressed:
 
     def dense(self) -> Vector:
         """Return the decompressed vector, shape (d,), float32. Raises ValueError for values that the
-        method cannot have made."""
+        method cannot produce."""
         vector: Vector = METHODS[self.method].expand(self)
         return vector
 
@@ -95,8 +95,8 @@ class Method(Protocol):
 
     @staticmethod
     def arrays(size: int, chunk: int, nbytes: int) -> dict[str, tuple[str, int]]:
-        """Return type and length of each array, in their order, for an update of `size` parameters that
-        has `nbytes` bytes in all."""
+        """Return the type and the length of each array, in order, for an update of `size` parameters
+        that has `nbytes` bytes in all."""
         ...
 
 
@@ -212,7 +212,7 @@ class CompressionStep(UpdateStep):
     kind: str
     """One of METHODS."""
     params: Mapping[str, Any]
-    """Fields of the method's dataclass."""
+    """Values of the fields of the method's dataclass."""
 
     def at_client(self, client: ClientContext) -> Compressor:
         return Compressor(METHODS[self.kind](**self.params))
@@ -222,7 +222,8 @@ class CompressionStep(UpdateStep):
 
 
 class Compressor(ClientStep):
-    """One client's compression over its life, with the error that it feeds back."""
+    """Compression of one client's updates. For error feedback, it keeps the error that is added to the
+    next update."""
 
     def __init__(self, method: Method) -> None:
         self._method = method
@@ -246,7 +247,8 @@ class Compressor(ClientStep):
 
 
 class Expander(ServerStep):
-    """Server half of compression: decodes all METHODS to vectors of shape (parameters,)."""
+    """Server half of compression: decodes the updates of all METHODS to vectors of shape
+    (parameters,)."""
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
@@ -260,8 +262,9 @@ class Expander(ServerStep):
 
 
 def _chunks(vector: Array, chunk: int) -> Iterator[tuple[int, slice, Array]]:
-    """Yield blocks of chunks: number of the block's first chunk, its slice of `vector`, and its values,
-    shape (chunks, chunk). A shorter last chunk is a block of its own."""
+    """Yield blocks of chunks. Each item has the number of the block's first chunk, the block's slice of
+    `vector`, and the block's values, shape (chunks, chunk). A shorter last chunk is a block of its
+    own."""
     rows = max(1, _BLOCK // chunk)
     whole = vector.size // chunk
     for first in range(0, whole, rows):

@@ -1,4 +1,5 @@
-"""Differential privacy: clipping and noise at the client, or noise at the server. Pure."""
+"""Differential privacy: clipping and noise at the client, or noise at the server. No I/O and no
+clock."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class DifferentialRun(DifferentialPrivacy, UpdateStep):
     seed: int
     """Seed of the noise at the server."""
     rounding: float = 0.0
-    """Secure aggregation rounds each coordinate up or down to a multiple of this; 0: no rounding."""
+    """Step of secure aggregation's rounding: each coordinate is rounded up or down to a multiple of this
+    value. 0 if nothing is rounded."""
 
     def at_client(self, client: ClientContext) -> Privatiser:
         return Privatiser(self, partial(client.rng, NOISE))
@@ -57,8 +59,8 @@ class Privatiser(ClientStep):
     """Clipping and noise of one client. `rng` returns the generator of the update that answers a
     dispatch.
 
-    No two updates of a run answer the same dispatch, also after a restart of the client. Two updates
-    with equal noise would reveal their exact difference."""
+    Two updates of a run never answer the same dispatch, even after a restart of the client. So no two
+    updates have equal noise, which would reveal their exact difference."""
 
     def __init__(self, settings: DifferentialRun, rng: Callable[[int], np.random.Generator]) -> None:
         self._settings, self._rng = settings, rng
@@ -66,8 +68,8 @@ class Privatiser(ClientStep):
 
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
         """Return min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if the
-        noise is added at the client. Without noise the norm is at most C exactly; if the noise is added
-        at the server, also after rounding."""
+        noise is added at the client. If the noise is added at the server, the norm of the result is at
+        most C exactly, even after rounding."""
         settings = self._settings
         bound = settings.clip
         if settings.at == "server":
@@ -92,15 +94,16 @@ class NoiseAtServer(ServerStep):
         self._std, self._seed = std, seed
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """Add weight · N(0, std²) to `w`, in place. The version fixes the random draw."""
+        """Add weight · N(0, std²) to `w`, in place. The random numbers depend only on the seed and the
+        version."""
         rng = np.random.default_rng(SeedSequence(self._seed, spawn_key=(0, 1, version)))
         drawn = rng.standard_normal(w.size, np.float32)
         add_scaled(w, drawn, weight * self._std)
 
 
 def _round_down(factor: float) -> np.float32:
-    """Return a float32 slightly below `factor`, so that a product rounded to float32 is at most
-    `factor` times the element."""
+    """Return a float32 slightly below `factor`. The product of an element and this number, rounded to
+    float32, has at most `factor` times the element's magnitude."""
     none = np.float32(0)
     below: np.float32 = np.nextafter(np.nextafter(np.float32(factor), none), none)
     return below

@@ -4,7 +4,7 @@ A step is a frozen dataclass of its parameters. It has a client half and, if the
 add something, a server half. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
 last one may encode the update (`agents.wire.payloads.Encoded`); its server half decodes it.
 
-A complete step, to copy from. It sends the sign of each coordinate and one scale for all:
+A complete step as an example: it sends the sign of each coordinate and one scale for all:
 
     @dataclass(frozen=True)
     class Signs(UpdateStep):
@@ -68,9 +68,9 @@ class ClientStep(ABC):
     """Client half of a step; one object per client process."""
 
     before_rule: ClassVar[bool] = False
-    """True: `apply` gets the progress of training (for a `gradient` rule the gradient), before the
-    rule's client half makes an update from it. False: `apply` gets the update; if the update is a model,
-    its difference to the model that training started from."""
+    """If true, `apply` gets the progress of training (the gradient for a `gradient` rule), before the
+    rule's client half makes an update from it. If false, `apply` gets the update; for an update of kind
+    `model`, it gets the difference to the model that training started from."""
     hides_loss: bool = False
     """Whether the local loss must not be sent, because the server is not trusted."""
 
@@ -86,8 +86,8 @@ class ClientStep(ABC):
     as_sent: Callable[[int, int, Vector], Vector] | None = None
     """Function that returns a change, shape (d,), as it counts in the server's sum. Its arguments are
     the sequence number, the dispatch and the change. Rules whose clients remember what they sent need
-    it. None: the server learns every single update. Otherwise it learns only sums, and an update may be
-    lost after it has arrived."""
+    this function. None if the server learns every single update. If the function exists, the server
+    learns only sums, and an update may be lost after it has arrived."""
 
 
 class PeerError(Exception):
@@ -105,17 +105,17 @@ class Exchange(Protocol):
 
     @property
     def share_size(self) -> int:
-        """Bytes of each message between clients."""
+        """Length of each message between clients, in bytes."""
 
     def add_peer(self, client: str, key: bytes) -> None:
         """Store the public key of `client`. Raises PeerError."""
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
-        """Prepare the update that will answer `dispatch`; yield names of other clients, each with a
+        """Prepare the update that will answer `dispatch`; yield the name of each other client and the
         message for it."""
 
     def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
-        """Record how long it took to prepare the update for `dispatch` and to send the messages."""
+        """Record the time that it took to prepare the update for `dispatch` and to send the messages."""
 
     def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
         """Handle a message of the client `sender`. Raises PeerError."""
@@ -128,11 +128,12 @@ class SimulatedExchange(Protocol):
     """Messages of a step between clients in virtual time: they have a size and no content."""
 
     share_size: int
-    """Bytes of each message between clients."""
+    """Length of each message between clients, in bytes."""
 
     def prepare(self, dispatch: int, present: Iterable[str], took: Nanoseconds) -> int:
         """Prepare the update that will answer `dispatch`; return the number of other clients that get a
-        message. `present`: clients that are present; `took`: duration of the preparation."""
+        message. `present`: clients that are present. `took`: duration of the preparation in
+        nanoseconds."""
 
     def receive_share(self, sender: str, dispatch: int) -> None:
         """Handle the message of the client `sender` about its `dispatch`."""
@@ -165,7 +166,7 @@ class ServerStep:
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """Return the vector of an update that has passed all other checks, or the reason to reject it.
-        `base`: the model that the update was trained from; None if that is not kept."""
+        `base`: the model that the update was trained from; None if that model is not kept."""
         try:
             vector = self.decode(encoded)
         except (LookupError, ValueError) as error:
@@ -187,7 +188,7 @@ class ServerStep:
 
 
 class UpdateStep(ABC):
-    """Parameters of a step: a frozen dataclass."""
+    """A step with its parameters: a frozen dataclass."""
 
     field: ClassVar[str | None] = None
     """Header field that marks updates encoded by this step; None if the step does not encode."""

@@ -1,1 +1,2 @@
-"""The way between the devices and the broker: delay, jitter and loss of their links."""
+"""The router between the devices and the broker. It emulates delay, jitter and loss of the devices'
+links."""

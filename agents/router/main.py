@@ -38,9 +38,9 @@ from agents.wire import messages
 from agents.wire.messages import DeviceOrder, MessageError
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
-"""Seconds within which the name service must resolve a host."""
+"""Maximum time until the name service resolves a host, in seconds."""
 _LOOK_SECONDS = 0.5
-"""Seconds between two checks whether a restarted server has a new address."""
+"""Seconds between two checks for a new address of a restarted server."""
 _TABLES = ("iptables", "iptables-legacy")
 
 
@@ -53,16 +53,16 @@ def main() -> None:
 
 
 def impairment(link: Mapping[str, float]) -> Impairment:
-    """Return the impairment of one direction of a link: half of its round-trip time; its jitter and loss
-    are per direction already."""
+    """Return the impairment of one direction of a link. The delay is half of the link's round-trip time.
+    Jitter and loss of a link are per direction already."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 
 def shared_cells(
     access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
 ) -> dict[int, SharedRate]:
-    """Return the shared cell of each queue, by number. `access`: shared link by device; `queues`:
-    numbers of the queues (up, down) by device."""
+    """Return the shared cell of each queue, by the queue's number. `access` has the shared link of each
+    device, `queues` the numbers of its queues (up, down)."""
     made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():
@@ -120,7 +120,7 @@ def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
 
 def iptables() -> list[str]:
     """Return the iptables command that works with this kernel, with the option to wait for its lock.
-    Raises LinkError."""
+    Raises LinkError if no command works."""
     problem = ""
     for name in _TABLES:
         command = [name, "-w"]
@@ -214,7 +214,8 @@ class Router:
         self._queued.add(name)
 
     def _carry_out(self, message: ReceivedMessage) -> None:
-        """Carry out an order, in paho's thread. If it fails, report it; the link does not change."""
+        """Carry out an order. paho's thread calls this. If the order fails, report it; the link does not
+        change."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:

@@ -50,8 +50,8 @@ _NEEDS = (
     ("step", "theorem7", "local_steps"),
     ("step", "theorem7", "pi_min"),
 )
-"""(field, choice, parameter): this choice needs the parameter, and other choices of the field refuse
-it."""
+"""Entries (field, choice, parameter): this choice of the field needs the parameter, and other choices of
+the field reject the parameter."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Area(Rule):
     step: Literal["constant", "harmonic", "theorem7"] = "constant"
     """α_k: `lr`; c/(k + d); or the step size of Theorem 7."""
     lr: float | None = None
-    """Step `constant`: α; None: clients use their configured step size."""
+    """Step `constant`: α; None if clients use their configured step size."""
     c: float | None = None
     """Step `harmonic`: numerator."""
     d: float | None = None
@@ -164,7 +164,7 @@ class Area(Rule):
         return AreaClient(self.client_side, settings)
 
     def step_size(self, k: int) -> float | None:
-        """Return α_k; None: clients use their configured step size."""
+        """Return α_k; None if clients use their configured step size."""
         if self.step == "harmonic":
             return _not_none(self.c) / (k + _not_none(self.d))
         if self.step == "theorem7":
@@ -408,9 +408,9 @@ class AreaState(State):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A client's y_i: the end of the last training that the aggregator has applied, and of one that it
-    may have applied, each with the sequence number of its update. The next dispatch says which of them
-    is y_i.
+    """The two vectors that may be a client's y_i, each with the sequence number of its update. One is
+    the end of the last training that the aggregator is known to have applied, the other the end of a
+    later training that it may have applied. The next dispatch says which of the two is y_i.
 
     With secure aggregation, a message may be discarded after it has arrived, together with its sum. y_i
     is then the sum of all messages that were sent and are not known to be discarded.
@@ -425,29 +425,29 @@ class Memory:
 
     @classmethod
     def from_saved(cls, saved: SavedVectors) -> Memory:
-        """Restore a memory from `saved`, its form on disk."""
+        """Restore a memory that was saved on disk as `saved`."""
         waiting = dict(entry for name, entry in saved.items() if name.startswith(_WAITING))
         return cls(saved.get("applied"), saved.get("sent"), waiting)
 
     @property
     def saved(self) -> SavedVectors:
-        """The memory in its form on disk."""
+        """The memory in the form in which it is saved on disk."""
         ends = {"applied": self.applied, "sent": self.sent}
         waiting = {f"{_WAITING} {dispatch}": (dispatch, sent) for dispatch, sent in self.waiting.items()}
         return {name: end for name, end in ends.items() if end is not None} | waiting
 
     @property
     def newest(self) -> int:
-        """Highest sequence number in memory; 0 for none."""
+        """Highest sequence number in memory; 0 if the memory is empty."""
         return max((end[0] for end in (self.applied, self.sent) if end), default=0)
 
     def acknowledged(
         self, sequence: int, waiting: Container[int] = (), lost: Iterable[int] = ()
     ) -> Memory:
         """Return the memory after the aggregator has acknowledged `sequence` as the last update that it
-        applied. It is empty if this client does not know that update, or if no update of this membership
-        was applied (0). Messages that answer the dispatches in `lost` were discarded; those in `waiting`
-        may still be."""
+        applied. The memory is empty if this client does not know that update, or if `sequence` is 0,
+        because no update of this membership was applied. Messages that answer the dispatches in `lost`
+        were discarded. Messages that answer the dispatches in `waiting` may still be discarded."""
         for end in (self.sent, self.applied):
             if end is not None and end[0] == sequence:
                 y = end[1]
@@ -489,7 +489,9 @@ class AreaClient(ClientState):
         return Form("residual", lambda: x - applied[1], memory=self._memory.saved)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Return y_i of the last update known to be applied (empty, with number 0, if there is none) and
-        of the last one sent. The aggregator knows which of them it has applied last."""
+        """Return y_i of the last update that is known to be applied, and y_i of the update that was sent
+        after it. Without a known applied update, the first entry is empty and has number 0. Without a
+        later update, there is no second entry. The aggregator knows which of the two updates it has
+        applied last."""
         candidates = (self._memory.applied or (0, np.zeros(0, np.float32)), self._memory.sent)
         return [candidate for candidate in candidates if candidate is not None]

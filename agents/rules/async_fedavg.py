@@ -34,7 +34,7 @@ class AsyncFedAvg(Rule):
     weights: Literal["identical", "time_based"] = "identical"
     """d_i: 1, or by the update times of the clients."""
     update_times: tuple[Annotated[float, "s"], ...] | None = None
-    """τ of every device, in device order; None: estimated during the run."""
+    """Update time τ of every device, in device order; None if the times are estimated during the run."""
     server_lr: float = 1.0
     """η_g."""
 

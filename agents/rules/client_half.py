@@ -1,5 +1,5 @@
-"""The client half of a rule: how it turns the result of a local training into an update. Pure vector
-arithmetic."""
+"""The client half of a rule: how it turns the result of a local training into an update. It is vector
+arithmetic only, without I/O and without a clock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ClientSide:
     Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w is
     unchanged since the client received it, because w can then be replaced by the trained model."""
     send_buffer: Literal["overwrite", "hold"] | None = None
-    """None: an update is sent when it is finished. Otherwise it waits in the send buffer until the
-    server pulls it. `overwrite`: meanwhile the client trains on newer models and replaces the update.
-    `hold`: the client trains again only after the update was pulled."""
+    """None if an update is sent as soon as it is finished. Otherwise the update waits in the send buffer
+    until the server pulls it. `overwrite`: meanwhile the client trains on newer models and replaces the
+    update. `hold`: the client trains again only after the update was pulled."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -54,7 +54,8 @@ class Form:
     vector: Callable[[], Vector]
     """Compute the vector to send, shape (d,)."""
     effective_steps: float = 1.0
-    """FedNova: see `agents.rules.interface.Update.effective_steps`."""
+    """FedNova: the effective number of local steps, which the server averages to τ_eff; 1 for a vector
+    that is not normalised."""
     memory: SavedVectors | None = None
     """Memory that the client must save before it sends the update; None if there is nothing to save."""
 
@@ -68,8 +69,8 @@ class ClientSettings:
     """Whether later steps (compression, privacy) need the update as a change of the model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
     """Function from (sequence number, dispatch, change of the model) to the change that the server
-    receives, for updates that may still be discarded after they arrived (secure aggregation). None: the
-    change arrives unmodified and is not discarded."""
+    receives, for updates that may still be discarded after they arrived (secure aggregation). None if
+    the change arrives unmodified and is not discarded."""
     memory: SavedVectors | None = None
     """Memory that the previous process of this client saved last; None if there is none."""
 
@@ -88,7 +89,7 @@ class ClientState:
 
     @property
     def newest(self) -> int:
-        """Highest sequence number in memory; 0 for none."""
+        """Highest sequence number in memory; 0 if the memory is empty."""
         return 0
 
     def acknowledge(self, message: ModelMessage) -> None:
@@ -109,8 +110,9 @@ class ClientState:
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Models that the client sends back with its goodbye, each with its sequence number: every one
-        that may be the last that the server has applied. Empty if the rule does not need them."""
+        """Return the models that the client sends back with its goodbye, each with its sequence number.
+        They are all models that may be the last one that the server has applied. Empty if the rule needs
+        no models."""
         return ()
 
 

@@ -63,7 +63,7 @@ class DeFedAvgIidState(State):
         self._round: set[str] = set()
         """Clients whose updates are in the sum."""
         self._held: list[Update] = []
-        """Further updates of clients in this round, in order of arrival; they wait for the next
+        """Second and later updates of clients in this round, in order of arrival. They wait for the next
         round."""
 
     def start(self) -> Actions:

@@ -31,7 +31,8 @@ class FedAsync(Rule):
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
     """s, the discount of stale updates."""
     a: float | None = None
-    """Strength of the discount; None: 0.5 for `polynomial`, 10 for `hinge`."""
+    """Strength of the discount; None for the default, which is 0.5 for `polynomial` and 10 for
+    `hinge`."""
     b: float = 4
     """`hinge`: largest staleness that is not discounted."""
     server_lr: float = 1.0
@@ -55,7 +56,7 @@ class FedAsync(Rule):
         return FedAsyncState(self, server)
 
     def discount(self, staleness: int) -> float:
-        """Return s(τ), in (0, 1]."""
+        """Return s(τ), which is in (0, 1]."""
         if self.staleness == "constant":
             return 1.0
         if self.staleness == "polynomial":

@@ -52,13 +52,13 @@ class FedAvg(Rule):
     takes_fednova: ClassVar[bool] = True
 
     sample: int | None = None
-    """Clients per round; None: all."""
+    """Number of clients per round; None for all clients."""
     replacement: bool = False
     """Whether `sample` draws with replacement."""
     weights: Literal["renormalised", "unbiased"] = "renormalised"
     """p': p renormalised over the clients of the round, or p N/n."""
     round_timeout: Annotated[float, "s"] | None = None
-    """Maximum duration of a round; None: no limit."""
+    """Maximum duration of a round; None for no limit."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0

@@ -30,7 +30,7 @@ class FedBuff(Rule):
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
     idle. Updates of a client that leaves stay in the buffer. If nobody trains and some clients wait for
-    the aggregation, it is done with the updates in the buffer.
+    the aggregation, the updates in the buffer are aggregated.
     """
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
@@ -45,9 +45,10 @@ class FedBuff(Rule):
     reply: Literal["immediate", "after_aggregation"] = "immediate"
     """When the sender of an update gets the next model."""
     concurrency: int | None = None
-    """Clients that train at the same time; None: all."""
+    """Number of clients that train at the same time; None for all clients."""
     replace: Literal["each", "block"] = "each"
-    """With `concurrency`: draw one client after each upload, or K after each aggregation."""
+    """How idle clients are drawn if `concurrency` is set. `each`: one client after each upload. `block`:
+    K clients after each aggregation."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates removed at each end of every coordinate, as protection against a few
     attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
@@ -90,7 +91,7 @@ class FedBuff(Rule):
         return Sums(self.buffer_size, weighted=self.staleness != "none")
 
     def discount(self, staleness: int) -> float:
-        """s(τ), in (0, 1]."""
+        """Return s(τ), which is in (0, 1]."""
         return 1.0 if self.staleness == "none" else 1 / math.sqrt(1 + staleness)
 
     def begin(self, server: Server) -> FedBuffState:

@@ -104,7 +104,7 @@ class FedFaState(State):
         return [self.server.aggregated(used, tau_eff), Send(update.client)]
 
     def _put(self, update: Update) -> None:
-        """Replace the oldest update by `update`. Takes O(d) per update: the sum is updated, and
+        """Replace the oldest update by `update`. This takes O(d) per update: the sum is updated, and is
         recomputed in full only once per K arrivals."""
         size = self.params.window_size
         row = self._arrivals % size

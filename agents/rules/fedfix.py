@@ -44,7 +44,7 @@ class FedFix(Rule):
     period: Annotated[float, "s"]
     """Δt: time between ticks."""
     update_times: tuple[Annotated[float, "s"], ...] | None = None
-    """τ of every device, in device order; None: ticks are counted during the run."""
+    """Update time τ of every device, in device order; None if ticks are counted during the run."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
@@ -62,8 +62,8 @@ class FedFix(Rule):
         check_update_times(self.update_times, clients)
 
     def ticks(self, update_time: float) -> int:
-        """Return ⌈τ/Δt⌉, at least 1. Computed in whole nanoseconds, so that 0.3 s are exactly 3 × 0.1
-        s."""
+        """Return ⌈τ/Δt⌉, at least 1. The result is computed in whole nanoseconds, so that 0.3 s are
+        exactly 3 × 0.1 s."""
         return max(1, -(-from_seconds(update_time) // from_seconds(self.period)))
 
     def begin(self, server: Server) -> FedFixState:
@@ -81,7 +81,7 @@ class FedFixState(State):
         self._ticks = 0
         """Number of ticks since the start of the run."""
         self._configured: dict[str, int] | None = None
-        """⌈τ/Δt⌉ of every client, from `update_times`; None: ticks are counted."""
+        """⌈τ/Δt⌉ of every client, from `update_times`; None if ticks are counted during the run."""
         if params.update_times is not None:
             ticks = map(params.ticks, params.update_times)
             self._configured = dict(zip(server.population, ticks, strict=True))

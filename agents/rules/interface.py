@@ -62,16 +62,16 @@ class Update:
     vector: Vector
     kind: Kind = "delta"
     samples: int = 1
-    """Training samples of the client's shard."""
+    """Number of training samples in the client's shard."""
     steps: int = 1
-    """Local steps done."""
+    """Number of local steps done."""
     effective_steps: float = 1.0
     """FedNova: the effective number of local steps, which τ_eff averages; 1 for a delta that is not
     normalised."""
     round_trip: Nanoseconds = 0
-    """Time from the dispatch of the model to the arrival of the update."""
+    """Time from the dispatch of the model to the arrival of the update, in nanoseconds."""
     dispatched: Nanoseconds = 0
-    """Device time at which the model was sent."""
+    """Device time at which the model was sent, in nanoseconds."""
 
     def contribution(self, weight: float) -> Contribution:
         """Return the entry for the log that says this update is aggregated with `weight`."""
@@ -109,7 +109,7 @@ class Send:
     client: str
     deferred: bool = False
     lr: float | None = None
-    """Step size for this local training; None: the client uses its configured one."""
+    """Step size for this local training; None if the client uses its configured step size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """With secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
+    """Secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
     is known. By default it does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
@@ -207,16 +207,16 @@ class Server:
     version: int = 0
     """Version of the global model: number of aggregations so far."""
     began: Nanoseconds = 0
-    """Device time at which the run started."""
+    """Device time at which the run started, in nanoseconds."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Every client of the run, present or not, in device order, with its importance; sums to 1."""
     buffers: Buffers = NONE
     """Buffers of the global model (e.g. of batch normalisation). Rules do not use them: the aggregator's
     core averages them."""
     masked: bool = False
-    """Secure aggregation: whether the vectors of updates are hidden from the server. If so,
-    `Update.vector` is, for kind `model`, the model that the update was trained from, and otherwise
-    empty, shape (0,). The rule asks for sums of updates with `SumUp`."""
+    """Secure aggregation: whether the vectors of updates are hidden from the server. If so, the vector
+    of an update of kind `model` is the model that the update was trained from. The vectors of other
+    updates are empty, shape (0,). The rule asks for sums of updates with `SumUp`."""
 
     def in_device_order(self, clients: Container[str]) -> list[str]:
         """Return the present clients among `clients`, in device order."""
@@ -273,8 +273,8 @@ class State(ABC):
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
         """Handle the goodbye of `client`. `memory` is the memory that it sends back, shape (d,); None if
-        no update of it was applied since it joined. `leave` is called next. If the client returns later,
-        it joins as a new client."""
+        no update of `client` was applied since `client` joined. `leave` is called next. If the client
+        returns later, it joins as a new client."""
         return []
 
     def timer(self, name: str) -> Actions:
@@ -296,10 +296,10 @@ class Rule(Protocol):
     paper: ClassVar[str] = ""
     """Source of the rule: authors, year, and where to read it."""
     equation: ClassVar[str] = ""
-    """The change of w, in one line."""
+    """Formula for the change of w, in one line."""
     takes_fednova: ClassVar[bool] = False
     """Whether the rule multiplies an aggregate of normalised deltas by τ_eff, which `local.fednova`
-    needs."""
+    requires."""
 
     @property
     def client_side(self) -> ClientSide:

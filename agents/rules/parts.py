@@ -1,5 +1,5 @@
 """Building blocks of rules: plain and robust sums of updates, a pool that limits how many clients train
-at the same time, checks of parameters."""
+at the same time, and checks of parameters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WeightedSum:
         self._server = server
         self.vector = np.zeros_like(server.w)
         self.contributions: list[Contribution] = []
-        """The updates in the sum, with weights a_i."""
+        """The updates in the sum, each with its weight a_i."""
 
     def __len__(self) -> int:
         """Number of updates in the sum."""
@@ -69,7 +69,8 @@ class WeightedSum:
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """w ← w + sign · scale · Σ a_i v_i, logged with weights scale · a_i; then empty the sum."""
+        """Do w ← w + sign · scale · Σ a_i v_i, and empty the sum. Return the entry for the log, in which
+        update i has the weight scale · a_i."""
         self._move(sign * scale)
         used, self.contributions = self.contributions, []
         return self._server.aggregated(used, scale)
@@ -93,10 +94,10 @@ class SumOfModels(WeightedSum):
         super().__init__(server)
         self.vector = self._mean = np.zeros(0, server.w.dtype)  # allocated on first use
         self._total = 0.0
-        """A, over the updates that arrived as models."""
+        """A = Σ a_i over the updates that arrived as models."""
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Same as `WeightedSum.add`."""
+        """Add `update` with a = `weight`, counted `times` times."""
         if update.kind != "model":
             if not self.vector.size:
                 self.vector = np.zeros_like(self._server.w)
@@ -132,7 +133,8 @@ class MaskedSum:
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:
-        """Ask for w ← w + scale · Σ a_i v_i, to be done once the sum is known; then empty the sum."""
+        """Return the request for w ← w + scale · Σ a_i v_i, which is done once the sum is known. Empty
+        this sum."""
         used, self.contributions = tuple(self.contributions), []
         return SumUp(used, scale)
 
@@ -171,13 +173,14 @@ class RobustSum:
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Same as `WeightedSum.add`."""
+        """Add `update` with a = `weight`, counted `times` times."""
         self._rows += [update.vector.astype(self._server.w.dtype)] * times
         self._weights += [weight] * times
         self.contributions.append(update.contribution(times * weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """Same as `WeightedSum.apply`."""
+        """Do w ← w + sign · scale · A · mean, where `mean` is the trimmed mean and A = Σ a_i, and empty
+        the sum. Return the entry for the log, in which update i has the weight scale · a_i."""
         mean = trimmed_mean(self._rows, count_trimmed(len(self._rows), self._trim), self._weights)
         add_scaled(self._server.w, mean, sign * scale * self.weight)
         used, self.contributions, self._rows, self._weights = self.contributions, [], [], []
@@ -185,8 +188,8 @@ class RobustSum:
 
 
 class ClientPool:
-    """The present clients. At most `concurrency` of them train, or wait for an aggregation, at the same
-    time; None: no limit.
+    """The present clients. At most `concurrency` of them train or wait for an aggregation at the same
+    time. If `concurrency` is None, there is no limit.
 
     Each client is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle
     client takes constant time.
@@ -224,8 +227,8 @@ class ClientPool:
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Draw idle clients uniformly, as many as may start training, and count them as training. Return
-        them in the order drawn."""
+        """Draw as many idle clients as may start training, uniformly, and count them as training. Return
+        these clients in the order of the draws."""
         if self._concurrency is None:
             chosen, self._idle = self._idle, []
             self._position.clear()
@@ -255,8 +258,8 @@ def training_at_once(clients: int, concurrency: int | None) -> int:
 
 
 def check_update_times(times: Sequence[float] | None, clients: int | None = None) -> None:
-    """Raise ValueError if a time in `times` is not above 0 s, or if `clients` is given and there is not
-    one time per client."""
+    """Raise ValueError if a time in `times` is not above 0 s, or if the number of times is not
+    `clients`. If `clients` is None, the number is not checked."""
     if times is None:
         return
     if not all(time > 0 for time in times):

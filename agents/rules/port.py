@@ -43,7 +43,7 @@ class Port(Rule):
     to clients drawn uniformly among the idle ones, up to the limit. A client that joins, for the first
     time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a client that
     leaves stay in the buffer, but the aggregation does not wait for that client any more. If nobody
-    trains, it is done with the updates in the buffer.
+    trains, the updates in the buffer are aggregated.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
@@ -63,7 +63,7 @@ class Port(Rule):
     staleness_bound: int = 10
     """S, in versions."""
     concurrency: int | None = None
-    """Clients that train at the same time; None: all."""
+    """Number of clients that train at the same time; None for all clients."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
@@ -196,5 +196,5 @@ def _cosine(a: Vector, b: Vector) -> float:
 
 
 def _dot(a: Vector, b: Vector) -> float:
-    """Dot product, summed in float64 because squares of float32 may overflow."""
+    """Return the dot product, summed in float64 because squares of float32 values may overflow."""
     return float(np.einsum("i,i", a, b, dtype=np.float64))

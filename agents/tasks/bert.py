@@ -91,7 +91,7 @@ def _imported(package: str) -> Any:
 
 
 def _classifier(size: str) -> torch.nn.Module:
-    """Return a BERT with a head for two classes; without dropout, so that runs are reproducible."""
+    """Return a BERT with a head for two classes. It has no dropout, so that runs are reproducible."""
     transformers = _imported("transformers")
     dimensions = _SIZES[size]
     config = transformers.BertConfig(

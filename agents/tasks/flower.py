@@ -36,7 +36,8 @@ class Flower(Task):
     """`module:name` of the ClientApp, or of a function without arguments that returns it."""
     net: str | None = None
     """`module:name` of a class or a function without arguments that returns the initial model: a torch
-    module, or a list or dict of NumPy arrays. None: the parameters of partition 0's NumPyClient."""
+    module, or a list or dict of NumPy arrays. None if the model consists of the parameters of partition
+    0's NumPyClient."""
     run_config: str = ""
     """Same as for `flwr run --run-config`: `lr=0.1 local-epochs=2`. Overrides `[tool.flwr.app.config]`
     of a pyproject.toml in the code."""
@@ -83,21 +84,22 @@ class Flower(Task):
         return outputs[:, 0]
 
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-        """Return the accuracy that the app reports for each partition, scaled like `loss`; NaN if it
-        reports none."""
+        """Return the accuracy that the app reports for each partition, scaled so that the mean over
+        partitions is the mean over all examples; NaN if the app reports none."""
         return outputs[:, 1]
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
-        """Let the app train the arrays of `module` on the partition. Return its loss; NaN if it reports
-        none."""
+        """Let the app train the arrays of `module` on the partition. Return the loss that the app
+        reports; NaN if it reports none."""
         return float(module.fit(int(shard.x[0, 0]), int(shard.x[0, 1]), lr))  # type: ignore[operator]
 
     def _references(self) -> dict[str, str]:
-        """Return the references to user code, by parameter."""
+        """Return the references to user code by the names of their parameters."""
         return {"app": self.app} | ({} if self.net is None else {"net": self.net})
 
     def _run_config(self) -> dict[str, Any]:
-        """Return the app's configuration: pyproject.toml, overridden by `run_config`."""
+        """Return the app's configuration: the values of pyproject.toml, overridden by those of
+        `run_config`."""
         config: dict[str, Any] = {}
         folder = user_code.folder()
         if folder is not None and (project := Path(folder, "pyproject.toml")).is_file():
@@ -108,7 +110,7 @@ class Flower(Task):
 
 def _load_object(key: str, reference: str) -> Any:
     """Return the object of user code that the parameter `key` refers to. Raises ValueError if there is
-    none."""
+    no such object."""
     try:
         return user_code.load_attribute(reference)
     except LookupError as error:
@@ -118,7 +120,7 @@ def _load_object(key: str, reference: str) -> Any:
 
 
 def _pairs(text: str) -> dict[str, Any]:
-    """Parse `lr=0.1 name='x'` to a dict. Raises ValueError."""
+    """Parse a text such as `lr=0.1 name='x'` to a dict. Raises ValueError if the text is invalid."""
     if _PAIR.sub("", text).strip():
         raise ValueError(f"run_config is {text!r}, expected key=value pairs such as lr=0.1 epochs=2")
     lines = (pair.partition("=") for pair in _PAIR.findall(text))

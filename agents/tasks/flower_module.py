@@ -17,13 +17,15 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names under which apps report these figures; the first one present is used."""
+"""Names under which apps report the training loss, the loss, the accuracy and the number of examples.
+The first name that the reply has is used."""
 _LIFETIME_SECONDS = 43_200.0
-"""Lifetime of a message, Flower's default. Flower requires it; it has no effect here."""
+"""Lifetime of a message in seconds, Flower's default. Flower requires a lifetime, but it has no effect
+here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Ids in Flower's messages: of the run, and of the sending node. Partition k is node k + 2."""
+"""Ids of the run and of the sending node in Flower's messages. Partition k is node k + 2."""
 
 
 class FlowerModule(torch.nn.Module):
@@ -41,7 +43,8 @@ class FlowerModule(torch.nn.Module):
         """Number of trainings that each partition has started."""
         arrays, buffers = self._initial_arrays(initial)
         self._places: dict[str, tuple[torch.nn.Module, str]] = {}
-        """For each array, in Flower's order: the submodule that holds it, and its name there."""
+        """Submodule that holds each array, and the array's name in that submodule. The arrays are in
+        Flower's order."""
         self._dtypes = {name: array.dtype for name, array in arrays.items()}
         for name, array in arrays.items():
             holder: torch.nn.Module = self
@@ -59,16 +62,18 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2); scaled by the number
-        of examples, so that the mean over partitions is the mean over all examples. `partitions` has
-        shape (n, 2): number of the partition, and number of partitions."""
+        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). The figures are
+        scaled by the number of examples, so that their mean over partitions is the mean over all
+        examples. A row of `partitions`, shape (n, 2), has the number of a partition and the number of
+        partitions."""
         rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
         results = torch.tensor(rows, dtype=torch.float64)
         weights = results[:, 2:] / results[:, 2].mean()
         return results[:, :2] * weights
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Train in place on the partition. Return the app's loss; NaN if it reports none."""
+        """Train in place on the partition. Return the loss that the app reports; NaN if it reports
+        none."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         config = {"lr": lr, "server-round": number, "server_round": number}
         content = self._request("train", partition, partitions, config)
@@ -105,7 +110,8 @@ class FlowerModule(torch.nn.Module):
         )
 
     def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
-        """Return loss, accuracy and number of examples that the app reports; NaN for missing figures."""
+        """Return the loss, the accuracy and the number of examples that the app reports. A missing loss
+        or accuracy is NaN; a missing number of examples is 1."""
         content = self._request("evaluate", partition, partitions, {"server-round": 0})
         examples = _figure(content, _EXAMPLES)
         return (
@@ -117,8 +123,8 @@ class FlowerModule(torch.nn.Module):
     def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
     ) -> flower.RecordDict:
-        """Send the app a message of this kind with the present arrays, and return the content of its
-        reply. Raises NotImplementedError if its client does not support that kind."""
+        """Send the app a message of the kind `kind` with the present arrays, and return the content of
+        the reply. Raises NotImplementedError if the app's client does not support that kind."""
         context = self._context(partition, partitions)
         reply = self._app(_message(kind, partition, self._content(kind, config)), context)
         if reply.has_error():
@@ -176,8 +182,8 @@ class FlowerModule(torch.nn.Module):
 
 
 def client_app(candidate: Any) -> Any:
-    """Return `candidate` if it is a ClientApp, or the ClientApp that it returns if it is a function.
-    Raises ValueError."""
+    """Return the ClientApp that `candidate` is or, if `candidate` is a function, returns. Raises
+    ValueError if there is no ClientApp."""
     app = candidate
     if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
         app = candidate()
@@ -190,7 +196,7 @@ def client_app(candidate: Any) -> Any:
 
 
 def _required(function: Any) -> list[str]:
-    """Return the names of the parameters without default."""
+    """Return the names of the function's parameters that have no default value."""
     parameters = inspect.signature(function).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in parameters if one.default is one.empty and one.kind not in kinds]

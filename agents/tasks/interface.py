@@ -25,8 +25,8 @@ class Task(Protocol):
     """
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None] = ""
-    """Name in `testbed.data.datasets.DATASETS`, or a method that returns the data, the same at each
-    call. None if `shards` makes the data of each device; empty if each topology names its dataset."""
+    """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
+    None if `shards` makes the data of each device; empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
     """Whether the task has an accuracy, computed from `correct`."""
     fits: ClassVar[bool] = False
@@ -56,8 +56,8 @@ class Task(Protocol):
         return torch.nn.functional.cross_entropy(outputs, y, reduction="none")
 
     def weights(self, y: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight of each sample in the mean of the losses, shape (batch,); None: equal
-        weights.
+        """Return the weight of each sample in the mean of the losses, shape (batch,); None if all
+        weights are equal.
 
         The mean over a mini-batch, or the test set, is Σ weight · loss ÷ Σ weight, as in torch's losses
         with `weight` and the reduction `mean`. `loss` must not include the weights.
@@ -73,8 +73,8 @@ class Task(Protocol):
         """Train `module` in place on a client's shard, and return the mean loss; NaN if unknown. Only
         for tasks with `fits`.
 
-        Counts as one local step, and cannot be interrupted. The random generators of torch, NumPy and
-        Python are seeded from the topology's seed.
+        One call counts as one local step and cannot be interrupted. The random generators of torch,
+        NumPy and Python are seeded from the topology's seed.
         """
         raise LookupError(f"{type(self).__name__} has no `fit`: it trains with the gradient of its loss")
 

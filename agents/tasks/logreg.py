@@ -51,7 +51,7 @@ class MnistLogreg(DigitsLogreg):
 
 
 _SCALINGS = {"unit": (0.0, 1.0), "signed": (0.5, 0.5), "standardised": (0.1307, 0.3081)}
-"""Mean and deviation: a pixel x from 0 to 1 becomes (x − mean) ÷ deviation."""
+"""Mean and deviation of each scaling. A pixel x from 0 to 1 becomes (x − mean) ÷ deviation."""
 
 
 def _shifted(mean: float, deviation: float) -> torch.nn.Module:

@@ -1,1 +1,1 @@
-"""Clocks, whole nanoseconds, random durations."""
+"""Clocks, times in whole nanoseconds, and random durations."""

@@ -14,8 +14,8 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 _TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
 """Exponent n of each field of a link or sample: the value in host time is the value in device time ×
-dilationⁿ. In host time, times are longer and rates are lower. Other fields have the same value in both,
-also CPU seconds, because a CPU share is CPU seconds of the host per device second."""
+dilationⁿ. In host time, times are longer and rates are lower. Other fields have the same value in both
+times. This includes CPU seconds, because a CPU share is CPU seconds of the host per device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
@@ -37,9 +37,10 @@ def in_device_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]
 class DeviceClock:
     """The device time of a run.
 
-    `dilation`: host seconds per device second. `aggregators`: path of a file with an estimate
-    (`agents.timing.clock_sync`) of the clock of the aggregator's host; device time follows that clock,
-    and the file is read again when it changes. None: device time follows this host's clock.
+    `dilation` is the number of host seconds per device second. `aggregators` is the path of a file with
+    an estimate (`agents.timing.clock_sync`) of the clock of the aggregator's host. Device time follows
+    that clock, and the file is read again when it changes. If `aggregators` is None, device time follows
+    this host's clock.
     """
 
     def __init__(self, dilation: float, aggregators: str | None = None) -> None:
@@ -49,7 +50,7 @@ class DeviceClock:
         self._read = 0
         """Modification time of the file when it was last read, in ns."""
         self._shown: Nanoseconds = 0
-        """Latest time returned, on the monotonic clock."""
+        """Latest time on the monotonic clock for which a device time was returned."""
 
     def now(self) -> Nanoseconds:
         """Return the device time since a moment that is the same for all processes of the run. It never

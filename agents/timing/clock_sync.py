@@ -34,14 +34,14 @@ class Estimate:
     at: int
     """Reference time on this node's clock, in ns."""
     offset: int
-    """Other clock minus this node's clock at that time, in ns."""
+    """Other clock minus this node's clock at the time `at`, in ns."""
     drift: float
-    """Seconds per second."""
+    """Drift of the other clock against this node's clock, in seconds per second."""
     uncertainty: int
     """Maximum error of a converted time, in ns."""
 
     def other(self, own: int) -> int:
-        """Return the time of the other clock when this node's clock shows `own`; in ns."""
+        """Return the time of the other clock, in ns, when this node's clock shows `own`."""
         return own + self.offset + round(self.drift * (own - self.at))
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Random durations, in seconds. To add a distribution, write a dataclass here and add a line to
 DISTRIBUTIONS.
 
-Pure: randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a
+All randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a
 topology gives the parameter as a duration (`200ms`). A plain float has no unit, or the unit in its
 docstring.
 """
@@ -27,7 +27,8 @@ floats."""
 
 
 class DurationDistribution(Protocol):
-    """The parameters of a distribution on [0, ∞). The constructor raises ValueError for invalid ones."""
+    """The parameters of a distribution on [0, ∞). The constructor raises ValueError if they are
+    invalid."""
 
     @property
     def expectation(self) -> float:
@@ -208,7 +209,7 @@ def vary(duration: DrawnDuration | None) -> bool:
 
 
 def sampler(duration: DrawnDuration, rng: np.random.Generator) -> Callable[[], float]:
-    """Return a function that draws the next duration, in seconds, at least 0, at each call.
+    """Return a function that draws the next duration at each call, in seconds. A duration is at least 0.
 
     Raises ValueError for an unknown distribution, TypeError or ValueError for invalid parameters.
     """

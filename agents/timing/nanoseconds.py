@@ -7,7 +7,7 @@ topologies and records use seconds; they are converted when they are read or wri
 from __future__ import annotations
 
 Nanoseconds = int
-"""A moment or a duration."""
+"""A moment or a duration, in whole nanoseconds."""
 
 SECOND: Nanoseconds = 1_000_000_000
 

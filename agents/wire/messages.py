@@ -1,4 +1,4 @@
-"""Control messages: all messages between controller, inits, router, aggregator and clients other than
+"""Control messages: all messages between controller, inits, router, aggregator and clients, except
 models and updates (docs/concepts/wire.md).
 
 `decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size,
@@ -7,8 +7,8 @@ message is about the device of its topic. Control characters in texts are escape
 own messages by the same rules.
 
 On the wire, an order to the aggregator (on `control/`) is a JSON object with the order's name as `do`.
-Orders to devices, telemetry and reports are JSON objects without `do`. A failure is its reason as text;
-a status and a request are one word each. Times are in seconds.
+Orders to devices, telemetry and reports are JSON objects without `do`. A failure is sent as its reason
+in plain text. A status is one word, and so is a simple request. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class MessageError(Exception):
 
 
 RemoteAction = SetLink | Switching
-"""Actions that a device's init or the router does; CPU limits are set by the controller itself."""
+"""Actions that a device's init or the router carries out. CPU limits are set by the controller
+itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
 Source = Literal["scenario", "hand"]
@@ -94,7 +95,7 @@ class LogOrder(_AggregatorOrder, frozen=True):
     """Order to the aggregator: record an action on a device, as `agents.events.Acted`."""
 
     at: DeviceTime
-    """When the action was done."""
+    """Seconds of device time at which the action was done."""
     device: Name
     source: Source
     lateness: DeviceTime
@@ -125,7 +126,7 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
 
 
 class DeviceOrder(_Fields, frozen=True):
-    """Order to the init of `device`, or to the router: do `action` to the device."""
+    """Order to the init of `device`, or to the router: carry out `action` on the device."""
 
     device: Name
     action: RemoteAction
@@ -150,9 +151,9 @@ class QueueUse(_Fields, frozen=True):
 
 
 class UsageSample(_Fields, frozen=True, kw_only=True):
-    """A device's telemetry: totals until `at`, on the host's monotonic clock. They count from the start
-    of the container, `ran` and `waited` from the start of the client's process. None: not counted
-    here."""
+    """Telemetry of a device: totals until `at`, a time in seconds on the host's monotonic clock. The
+    totals count from the start of the container, except `ran` and `waited`, which count from the start
+    of the client's process. A total is None if it is not counted on this host."""
 
     device: Name
     at: Seconds
@@ -167,8 +168,8 @@ class UsageSample(_Fields, frozen=True, kw_only=True):
     ran: Seconds | None = None
     """Seconds during which the client's main thread, which trains, was on a CPU."""
     waited: Seconds | None = None
-    """Seconds during which that thread wanted to run but was not on a CPU: throttled, suspended, or
-    waiting in the queue of a core."""
+    """Seconds during which the client's main thread wanted to run but was not on a CPU: it was
+    throttled, suspended, or in the queue of a core."""
     memory: Count
     """Bytes of memory in use at `at`."""
     received: Count | None = None
@@ -182,7 +183,7 @@ class UsageSample(_Fields, frozen=True, kw_only=True):
 
 
 class LinkFigures(_Fields, frozen=True):
-    """Measured properties of a link; None: not measured."""
+    """Measured properties of a link. A property is None if it was not measured."""
 
     rtt: Seconds | None = None
     """Round-trip time in seconds."""
@@ -207,7 +208,8 @@ class LinkProbe(_Fields, frozen=True):
 
 
 class CgroupLimits(_Fields, frozen=True, kw_only=True):
-    """Limits of a control group. NO_LIMIT: the limit is not set; None: the kernel has no such limit."""
+    """Limits of a control group. A field is NO_LIMIT if the limit is not set, and None if the kernel has
+    no such limit."""
 
     quota: Limit
     """CPU time per period, in µs."""
@@ -218,11 +220,11 @@ class CgroupLimits(_Fields, frozen=True, kw_only=True):
     weight: Limit | None = None
     """CPU weight of cgroup v2."""
     cpus: Cpuset | None = None
-    """Cores, such as `0,2-3`."""
+    """Numbers of the cores, such as `0,2-3`."""
     memory: Limit | None = None
-    """Bytes of memory."""
+    """Memory in bytes."""
     swap: Limit | None = None
-    """Bytes of swap in addition to memory; None if the host has swap that the kernel cannot limit."""
+    """Swap in bytes, in addition to memory; None if the host has swap that the kernel cannot limit."""
 
 
 class LimitsRead(_Fields, frozen=True):
@@ -237,8 +239,8 @@ class LimitsRead(_Fields, frozen=True):
 class Disturbance(_Fields, frozen=True):
     """An unplanned event disturbed the run from `since` to `at`, on the host's monotonic clock.
 
-    `device` is the device that noticed it, or the router. A disturbance that lasts is sent again when it
-    is over, with the same `since`."""
+    `device` is the device that noticed the event, or the router. A disturbance that lasts is sent again
+    when it is over, with the same `since`."""
 
     device: Name
     at: Seconds
@@ -251,7 +253,7 @@ class Disturbance(_Fields, frozen=True):
 
 
 class GpuFigures(_Fields, frozen=True):
-    """GPU usage of a device's client; None: not reported by NVML."""
+    """GPU usage of a device's client. A field is None if NVML does not report it."""
 
     memory: Count | None = None
     """Bytes of GPU memory in use."""
@@ -262,7 +264,7 @@ class GpuFigures(_Fields, frozen=True):
 
 
 class GpuSample(_Fields, frozen=True):
-    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures it and
+    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures this and
     writes it to the run's telemetry; it is never sent as a message."""
 
     device: Name
@@ -297,8 +299,8 @@ class Request(_Fields, frozen=True):
 
 class ReportRequest(_Fields, frozen=True):
     """Request of the aggregator to `client`: send all unacknowledged updates again, then a `Report`.
-    `about` is the dispatch in question, 0 for none. On the wire: `report` and the number, on the topic
-    of requests."""
+    `about` is the dispatch that the aggregator asks about; 0 if it asks about none. On the wire:
+    `report` and the number, on the topic of requests."""
 
     client: Name
     about: Count
@@ -329,7 +331,7 @@ class Report(_Fields, frozen=True):
     dispatch: Count
     """Dispatch that its next update will answer; 0 if it waits for a model."""
     about: Count
-    """Dispatch in the request; 0 for none."""
+    """Dispatch that the request asked about; 0 if it asked about none."""
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | DisruptOrder
@@ -438,7 +440,8 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
 
 
 def _of_device(name: str | None, cls: type[D], fields: dict[str, Any]) -> D:
-    """Build a message about the device `name`; None: about any device. Raises MessageError."""
+    """Build a message about the device `name`, or about any device if `name` is None. Raises
+    MessageError."""
     message = _build(cls, fields)
     if name not in (None, message.device):
         raise MessageError(f"device: found {message.device}, expected {name} as in the topic")
@@ -460,7 +463,7 @@ def _json(payload: bytes | bytearray | str) -> dict[str, Any]:
 
 
 def _build(cls: type[T], fields: Any) -> T:
-    """Return a message with `fields`, checked. Raises MessageError."""
+    """Build a message from `fields`, and check it. Raises MessageError."""
     try:
         message = msgspec.convert(fields, cls)
         match message:
@@ -477,7 +480,7 @@ def _build(cls: type[T], fields: Any) -> T:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counter and log of refused messages, by topic and so by sender.
+    """Counter and log of refused messages, by topic, and therefore by sender.
 
     For each topic the first `max_logged` are logged, then the 100th, 1000th and so on, so that a peer
     cannot fill the log."""

@@ -54,19 +54,21 @@ class ModelMessage:
     dispatch: int
     """Number of the dispatch; the client's update names the dispatch that it answers."""
     schema: str
-    """Hash of the names and shapes of parameters and buffers; an update with another one is rejected."""
+    """Hash of the names and shapes of parameters and buffers; an update with a different schema is
+    rejected."""
     vector: Vector
     """Parameters, shape (d,), float32."""
     lr: float | None = None
-    """Step size that the rule assigns to this training; None: that of the client's settings."""
+    """Step size that the rule assigns to this training; None for the step size in the client's
+    settings."""
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
-    """Dispatches whose updates wait to be summed. Only with secure aggregation, and only for a client
-    that remembers what it sent; else empty."""
+    """Dispatches whose updates wait to be summed. Empty unless the run uses secure aggregation and the
+    client remembers what it sent."""
     lost: tuple[int, ...] = ()
-    """Dispatches whose updates were lost with their sum. Only with secure aggregation, and only for a
-    client that remembers what it sent; else empty."""
+    """Dispatches whose updates were lost with their sum. Empty unless the run uses secure aggregation
+    and the client remembers what it sent."""
     buffers: Buffers = NONE
     """Buffers of the model."""
 
@@ -88,22 +90,24 @@ class Encoded:
 
 FAREWELL = "farewell"
 """Kind of the message with which a client leaves and returns the vector that it remembers. `sequence` is
-that of the update after which the vector was saved. If no update of the client was applied, `sequence`
-is 0 and `vector` is empty."""
+the number of the update after which the vector was saved. If no update of the client was applied,
+`sequence` is 0 and `vector` is empty."""
 
 
-@dataclass(slots=True, kw_only=True)  # frozen, each would take the aggregator 1 µs more
+@dataclass(slots=True, kw_only=True)  # not frozen, which would take the aggregator 1 µs more
 class UpdateMessage:
-    """An update: the result of local training. Times are those of the client's monotonic clock."""
+    """An update: the result of local training. Times are in nanoseconds on the client's monotonic
+    clock."""
 
     run: str
     client: str
     sequence: int
-    """1, 2, …, continued over restarts of the client; a training that was never sent leaves a gap."""
+    """Number of the update: 1, 2, …, continued after a restart of the client. A training whose update
+    was never sent leaves a gap."""
     dispatch: int
     """Dispatch that the update answers."""
     base_version: int
-    """Version of the model that it was trained from."""
+    """Version of the model that the update was trained from."""
     schema: str
     """Schema of the model, copied from the dispatch."""
     kind: str
@@ -117,7 +121,7 @@ class UpdateMessage:
     loss: float
     """Mean loss over the steps; NaN if there is none, or if the server must not learn it."""
     downloaded: Nanoseconds
-    """When the model had arrived completely."""
+    """Time at which the whole model had arrived."""
     train_start: Nanoseconds
     train_end: Nanoseconds
     sent: Nanoseconds

@@ -98,8 +98,9 @@ def marks(runs: Sequence[Run]) -> ActionMarks:
 def with_actions(
     chart: Chart, runs: Sequence[Run], since: float = 0.0, colors: Mapping[int, str] | None = None
 ) -> Chart:
-    """Return `chart`, whose x axis is device time, with vertical marks for the actions of `runs` from
-    `since` (s) on. A mark of a single run has the colour of the run (`colors`, by the run's id).
+    """Return `chart`, whose x axis is device time, with vertical marks for the actions of `runs` that
+    came at `since` seconds or later. A mark of a single run has the colour of the run (`colors`, by the
+    run's id).
 
     If there is space for the descriptions of all marks, these are the labels; otherwise marks are
     numbered. The chart's `key` explains the numbers, and its note says what is left out.
@@ -180,7 +181,7 @@ def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: f
 
 
 def _traced(run: Run) -> set[str]:
-    """Devices whose link follows a trace."""
+    """Return the devices whose link follows a trace."""
     groups = run.topology.get("devices") or ()
     traced = [group["name"] for group in groups if (group.get("link") or {}).get("trace")]
     return set(run.devices.loc[run.devices["group"].isin(traced), "device"])

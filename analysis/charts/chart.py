@@ -34,8 +34,8 @@ PALETTE = {
     "grey": "#8A8A8A",
     "yellow": "#C9B400",
 }
-"""Colours that colour-blind people can distinguish, visible on white and on black: those of Okabe and
-Ito, with a medium grey instead of black and a darker yellow."""
+"""Colours that colour-blind people can distinguish and that are visible on white and on black. They are
+the colours of Okabe and Ito, with a medium grey instead of black and a darker yellow."""
 COLORS = tuple(PALETTE)
 
 Theme = Literal["light", "dark"]
@@ -67,13 +67,13 @@ class Axis:
     whole: bool = False
     """Whether the values are integers, so that ticks are at integers only."""
     ticks: Mapping[float, str] | None = None
-    """Labels by position, instead of numbers; None for numbers."""
+    """Labels of the ticks by position; None if the ticks have numbers."""
     limits: tuple[float | None, float | None] = (None, None)
-    """Lower and upper end; None: chosen automatically."""
+    """Lower and upper end of the axis; None for an end that is chosen automatically."""
 
     @property
     def title(self) -> str:
-        """Label with unit."""
+        """Label of the axis with its unit."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
@@ -91,10 +91,10 @@ class Layer:
     legend: bool = True
     """Whether the layer is in the legend."""
     label: str = ""
-    """Label in the legend; empty: the name."""
+    """Label in the legend; if it is empty, the legend has the name."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
-    """Tooltip of a point: column (or `$name` for the layer's name) by heading."""
+    """Lines of a point's tooltip: the column to show (`$name` for the layer's name), by heading."""
 
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
@@ -119,11 +119,12 @@ class Chart:
     layers: tuple[Layer, ...]
     _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
-    """Meanings of colours, if a layer has several (`spans`): name of the colour by its meaning."""
+    """Names of colours by their meaning, for charts in which one layer has several colours (`spans`)."""
     note: str = ""
     """Text below the title."""
     key: tuple[str, ...] = ()
-    """Explanation of the labels of `rules`, if these are numbers; in print it is below the plot."""
+    """Explanations of the labels of `rules` if these labels are numbers. In print they are below the
+    plot."""
     height: float = 1.0
     """Height relative to the usual one."""
 

@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
-    """Replace the rows of `source` by those of `data`. If `ordered`, keep their order.
+    """Replace the rows of `source` by those of `data`. If `ordered`, the rows keep the order of `data`.
 
     Otherwise a new row may take the place of a removed one, so that a window over the newest rows can
     move without sending all rows.

@@ -78,8 +78,8 @@ def _columns(shown: pd.DataFrame) -> dict[str, Column]:
 
 
 def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
-    """Return `spans` with their lane, counted from `first`, and fields of their update; −1 or NaN if
-    they have no update."""
+    """Return `spans` with two kinds of further columns: the number of the span's lane, counted from
+    `first`, and fields of the span's update. The fields are −1 or NaN for a span without update."""
     row = spans["update"].to_numpy()
     columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]

@@ -16,7 +16,7 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Return, for each evaluation, the payload bytes of all updates applied before it."""
+    """Return the payload bytes of all updates applied before each evaluation."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")
@@ -46,7 +46,7 @@ _MAX_TARGETS = 4
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
     """Return a chart with a line per run. Runs that differ only in their seed have one line for their
-    mean, and a band from lowest to highest; with `apart`, each has its own line."""
+    mean, and a band from lowest to highest; with `apart`, each run has its own line."""
     (x, values), (y, scale) = _X[against], _Y[quality]
     sets = {name: [run] for name, run in distinct(runs).items()} if apart else by_settings(runs)
     layers: list[Layer] = []

@@ -25,7 +25,7 @@ _MAX_SHAPES = 2_000
 """Maximum number of vector shapes in a layer. If there are more, they are drawn as pixels, so that a PDF
 does not become too large."""
 _MAX_NOTE = 110
-"""Characters per line of a note."""
+"""Maximum number of characters per line of a note."""
 _MAX_KEY, _KEY_COLUMNS = 48, 3
 """Maximum number of characters per entry of a key, and entries per line."""
 

@@ -54,9 +54,9 @@ class ScreenChart:
     _wrap: int
     """Characters per line of a note."""
     _longest: int = 0
-    """Characters of the longest name in the legend."""
+    """Number of characters of the longest name in the legend."""
     _meanings: dict[str, LegendItem] = field(default_factory=dict)
-    """Legend items that explain colours, by meaning; all that were ever shown."""
+    """Legend items that explain colours, by meaning. They include items that are no longer shown."""
 
     def update(self, chart: Chart) -> None:
         """Show `chart`, a newer state of the same chart, in the same figure. Zoom and selections remain.
@@ -292,8 +292,9 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """Return a copy of `column` for the browser; a copy, because `exchange` changes it in place. Numbers
-    are sent in binary, which supports 64-bit floats, but not 64-bit integers."""
+    """Return a copy of `column` for the browser. It must be a copy, because `exchange` changes the
+    result in place. Numbers are sent in binary, which supports 64-bit floats, but not 64-bit
+    integers."""
     if column.dtype.kind in "OUST":
         return column.astype(str).tolist()
     return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)

@@ -1,7 +1,7 @@
 """Charts of the staleness of applied updates: over time, and its distribution.
 
-For a single run, each group is a series; for several runs, each set of runs that differ only in their
-seed.
+For a single run, each group is a series. For several runs, each set of runs that differ only in their
+seed is a series.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _MAX_LINES = 8
 _MAX_POINTS, _MIN_STEP_SECONDS = 150, 2.0
 """At most this many points per line; steps below 2 s look jagged."""
 _MAX_GAP = 3.0
-"""Sampling periods without a sample after which a device counts as absent."""
+"""Number of sampling periods without a sample after which a device counts as absent."""
 
 _Values = npt.NDArray[np.float64]
 _Figure = Callable[[pd.DataFrame, _Values], _Values]
@@ -69,7 +69,8 @@ def _chart(runs: Sequence[Run], title: str, y: Axis, figures: dict[str, _Figure]
 def _lines(
     name: str, label: str, grid: _Values, known: list[_Values], y: Axis, hue: str, *, dashed: bool
 ) -> Iterator[Layer]:
-    """Yield the line of a device, or mean and band of a group; nothing if all values are NaN."""
+    """Yield the line of a device, or the mean and the band of a group. Yield nothing if all values are
+    NaN."""
     table = np.array(known).reshape(len(known), max(0, len(grid) - 1))
     has_value = ~np.isnan(table)
     if not has_value.any():
@@ -147,8 +148,8 @@ def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """Return, for each step, whether the device was present in the middle of the step: whether that time
-    is between two samples that are not far apart."""
+    """Return one value per step: whether the device was present in the middle of the step. The device
+    was present if that time is between two samples that are not far apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

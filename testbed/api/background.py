@@ -36,7 +36,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the controller and wait until the run clock starts; pass its output lines to `report`.
 
-    `tied`: the controller ends with this process. Raises TestbedError, with the reason, if the run ended
+    `tied`: the controller ends with this process. Raises TestbedError with the reason if the run ended
     before its clock started.
     """
     from testbed.runtimes.process import runtime  # with the broker

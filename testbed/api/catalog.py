@@ -74,7 +74,8 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Otherwise raise BadInputError with a similar name or all names."""
+    """Return the entry called `name`. Raises BadInputError with a similar name, or with all names, if
+    there is none."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -115,7 +116,7 @@ def add_profile(
     """Add device profiles to the file `to`; return their names.
 
     If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added.
-    Otherwise this machine is measured, `seconds` for each kind of work, and its profile is called
+    Otherwise this machine is measured for `seconds` per kind of work, and its profile is called
     `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
     from testbed.speed import device_benchmark

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from testbed.run.replay import ReplayResult
 
 Devices = str | Iterable[str]
-"""Names of devices or of device groups."""
+"""One name, or several names, of devices or device groups."""
 Done = list[dict[str, Any]]
 """One mapping per device and action: `device`, `action`, and the settings of the action."""
 OnEvent = Callable[[events.Record], object]
@@ -47,7 +47,7 @@ class RunHandle:
     """Handle of a run, live or finished. A `with` block takes the run down at its end.
 
     A run from `testbed.up` is taken down when this process ends; one from `testbed.attach` continues.
-    All methods are thread-safe and need no event loop; those that wait block the calling thread. All
+    All methods are thread-safe and need no event loop. Methods that wait block the calling thread. All
     errors derive from `TestbedError`.
     """
 
@@ -57,8 +57,8 @@ class RunHandle:
         controller: subprocess.Popen[bytes] | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`controller`: process of the run's controller; the run ends when this process ends. None: the
-        run continues. `on_event`: see `testbed.up`."""
+        """`controller`: process of the run's controller if the run has to end when the calling process
+        ends; None if the run continues then. `on_event`: see `testbed.up`."""
         self._directory = directory
         self._controller = controller
         self._taken_down = False
@@ -109,7 +109,7 @@ class RunHandle:
 
     @property
     def outcome(self) -> str | None:
-        """Why the run ended: the condition of the topology's `stop` (`after`, `updates` or
+        """Reason why the run ended: the condition of the topology's `stop` (`after`, `updates` or
         `target_accuracy`), or `interrupted`, `failed` or `crashed`; None while it is running."""
         live = self.live  # read first: the run may end in between
         outcome = self._directory.read_manifest().get("outcome")
@@ -150,10 +150,10 @@ class RunHandle:
     def wait(self, timeout: float | None = None) -> Result:
         """Wait until the run is over; return its tables.
 
-        An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. Raises
-        TimeoutError after `timeout` seconds (None: no limit; the run continues), RunFailedError with the
-        reason if the run did not end as its topology says and `down` was not called, and any exception
-        that `on_event` raised.
+        An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. `timeout`:
+        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time; the
+        run itself continues. Raises RunFailedError with the reason if the run did not end as its
+        topology says and `down` was not called. Raises any exception that `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -179,7 +179,8 @@ class RunHandle:
 
     def down(self) -> None:
         """End the run if it is running, and remove everything it started; its directory stays. Returns
-        when this is done; further calls do nothing. Raises HostError if something may be left."""
+        when this is done; further calls do nothing. Raises HostError if a container, network or process
+        may remain."""
         with self._lock, uninterrupted():
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
@@ -202,26 +203,28 @@ class RunHandle:
         """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
         `cpu` is a share of one host core; all other values are written as in a topology. A setting that
-        is None does not change. Returns the actions that were sent. Raises BadInputError for invalid
-        values, for unknown devices, if the run is over, and if it is in virtual time.
+        is None does not change. Returns the actions that were sent. Raises BadInputError if a value is
+        invalid, a device is unknown, or the run is over or in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
         return self.act(devices, *changes(cpu, given))
 
     def kill(self, devices: Devices) -> Done:
-        """Kill devices at once, as a crash does; `restart` starts them again. Raises like `set`."""
+        """Kill devices at once, as a crash does; `restart` starts them again. Raises BadInputError as
+        `set` does."""
         return self.act(devices, Crash())
 
     def restart(self, devices: Devices) -> Done:
-        """Restart devices that were killed or have crashed. Raises like `set`."""
+        """Restart devices that were killed or have crashed. Raises BadInputError as `set` does."""
         return self.act(devices, Restart())
 
     def pause(self, devices: Devices) -> Done:
-        """Freeze devices; `resume` lets them continue where they stopped. Raises like `set`."""
+        """Freeze devices; `resume` lets them continue where they stopped. Raises BadInputError as `set`
+        does."""
         return self.act(devices, Pause())
 
     def resume(self, devices: Devices) -> Done:
-        """Let paused devices continue. Raises like `set`."""
+        """Let paused devices continue. Raises BadInputError as `set` does."""
         return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
@@ -252,7 +255,8 @@ class RunHandle:
         return "\n".join(self.all_logs(component, lines).values())
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
-        """Return `logs` by component: of all components, or of `component` only. Raises like `logs`."""
+        """Return the last `lines` lines of logs by component, for all components or only for
+        `component`. Raises BadInputError as `logs` does."""
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))
@@ -265,9 +269,9 @@ class RunHandle:
         return logs.story(self._directory, device)
 
     def replay(self) -> ReplayResult:
-        """Apply the recorded updates again and compare (docs/guide/run-directory.md); return what was
-        compared. Raises RunFailedError if the final model is not bit-identical, BadInputError if the run
-        was not recorded."""
+        """Repeat the aggregation of the recorded updates, and compare its results with those of the run
+        (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError if the
+        final model is not bit-identical, BadInputError if the run was not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -276,8 +280,8 @@ class RunHandle:
         """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
         path.
 
-        `to`: file to write; None: `model.pt` in the run directory. `version`: a kept intermediate model;
-        None: the final one. Raises BadInputError if there is no such model.
+        `to`: file to write; None for `model.pt` in the run directory. `version`: a kept intermediate
+        model; None for the final one. Raises BadInputError if there is no such model.
         """
         import torch
 
@@ -294,10 +298,10 @@ class RunHandle:
     ) -> pd.DataFrame:
         """Evaluate all kept models of a finished run on its test set.
 
-        `classes`: also evaluate on each class. `devices`: also evaluate on each device's training data,
-        on at most this many samples of each; None: not. `data`: see `testbed.up`. Returns one row per
-        model and part of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`,
-        `accuracy`. Raises BadInputError.
+        `classes`: also evaluate on each class. `devices`: maximum number of training samples per device
+        on which the models are also evaluated; None for no evaluation on training data. `data`: see
+        `testbed.up`. Returns one row per model and part of the data, with `model`, `version`, `part`,
+        `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
         """
         from testbed.run import saved_models
 
@@ -309,17 +313,17 @@ class RunHandle:
         """Open a shell in the container of `device` on this terminal, or run `command` there; return its
         exit code.
 
-        `device` is a device, or a group with a single device. The shell has the rights and limits of the
-        device's client, so it affects the run. Raises BadInputError if there is no such container,
-        HostError.
+        `device`: name of a device, or of a group with a single device. The shell has the rights and
+        limits of the device's client, so it affects the run. Raises BadInputError if there is no such
+        container, HostError.
         """
         from testbed.run import shell
 
         return shell.run(self._directory, device, command)
 
     def act(self, devices: Devices, *actions: Action) -> Done:
-        """Carry out `actions` (`agents.device_actions`) on each of `devices`; return what was sent.
-        Raises like `set`."""
+        """Carry out `actions` (`agents.device_actions`) on each of `devices`; return the actions that
+        were sent. Raises BadInputError as `set` does."""
         names = [devices] if isinstance(devices, str) else devices
         expanded = dict.fromkeys(device for name in names for device in self._directory.devices(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
@@ -327,7 +331,7 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Return why the finished run did not end as its topology says; None if it did."""
+        """Return the reason why the finished run did not end as its topology says; None if it did."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None
@@ -346,8 +350,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event; raise the exception of `on_event` unless
-        `quietly`."""
+        """Wait until `on_event` has received the last event; raise the exception that `on_event` raised,
+        unless `quietly` is set."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return

@@ -59,9 +59,9 @@ class Launch:
     topology_input: TopologyInput = field(repr=False)
     """The topology as the user passed it."""
     runs: Path = Path("runs")
-    """Folder in which the run directory is made."""
+    """Folder in which the run directory is created."""
     resumed: RunDirectory | None = None
-    """Directory of the run that is resumed; None: a new run."""
+    """Directory of the run that is resumed; None for a new run."""
 
     def rounds(self) -> dict[str, Round]:
         """Return the expected duration of a round by device. Raises BadInputError."""
@@ -92,8 +92,8 @@ class Launch:
         return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
-        """Return the reasons why this host would refuse the run. Empty if it would not, or if the plan
-        is for machines that a file describes."""
+        """Return the reasons why this host would refuse the run. The list is empty if this host would
+        accept the run, or if the plan is for machines that a file describes."""
         if self.options.nodes is not None:
             return []
         try:
@@ -119,16 +119,16 @@ class Launch:
         )
 
     def drawing(self, to: Path | None = None) -> str:
-        """Return a drawing of devices, links and servers as text; also write it as SVG to `to`, if
-        given. Raises BadInputError if that file cannot be written."""
+        """Return a drawing of devices, links and servers as text. If `to` is set, also write the drawing
+        as SVG to that file. Raises BadInputError if the file cannot be written."""
         picture = drawing.picture(self.topology, self.plan)
         if to is not None:
             writable_file(to, "--draw-to").write_text(drawing.as_svg(picture), encoding="utf-8")
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:
-        """Return a new run directory, or that of the resumed run. Raises BadInputError, and HostError if
-        this host would refuse the run."""
+        """Return a new run directory, or the directory of the run that is resumed. Raises BadInputError.
+        Raises HostError if this host would refuse the run."""
         planning.check_host(self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
@@ -192,11 +192,11 @@ def plan_run(
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
 
-    `nodes`: file that describes the machines, for a runtime with several machines; None: the nodes of
+    `nodes`: file that describes the machines, for a runtime with several machines; None for the nodes of
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
-    run; 0: any free port; None: not served. `verbose`: clients log each round. `resume`: interrupted run
-    to resume; its topology is used, and its runtime unless `runtime` is given. Other parameters: see
-    `up`. Raises BadInputError, which lists all errors.
+    run; 0 for any free port; None if not served. `verbose`: clients log each round. `resume`:
+    interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None. Other
+    parameters: see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)

@@ -41,11 +41,12 @@ class Finding:
     name: str
     """Subject of the check."""
     status: Status
-    """`missing`: runs, or common requests of a topology, fail; `warn`: runs work with restrictions."""
+    """`missing` if runs, or common requests of a topology, fail; `warn` if runs work with restrictions;
+    else `ok`."""
     detail: str
     """Result in words."""
     fix: str | None = None
-    """Command that fixes it; None if nothing needs a fix, or no command can fix it."""
+    """Command that fixes the problem; None if there is no problem, or no command can fix it."""
 
 
 def doctor() -> list[Finding]:
@@ -119,7 +120,7 @@ def storage(info: Mapping[str, Any]) -> Finding:
 
 
 def image_source(client: docker.DockerClient) -> Finding:
-    """Check whether the images are built, or can be."""
+    """Check whether the images are built, or can be built."""
     name = "images"
     if images.are_built(client):
         return Finding(name, "ok", "built")
@@ -190,7 +191,7 @@ def traffic_control(feature: kernel.Feature) -> Finding:
 
 
 def tcp(found: str | None) -> Finding:
-    """Check the TCP congestion control of containers. `found`: see `kernel.congestion_control`."""
+    """Check the TCP congestion control of containers. `found`: result of `kernel.congestion_control`."""
     name = "TCP"
     if found is None:
         return Finding(name, "ok", "containers use the congestion control of their host")
@@ -227,7 +228,8 @@ def processors() -> Finding:
 
 
 def sleep() -> Finding:
-    """Check whether runs may keep the cores awake; see `testbed.host.cpu_latency`."""
+    """Check whether runs may keep the cores awake. Sleeping cores wake slowly, which reduces small CPU
+    shares."""
     if os.access(LATENCY, os.W_OK):
         return Finding("core sleep", "ok", "prevented while a run measures")
     detail = f"cannot write {LATENCY}: sleeping cores wake slowly, which reduces small CPU shares"
@@ -244,7 +246,8 @@ def memory() -> Finding:
 
 
 def disk(info: Mapping[str, Any]) -> Finding:
-    """Check the space for images, on the engine's disk if that is on this machine."""
+    """Check the space for images. The engine's disk is checked if it is on this machine, else the disk
+    of the working directory."""
     root = Path(info.get("DockerRootDir", "."))
     usage = shutil.disk_usage(root if root.exists() else Path())
     detail = f"{usage.free / _GIB:.0f} GiB free"
@@ -254,7 +257,8 @@ def disk(info: Mapping[str, Any]) -> Finding:
 
 
 def broker() -> Finding:
-    """Check for Mosquitto, the broker of the process runtime; containers have their own."""
+    """Check for Mosquitto, the broker of the process runtime. Runtimes with containers bring their own
+    broker."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"  # often not on a user's PATH
     if found := shutil.which("mosquitto", path=path):
         return Finding("mosquitto", "ok", found)
@@ -310,9 +314,9 @@ def prune_images(
 ) -> tuple[list[StoredImage], int]:
     """Remove unused images of the testbed, here and on the other nodes of a Swarm.
 
-    `everything`: also those of the user's other checkouts, own code and Dockerfiles. `dry_run`: remove
-    nothing. Returns the images that were (or would be) removed here, and the bytes that were freed.
-    Raises HostError.
+    `everything`: also remove images of the user's other checkouts, own code and Dockerfiles. `dry_run`:
+    remove nothing. Returns the images that were (or would be) removed here, and the bytes that were
+    freed. Raises HostError.
     """
     from testbed.runtimes.swarm import node_images
 

@@ -34,7 +34,7 @@ class StepCosts:
     """CPU time of training steps in finished runs."""
 
     devices: pd.DataFrame
-    """One row per run and device; columns: see `testbed.fidelity.step_time.of_devices`."""
+    """One row per run and device, with the columns of `testbed.fidelity.step_time.of_devices`."""
     virtual: dict[str, Any]
     """Settings for `virtual` of a topology that make virtual time assume these costs."""
 
@@ -44,9 +44,9 @@ def load_all(
 ) -> list[Result]:
     """Load the tables of runs, each run once.
 
-    `names`: run ids, run directories, or folders of runs such as a sweep's, whose finished runs are
-    loaded. `runs`: folder in which ids are looked up. `slim`: load only what `compare` needs. Raises
-    BadInputError.
+    `names`: run ids, run directories, or folders of runs such as a sweep's. If a name is a folder, all
+    of its finished runs are loaded. `runs`: folder in which ids are looked up. `slim`: load only what
+    `compare` needs. Raises BadInputError.
     """
     given = [str(name) for name in names]
     found: dict[Path, Result] = {}
@@ -69,9 +69,9 @@ def read_slim(path: Path) -> Result:
 
 
 def compare(results: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
-    """Compare what each configuration needed, over its seeds, to reach the test accuracy `target` (None:
-    the highest that all runs of the task reached). Returns one list of rows per task. For differences
-    that make runs incomparable, see `analysis.comparison.remarks`."""
+    """Compare what each configuration needed to reach the test accuracy `target`, over all of its seeds.
+    If `target` is None, it is the highest accuracy that all runs of the task reached. Returns one list
+    of rows per task. `analysis.comparison.remarks` reports differences that make runs incomparable."""
     from analysis import comparison
 
     return [
@@ -83,8 +83,8 @@ def compare(results: Sequence[Result], target: float | None = None) -> list[list
 def report(
     results: Sequence[Result], to: str | Path = "report.html", target: float | None = None
 ) -> Path:
-    """Write an HTML report with charts, tables and facts about runs, which works offline; return its
-    path. `target`: see `compare`. Raises BadInputError if there are no runs, or the file cannot be
+    """Write an HTML report with charts, tables and facts about runs; return its path. The report works
+    offline. `target`: as in `compare`. Raises BadInputError if there are no runs, or the file cannot be
     written."""
     from analysis import report as writer
 
@@ -113,8 +113,8 @@ def writable_figure(path: Path) -> Path:
 
 
 def step_time(results: Sequence[Result]) -> StepCosts:
-    """Return the CPU time of a training step in runs of one task and, if clients were restarted, of a
-    start.
+    """Return the CPU time of a training step in runs of one task. If clients were restarted, also return
+    the time of a client start.
 
     With these costs, virtual time can predict other runs of the task on that host. Raises BadInputError
     if no device's speed is a share of the CPU, or if the tasks differ.
@@ -133,7 +133,7 @@ def export(
     """Write the tables of a run (id or directory), or of all runs of a sweep (its folder), to files;
     return their paths.
 
-    `to`: folder to write to; None: `tables` in the folder of the run or sweep. `form`: `parquet` or
+    `to`: folder to write to; None for `tables` in the folder of the run or sweep. `form`: `parquet` or
     `csv`. For a sweep each run gets a folder, and the table `runs` has one row per run. Raises
     BadInputError.
     """
@@ -152,8 +152,8 @@ def export(
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
     """Send a run, or all runs of a sweep (see `export`), to `tracker` (`mlflow`, `wandb` or
-    `tensorboard`); with `model` also the final model. Returns for each run where to find it there.
-    Raises BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
+    `tensorboard`); with `model`, also send the final model. Returns the place of each run in the
+    tracker. Raises BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
     tracking.check([tracker])
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 
@@ -164,7 +164,7 @@ def _check_some(results: Sequence[Result]) -> None:
 
 
 def _directories(name: str, runs: Path) -> list[RunDirectory]:
-    """Return the directory of one run, or those of all finished runs in a folder. Raises
+    """Return the directory of one run, or the directories of all finished runs in a folder. Raises
     BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:

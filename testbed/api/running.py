@@ -37,20 +37,18 @@ def up(
 ) -> RunHandle:
     """Launch `topology` and return as soon as the run clock has started, as `testbed up -d` does.
 
-    `topology`: path of a file, its content as text or mapping, or a `Topology`.
-    `runtime`: `docker`, `swarm`, `process`, `virtual` or `auto`; None: as the topology says.
-    `on_event`: called with each record (`testbed.events`) in order, in a separate thread. If it raises,
-    the calls stop, and `wait` raises the exception.
-    `on_progress`: called with lines on the launch.
-    `data`: folder with datasets as parquet files; None: TESTBED_DATA, else the hub.
-    `oversubscribe`: run even if the devices ask for more CPU than there is.
-    `track`: trackers to send the run to: `mlflow`, `wandb`, `tensorboard`.
-    `runs`: folder in which the run directory is made.
-    `detach`: let the run continue when this process ends.
+    `topology`: path of a file, its content as text or mapping, or a `Topology`. `runtime`: `docker`,
+    `swarm`, `process`, `virtual` or `auto`; None for the topology's choice. `on_event`: called with each
+    record (`testbed.events`) in order, in a separate thread. If it raises, the calls stop, and `wait`
+    raises the exception. `on_progress`: called with lines on the launch. `data`: folder with datasets as
+    parquet files; None for the folder TESTBED_DATA if it is set, else the hub. `oversubscribe`: run even
+    if the devices ask for more CPU than there is. `track`: trackers to send the run to: `mlflow`,
+    `wandb`, `tensorboard`. `runs`: folder in which the run directory is made. `detach`: let the run
+    continue when this process ends.
 
-    The run is a separate process. It is taken down by `down`, at the end of a `with` block, and, unless
-    `detach`, when this process ends for whatever reason. Raises BadInputError, HostError,
-    RunFailedError.
+    The run is a separate process. `down`, or the end of a `with` block, takes it down. Unless `detach`
+    is set, the run is also taken down when this process ends for any reason. Raises BadInputError,
+    HostError, RunFailedError.
     """
     launch = plan_run(
         topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
@@ -111,7 +109,7 @@ def ps(runs: str | Path = "runs") -> list[LiveRun]:
 
 
 def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
-    """End `run` (id, beginning of an id, or directory; None: all runs on this machine) and remove its
+    """End `run` (id, beginning of an id, or directory; None for all runs on this machine) and remove its
     containers, networks and processes. Returns the runs that were ended.
 
     Raises BadInputError. Raises HostError with the names of the runs of which a container, network or
@@ -137,7 +135,8 @@ def list_runs(
     runs: str | Path = "runs", *, sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
     """Return one row per run directory in the folder `runs`, with its outcome. `sort`: column to sort
-    by. `matching`: only rows that contain these words; empty: all. Raises BadInputError."""
+    by. `matching`: words that a row must contain to be returned. If it is empty, all rows are returned.
+    Raises BadInputError."""
     from testbed.rundir.listing import SORTS, list_runs, select_rows
 
     if sort not in SORTS:
@@ -153,8 +152,8 @@ def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_folders(runs: str | Path = "runs") -> list[Path]:
-    """Return the folders of runs in `runs`, such as those of sweeps; `list_runs` does not list their
-    runs."""
+    """Return the folders of runs in `runs`, such as folders of sweeps. `list_runs` does not list the
+    runs in these folders."""
     return finding.folders_of_runs(Path(runs))
 
 
@@ -168,9 +167,9 @@ def page(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the dashboard in a separate process during the `with` block; yield that process.
 
-    `shown`: runs to show, or a single folder of runs such as a sweep's, whose runs are listed; empty:
-    list all runs in the folder `runs`. `port`: 0: any free port. `on_progress` is called with the
-    address. Raises BadInputError.
+    `shown`: runs to show, or a single folder of runs such as a sweep's. The runs of a single folder are
+    listed. If `shown` is empty, all runs in the folder `runs` are listed. `port`: port to listen on; 0:
+    any free port. `on_progress` is called with the address. Raises BadInputError.
     """
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:

@@ -43,9 +43,9 @@ class SweepResult:
         return tuple(map(read, self.paths))
 
     def table(self, target: float | None = None) -> pd.DataFrame:
-        """Compare what each configuration needed, over its seeds, to reach the test accuracy `target`
-        (None: that of the sweep, else the highest that all runs of the task reached), as
-        `testbed compare` does.
+        """Compare what each configuration needed to reach the test accuracy `target`, over all of its
+        seeds, as `testbed compare` does. If `target` is None, it is the target of the sweep; if the
+        sweep has none, it is the highest accuracy that all runs of the task reached.
 
         Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`. An
         interval such as `time` (s) has the columns `time_mean`, `time_low` and `time_high`."""
@@ -70,11 +70,11 @@ def sweep(
     """Run a sweep and wait until it is finished. Finished runs of an earlier call are not repeated.
 
     `study`: a sweep file, or a mapping with its keys, in which `topology` is relative to the working
-    directory. `jobs`: number of parallel runs in virtual time; None: one per core. Emulated runs are
+    directory. `jobs`: number of parallel runs in virtual time; None for one per core. Emulated runs are
     made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
-    `runs`; None: that of the file, or `sweep` for a mapping. Other parameters: see `up`. A failed run
-    does not stop the others. Ctrl-C in the main thread ends the running ones and keeps the finished
-    ones. Raises BadInputError.
+    `runs`; None for the name of the file, or for `sweep` if `study` is a mapping. Other parameters: see
+    `up`. A failed run does not stop the others. Ctrl-C in the main thread ends the running ones and
+    keeps the finished ones. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping
@@ -100,7 +100,7 @@ class AgreeResult:
     agreement: RankAgreement
     """Ranks, times and Kendall's tau-b."""
     target: float
-    """Test accuracy; configurations are ranked by the time to reach it."""
+    """Test accuracy. Configurations are ranked by the time to reach it."""
     runtime: str
     """Name of the runtime with a real clock."""
     real: tuple[Result, ...]
@@ -163,7 +163,7 @@ def _runs_with_accuracy(
     jobs: int | None,
     report: Callable[[str], object],
 ) -> list[Result]:
-    """Make the runs of `study`; return them in the order of its cells. Raises BadInputError if none has
+    """Make the runs of `study`; return them in the order of the sweep. Raises BadInputError if none has
     an accuracy."""
     from testbed.sweeps import sweeping
 

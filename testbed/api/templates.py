@@ -18,8 +18,9 @@ _EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
 
 
 def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
-    """Write the topology `name`.yaml into `folder` and, for a task or a rule, a Python file with it;
-    return their paths. Raises BadInputError if a file exists already, or `name` is not a valid name."""
+    """Write the topology `name`.yaml into `folder` and, for a task or a rule, a Python file with its
+    code; return their paths. Raises BadInputError if a file exists already, or `name` is not a valid
+    name."""
     match kind:
         case "task":
             return _with_class(name, kind, Path(folder), rule="fedbuff, buffer_size: 2")
@@ -63,7 +64,7 @@ def _topology(name: str, code: str, task: str, rule: str) -> str:
 
 
 def _align_comments(text: str) -> str:
-    """Align the comments at the ends of lines in one column."""
+    """Align comments at line ends in one column."""
     lines = [line.partition("  # ") for line in text.splitlines()]
     column = max(len(content) for content, mark, _ in lines if mark)
     return "".join(

@@ -53,13 +53,13 @@ def fedscale_devices(
 ) -> str:
     """Draw `count` devices from FedScale's traces; return them as device groups of a topology (YAML).
 
-    `capacity`: the file client_device_capacity. `behaviour`: the file client_behave_trace; None: devices
-    are always available. `cpu`: CPU share of the fastest device, in cores of the host; None: devices
-    have no CPU share. `steps`: local steps, of `batch_size` samples each, from which the training time
-    (`timing`) of each device is computed; None: devices get no training time. At least one of `cpu` and
-    `steps` is needed. `begin`, `length`: the part of the availability trace to use; None: all of it,
-    repeated. `speed_up`: factor by which the availability trace is sped up. `topology`: return a copy of
-    this file with these devices instead. Raises BadInputError.
+    `capacity`: the file client_device_capacity. `behaviour`: the file client_behave_trace; None if
+    devices are always available. `cpu`: CPU share of the fastest device, in cores of the host; None if
+    devices have no CPU share. `steps`: local steps, of `batch_size` samples each, from which the
+    training time (`timing`) of each device is computed; None if devices get no training time. At least
+    one of `cpu` and `steps` is needed. `begin`, `length`: the part of the availability trace to use;
+    None for the whole trace, repeated. `speed_up`: factor by which the availability trace is sped up.
+    `topology`: return a copy of this file with these devices instead. Raises BadInputError.
     """
     if cpu is None and steps is None:
         raise BadInputError(

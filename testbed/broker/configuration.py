@@ -15,8 +15,8 @@ from testbed.broker.logins import Account, hash_password
 BROKER = "broker"
 """Name of the broker as a component of a run, like AGGREGATOR and CONTROLLER."""
 _IN_FLIGHT = 4
-"""Number of packets of the largest size that a connection may leave unacknowledged; the broker holds
-each of them twice."""
+"""Maximum bytes of unacknowledged packets per connection, as a multiple of the largest packet's length.
+The broker holds each of these packets twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
@@ -32,7 +32,7 @@ exec "$1" -c "$2" > "$3"
 
 
 _CONNECTION = 16 * 2**20
-"""Bytes of small messages that may be queued for one connection."""
+"""Maximum bytes of small messages queued for one connection."""
 _BROKER = 64 * 2**20
 """Maximum memory of the broker itself, in bytes."""
 _TOPICS = 8
@@ -48,15 +48,15 @@ class BrokerLimits:
     other client."""
 
     packet: int = 128 * 2**20
-    """Bytes of the largest MQTT packet. The sender of a larger one is disconnected."""
+    """Maximum length of an MQTT packet in bytes. The sender of a larger one is disconnected."""
     queue: int = 2**30
-    """Bytes of messages that may be queued for one connection; further messages for it are dropped."""
+    """Maximum bytes of messages queued for one connection. Further messages for it are dropped."""
     messages: int = 10_000
-    """Number of messages that may be queued for one connection. Needed because Mosquitto does not count
-    the bytes of messages with QoS 0."""
+    """Maximum number of messages queued for one connection. It is needed because Mosquitto does not
+    count the bytes of messages with QoS 0."""
     memory: int = 2**33
-    """Bytes of all messages, sessions and rights together. A sender whose message does not fit is
-    disconnected, and sends it again when it has reconnected."""
+    """Maximum bytes of all messages, sessions and rights together. A sender whose message does not fit
+    is disconnected, and sends it again when it has reconnected."""
 
     @classmethod
     def for_run(
@@ -64,11 +64,11 @@ class BrokerLimits:
     ) -> BrokerLimits:
         """Return the limits for a run with `parameters` model parameters and `devices` devices.
 
-        `packet` fits a model with its header, or the largest chunk of a model. `queue` fits two models
-        per device, plus `beside` more models in total, and small messages. `memory` fits two models to
-        and two from each device, plus `beside` models per device, with small messages. It also fits a
-        retained message of the largest size on every topic to which each of `hostile` clients may
-        publish. Usually one model is in flight to or from each device.
+        `packet` has room for a model with its header, or for the largest chunk of a model. `queue` has
+        room for two models per device, `beside` more models in total, and small messages. `memory` has
+        room for two models to and two from each device, `beside` more models per device, and small
+        messages. It also has room for a retained message of the largest size on every topic to which
+        each of `hostile` clients may publish. Usually one model is in flight to or from each device.
         """
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)
@@ -80,8 +80,9 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Memory limit of the broker's container, in bytes. It has room for freed memory that the
-        allocator keeps, for TLS and for socket buffers, so Mosquitto reaches its own limit first."""
+        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit first,
+        because this limit also has room for freed memory that the allocator keeps, for TLS and for
+        socket buffers."""
         return 2 * self.memory + 2 * _BROKER
 
 
@@ -102,9 +103,9 @@ class Listeners:
     port: int
     """TCP port without TLS, for connections that devices cannot overhear."""
     tls_port: int | None = None
-    """TCP port with TLS, for the clients; None: clients use `port`."""
+    """TCP port with TLS, for the clients; None if clients use `port`."""
     socket: str | None = None
-    """Path of a Unix socket for its user and group; None: no socket."""
+    """Path of a Unix socket for processes of the broker's user and group; None for no socket."""
 
     @property
     def clients_port(self) -> int:
@@ -194,7 +195,7 @@ def write_mosquitto(
 ) -> Path:
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
 
-    `seen_at`: path of the directory in the broker's container; None: the broker sees it at the same
+    `seen_at`: path of the directory in the broker's container; None if the broker sees it at the same
     path.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -244,8 +245,8 @@ def write_embedded(
 
 
 def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
-    """Read the file of `write_embedded`. Returns the listeners in amqtt's format, the bytes of the
-    largest packet, and the accounts, which hold password hashes instead of passwords."""
+    """Read the file that `write_embedded` wrote. Returns the listeners in amqtt's format, the maximum
+    length of a packet in bytes, and the accounts, which hold password hashes instead of passwords."""
     config = json.loads(path.read_text(encoding="utf-8"))
     accounts = [Account(**entry) for entry in config["accounts"]]
     named = {account.username: account for account in accounts}
@@ -253,7 +254,7 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read, from its creation on."""
+    """Write `text` to a file that only this user may read. This holds from the file's creation on."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

@@ -68,8 +68,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     def __init__(
         self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]
     ) -> None:
-        """`listeners`: in amqtt's format. `packet`: bytes of the largest packet. `accounts`: with
-        password hashes instead of passwords."""
+        """`listeners`: in amqtt's format. `packet`: maximum length of a packet in bytes. `accounts`:
+        with password hashes instead of passwords."""
         self._packet, self._accounts = packet, accounts
         super().__init__({"listeners": dict(listeners), "plugins": {}})
 

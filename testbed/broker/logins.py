@@ -38,8 +38,8 @@ class Account:
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether it may
-        subscribe to it."""
+        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether the
+        account may subscribe to that filter."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
@@ -116,7 +116,7 @@ def accounts(
 
 
 def covers(pattern: str, topic: str) -> bool:
-    """Whether the filter `pattern` matches `topic`. If `topic` is a filter itself: whether `pattern`
+    """Whether the filter `pattern` matches `topic`. If `topic` is also a filter: whether `pattern`
     matches every topic that `topic` matches."""
     patterns, levels = pattern.split("/"), topic.split("/")
     return len(patterns) == len(levels) and all(
@@ -127,7 +127,7 @@ def covers(pattern: str, topic: str) -> bool:
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
     """Return the hash of a password in the format of Mosquitto's password file (`$7$`: PBKDF2 with
-    SHA-512). `salt`: bytes that are hashed with the password; None: fresh random bytes."""
+    SHA-512). `salt`: bytes that are hashed with the password; None for fresh random bytes."""
     salt = os.urandom(12) if salt is None else salt
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ITERATIONS)
     encoded = (base64.b64encode(part).decode() for part in (salt, digest))

@@ -18,8 +18,8 @@ def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
     """Count the refusals in a broker's `log` by login: foreign topics, last wills, and failed logins
     (under `?`).
 
-    Mosquitto logs each publication that it refuses. It accepts any subscription but delivers nothing for
-    foreign topics, so subscriptions and wills are checked against `accounts` here.
+    Mosquitto logs each publication that it refuses. It accepts any subscription, but delivers nothing
+    for foreign topics. Therefore this function checks subscriptions and wills against `accounts`.
     """
     refused: Counter[str] = Counter()
     who, may = "", Account.may_read

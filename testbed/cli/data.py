@@ -76,8 +76,8 @@ def data(
 
 
 def _show(table: Callable[[SampleDistribution, int], Table], found: SampleDistribution) -> None:
-    """Print a table with bars as long as the terminal allows. `table` makes it, given the length of the
-    longest bar."""
+    """Print a table with bars as long as the terminal allows. `table`: function that makes the table for
+    a given length of the longest bar."""
     length = _BAR
     while not fits(made := table(found, length)) and length > _SHORTEST_BAR:
         length -= 1
@@ -147,7 +147,7 @@ def _range_text(low: int, high: int) -> str:
 
 def _bar(counts: NDArray[np.int64], length: int) -> Text:
     """Return a bar of `length` characters that shows samples by class. Each character stands for a part
-    of the samples, and shows their class or range of classes."""
+    of the samples, and shows the class, or the range of classes, of that part."""
     import numpy as np
     from rich.text import Text
 

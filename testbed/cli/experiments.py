@@ -245,7 +245,7 @@ def export(
 
 
 def _verdicts(found: Sequence[load.Run]) -> str:
-    """Return the number of runs by verdict as a line; empty if all are simulated."""
+    """Return a line with the number of runs per verdict; empty if all runs are simulated."""
     from analysis import summary
 
     counts = summary.verdicts(found)
@@ -297,8 +297,8 @@ def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) 
 
 
 def _heading(rows: Sequence[ComparisonRow], *, several: bool, given: bool) -> str:
-    """Return the heading of the table for `rows`, which are of one task. `several`: whether the heading
-    names the task. `given`: whether the user has set the target."""
+    """Return the heading of the table for `rows`, which all belong to one task. `several`: whether the
+    heading names the task. `given`: whether the user has set the target."""
     from analysis import comparison
 
     target = rows[0].target
@@ -315,7 +315,7 @@ def _heading(rows: Sequence[ComparisonRow], *, several: bool, given: bool) -> st
 
 @contextmanager
 def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
-    """After an interrupt in the `with` block, print how to continue."""
+    """Print how to continue if the `with` block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:

@@ -63,13 +63,13 @@ class Board:
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self.feeds = tuple(feeds)
         self.generation = -1
-        """Grows whenever `panels`, `tables` or `marks` change."""
+        """Number that grows whenever `panels`, `tables` or `marks` change."""
         self.panels: tuple[Panel, ...] = ()
         self.tables: tuple[DeviceTable, ...] = ()
         """Tables of the devices, one per column."""
         self.marks: tuple[ActionMarks, ...] = ()
-        """Marks of actions on the charts of each column; if there are several runs, followed by those on
-        the charts of all runs."""
+        """Marks of actions on the charts, one entry per column. If there are several runs, a last entry
+        has the marks on the charts of all runs."""
         self._due = 0.0
 
     @property

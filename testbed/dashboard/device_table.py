@@ -57,7 +57,7 @@ class DeviceTable:
 
 
 def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
-    """Return the table from the updates and telemetry in memory. `lanes`: the run's chart of device
+    """Return the table from the updates and telemetry in memory. `lanes` is the run's chart of device
     states."""
     planned = run.devices.set_index(run.devices["device"].astype(str))
     updates = run.updates.groupby(run.updates["client"].astype(str))["staleness"]
@@ -150,9 +150,9 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """Return, by device, the growth of counters per second of device time over the last `seconds`:
-    `cpu`, `sent`, `received`, and the bytes that links carried and could have carried while packets
-    waited."""
+    """Return a table with one row per device: how much its counters grew per second of device time over
+    the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links carried and
+    could have carried while packets waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
     samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]

@@ -15,7 +15,7 @@ _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinish
            "status": 200_000, "note": 1_000, "action": 1_000_000}  # fmt: skip
 """Maximum number of rows kept of each kind of record: in total at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
-"""Same for a live run, whose charts are computed twice a second."""
+"""Limits for a live run, whose charts are computed twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 
@@ -25,7 +25,8 @@ class Feed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Run | None = None
-        """The run; None until it has a plan, and if it cannot be read (see `error`)."""
+        """The run; None if it has no plan yet, or if it cannot be read. If it cannot be read, `error`
+        has the reason."""
         self.error = ""
         """Why the run cannot be read; empty if it can."""
         self.updates = 0
@@ -35,7 +36,7 @@ class Feed:
         self.live = False
         """Whether the run is running."""
         self.generation = 0
-        """Grows whenever there is something new."""
+        """Number that grows whenever the contents change."""
         self._follower: Follower | None = None
         self._file_states: tuple[tuple[int, int] | None, ...] = ()
 

@@ -15,7 +15,7 @@ from testbed.topology import StopSettings
 from testbed.traits import is_simulated
 
 _RATE_SECONDS = 10.0
-"""Window of the update rate of a live run."""
+"""Length of the window for the update rate of a live run, in seconds."""
 
 
 def header(feed: Feed, name: str = "") -> str:
@@ -80,8 +80,8 @@ def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return the updates applied per second: over the last seconds of a live run, else over the whole
-    run."""
+    """Return the number of updates applied per second. For a live run it is over the last seconds, for
+    an ended run over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)

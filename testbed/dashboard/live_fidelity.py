@@ -14,7 +14,7 @@ from agents.device_actions import SetCpu, from_json
 from analysis.load import Run
 
 CPU_WINDOW_SECONDS = 10.0
-"""Window of the host's clock over which CPU use is averaged."""
+"""Length of the window over which CPU use is averaged, in seconds of device time."""
 
 
 def provisional(run: Run) -> pd.DataFrame:
@@ -40,8 +40,8 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
 
 
 def requested_cpu(run: Run) -> pd.Series[float]:
-    """Return the requested share of a core by device: the planned one, or the last one that an action
-    set."""
+    """Return the share of a core that was requested for each device. It is the share that the last
+    action on the device's CPU set; without such an action it is the planned share."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     # Parse only actions on the CPU, because there may be very many on links.
     shares = run.scenario["details"].str.contains('"cpu"', regex=False)
@@ -53,7 +53,8 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Return, by device, the share of a core used over the last seconds, in device time."""
+    """Return the share of a core that each device used over the last seconds, per second of device
+    time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

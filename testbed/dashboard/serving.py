@@ -26,12 +26,12 @@ _NICE = 10
 """Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
 host."""
 _STOP_TIMEOUT_SECONDS = 10.0
-"""Time that the page's process has to show the end of the run."""
+"""Maximum time in which the page's process must show the end of the run, in seconds."""
 
 
 def main(descriptor: str, runs: str, *named: str) -> None:
-    """Serve the runs in the directories `named` (if none: all in the folder `runs`) on the inherited
-    socket `descriptor`. Entry point of `python -m testbed.dashboard.serving`."""
+    """Serve the runs in the directories `named` on the inherited socket `descriptor`. If no directory is
+    named, serve all runs in the folder `runs`. Entry point of `python -m testbed.dashboard.serving`."""
     directories = [RunDirectory(Path(one)) for one in named]
     # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
@@ -89,11 +89,12 @@ def serve_page(
     cpus: str = "",
     log: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the page of the runs `named` (if empty: of all in the folder `runs`) until the context ends.
+    """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
+    runs in the folder `runs`.
 
-    The page has its own process, with lower priority than runs in real time, on `cpus` (a cpuset; empty:
-    any). It ends with this process, however this process ends. Errors go to the file `log`; None: to
-    this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. That process uses
+    the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends with this process, however
+    this process ends. Errors go to the file `log`; if `log` is None, they go to this process's stderr.
 
     Raises BadInputError if `port` is in use.
     """
@@ -125,8 +126,8 @@ def serve_page(
 
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
-    """Return a socket that listens on `port` of the loopback interface (0: any free port). Raises
-    BadInputError, which names the `option`."""
+    """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
+    listens on any free port. Raises BadInputError, which names the `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

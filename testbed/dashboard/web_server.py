@@ -38,7 +38,7 @@ from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Number of last lines of a log that are shown."""
+"""Maximum number of lines shown of a log, the last ones of the log."""
 _NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
@@ -98,7 +98,7 @@ class Site:
             board.refresh(at_once=True)
 
     def open(self, document: Document) -> None:
-        """Fill the document of a new visitor with the runs in its address."""
+        """Fill the document of a new visitor with the runs that the page's address names."""
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))

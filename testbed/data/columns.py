@@ -33,7 +33,7 @@ class DataError(BadInputError):
     def __init__(self, key: str | None, message: str) -> None:
         super().__init__(message)
         self.key = key
-        """Setting of `task.data` to change; None: the files themselves are wrong."""
+        """Setting of `task.data` to change; None if the files themselves are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RawSplit:
     rows: int
     """Number of samples."""
     columns: Mapping[str, Sequence[str]]
-    """File name -> names of its columns."""
+    """Names of the columns of each file, by file name."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
     """Function that yields the named columns in batches of rows, as Arrow or numpy arrays by column."""
 
@@ -97,8 +97,8 @@ def read(
     """Decode all samples of `split`.
 
     `train`: the decoded training samples, if `split` is another split. `count` is called from time to
-    time with the number of samples read so far. Memory: the returned arrays and one batch. Raises
-    DataError.
+    time with the number of samples read so far. The function holds the returned arrays and one batch in
+    memory. Raises DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
@@ -180,7 +180,8 @@ def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
 
 
 def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int) -> Array:
-    """Return the inputs of the model before scaling, of one column or of several that form a table."""
+    """Return the model's inputs before scaling, from one column or from several columns that form a
+    table."""
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
             if array.ndim > 1 or array.dtype.kind not in "biuf":
@@ -280,7 +281,8 @@ def _characters(texts: Array, data: DataSettings, split: str, first: int) -> Arr
 
 
 def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
-    """Return the position of each code point in `alphabet`; −1 if it is not in it."""
+    """Return the position of each code point in `alphabet`; −1 for a code point that `alphabet` does not
+    have."""
     letters = np.array(list(alphabet)).view(np.uint32)
     order = np.argsort(letters)
     places = np.searchsorted(letters, codes, sorter=order).clip(max=len(letters) - 1)
@@ -289,8 +291,8 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
 
 
 def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
-    """Convert a column of Arrow or numpy to an array; texts to numpy's type, as wide as the longest
-    one."""
+    """Convert a column of Arrow or numpy to an array. Texts get numpy's type for texts, as wide as the
+    longest text."""
     if isinstance(column, np.ndarray):
         if column.dtype.kind in "OS":
             raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
@@ -414,5 +416,6 @@ def _holds_tokens(x: Array) -> bool:
 
 
 def _scale(x: Array) -> float:
-    """Return the factor that scales the inputs: pixels to 0 to 1; 1 for all others."""
+    """Return the factor that scales the inputs. It maps pixels to the range from 0 to 1; for all other
+    inputs it is 1."""
     return 1 / 255 if x.dtype == np.uint8 else 1.0

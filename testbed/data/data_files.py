@@ -20,16 +20,16 @@ from testbed.errors import BadInputError, HostError
 from testbed.topology.data_settings import DataSettings
 
 _ROWS = 1_000
-"""Rows that are decoded at a time."""
+"""Number of rows that are decoded at a time."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks of a download's progress."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _TABLES = ("parquet", "npz", "csv", "tsv")
-"""File types with all samples of a split, or a part of them."""
+"""File types whose files hold a split, or a part of a split."""
 _IMAGES = ("jpeg", "jpg", "png")
-"""File types with one sample, in a folder that is named like its class."""
+"""File types whose files hold one sample each, in a folder that is named like the sample's class."""
 _CSV_BLOCK = 2**26
-"""Bytes of a CSV file from which the types of its columns are inferred."""
+"""Number of bytes of a CSV file from which the types of its columns are inferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Splits:
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
     """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
 
-    `root`: data root; None: there is none. Raises DataError if the user's folder has no files,
+    `root`: data root; None if there is none. Raises DataError if the user's folder has no files,
     BadInputError if `root` is not a folder.
     """
     if data.path is not None:
@@ -108,7 +108,8 @@ def _no_files_message(folder: Path, data: DataSettings) -> str:
 
 
 def open_split(paths: Sequence[Path]) -> RawSplit:
-    """Open the samples in `paths`, which must be of one file type, in this order. Raises DataError."""
+    """Open the samples in the files `paths`, in this order. All files must have the same type. Raises
+    DataError."""
     openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
     if len(openers) == 1 and (opener := openers.pop()) is not None:
         return opener(paths)
@@ -204,7 +205,7 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
     "tsv": _csv,
     **dict.fromkeys(_IMAGES, _image_folder),
 }
-"""File type -> function that opens a split."""
+"""Function that opens a split, by file type."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
@@ -271,12 +272,12 @@ class _Stage:
     what: str
     """Text for progress lines."""
     total: int
-    """Bytes of all files when the stage is finished."""
+    """Size of all files in bytes when the stage is finished."""
     files: Callable[[], Iterable[Path]]
     """Function that returns the files that exist now, complete or not."""
 
     def done(self) -> int:
-        """Return the bytes that are on the disk."""
+        """Return how many bytes of the stage's files are on the disk."""
         size = 0
         for path in self.files():
             with contextlib.suppress(OSError):  # the file may have been renamed
@@ -286,7 +287,7 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work, downloading and unpacking, with their sizes if known.
+    """Return the stages of `builder`'s work (downloading, unpacking), with their sizes if known.
     `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
@@ -310,7 +311,7 @@ def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Sta
 
 @contextlib.contextmanager
 def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
-    """Report the progress of `stages`, which follow one another, while the `with` block runs."""
+    """Report the progress of consecutive `stages` while the `with` block runs."""
     over = threading.Event()
 
     def watch() -> None:

@@ -2,7 +2,7 @@
 Face hub, or from the hub itself.
 
 Decoded arrays are kept in the user's cache, because decoding 70,000 images takes seconds. To add a
-dataset: a row in DATASETS.
+dataset, add a row to DATASETS.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Columns:
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """Shape of one input; None: unknown until the data is read, so the work of a step cannot be counted
-    before."""
+    """Shape of one input; None if unknown until the data is read. The work of a step cannot be counted
+    before that."""
     tokens: bool = False
     """Whether inputs are sequences of tokens, which a model gets as integers."""
 
@@ -82,7 +82,8 @@ class Columns:
         return self.data.name
 
     def find(self, root: Path | None) -> LocatedDataset:
-        """Find the dataset on this machine, under the data root `root` if any, or else on the hub."""
+        """Find the dataset on this machine or, if it is not there, on the hub. `root`: data root; None
+        if there is none."""
         splits = data_files.local_splits(self.data, root)
         if splits is None:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
@@ -116,7 +117,7 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits (None: there is no such split). Raises DataError."""
+        """Decode the splits (None if there is no such split). Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -317,7 +318,8 @@ DATASETS: dict[str, Source] = {
             label="y",
             client="character_id",
             alphabet=_CHARACTERS,
-            # Windows of 80 characters and the next one, every 8 characters: a window overlaps with ten.
+            # Windows of 80 characters, labelled with the next one, begin every 8 characters: a window
+            # overlaps with the ten after it.
             split=Split(test=0.1, order="file", gap=10),
         ),
         shape=(80,),
@@ -394,8 +396,8 @@ def located_errors(topology: Topology) -> Iterator[None]:
 def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
-    `root`: data root; None: there is none. `report` is called with progress lines. Raises BadInputError
-    if files cannot be used, HostError if there are none and the hub cannot be reached.
+    `root`: data root; None if there is none. `report` is called with progress lines. Raises
+    BadInputError if files cannot be used, HostError if there are none and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)
@@ -406,7 +408,8 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
 
 
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
-    """Load any dataset; see `load`."""
+    """Load any dataset, from the cache if it has been decoded before. The parameters are
+    those of `load`."""
     found = dataset.find(root)
     folder = decoded_folder(dataset, found)
     try:

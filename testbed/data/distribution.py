@@ -21,7 +21,8 @@ _MAX_NAMED = 10
 """Maximum number of devices whose names a chart shows. If there are more devices, they are sorted by
 group and number of samples."""
 _APART = 0.12
-"""Minimum distance between names of groups, as a share of the width, so that they do not overlap."""
+"""Minimum distance between names of groups, as a share of the chart's width. Closer names would
+overlap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def charts(found: SampleDistribution) -> list[Chart]:
 
 
 def _drop_overlapping(ticks: Mapping[float, str], width: int) -> dict[float, str]:
-    """Drop ticks whose names would overlap with one to the left."""
+    """Drop each tick whose name would overlap with a name to its left."""
     if width <= _MAX_NAMED:
         return dict(ticks)
     kept: dict[float, str] = {}

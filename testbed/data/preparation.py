@@ -54,8 +54,8 @@ class Prepared:
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return the number of samples by client without decoding or partitioning the data: from the cache,
-    or if the partition scheme determines it. None if the data must be prepared first. Raises
+    """Return the number of samples by client without decoding or partitioning the data. The numbers come
+    from the cache, or follow from the partition scheme. None if the data must be prepared first. Raises
     BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
@@ -92,8 +92,9 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
     """Load the task's data and partition it among the devices. `root`, `report`: see `datasets.load`.
 
-    The same topology always gets the same partition. Raises as `datasets.load`, and BadInputError that
-    names the setting if the data cannot be partitioned.
+    The same topology always gets the same partition. Raises BadInputError and HostError as
+    `datasets.load` does. Raises BadInputError with the name of the setting if the data cannot be
+    partitioned.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)
@@ -174,7 +175,7 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     classes, most = topology.evaluate.classes, topology.evaluate.devices
     if most is None:
         return Parts(classes)
-    rng = np.random.default_rng(0)  # as for the test set
+    rng = np.random.default_rng(0)  # independent of the run's seed
     chosen = {name: rng.permutation(shard)[:most] for name, shard in prepared.indices.items()}
     together, train = np.concatenate(list(chosen.values())), prepared.train
     samples = {name: len(indices) for name, indices in chosen.items()}
@@ -198,7 +199,7 @@ def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, In
     scheme: Scheme = topology.task.partition.build()
     by_hand = _explicit_requests(topology)
     keys = _keys(topology, scheme, labels, dataset.clients)
-    if isinstance(scheme, Resampled):  # needs no slow import, so no cache
+    if isinstance(scheme, Resampled):  # not cached, because it needs no slow import
         return _deal(topology, scheme, by_hand, labels, keys)
     path = _partition_path(scheme, by_hand, labels, keys, clients, topology.seed)
     try:
@@ -333,7 +334,7 @@ def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirec
 def _save_readable(shard: Shard, path: Path) -> None:
     try:
         shards.save(shard, path)
-    except SafetensorError as error:  # it has neither the file's name nor an error number
+    except SafetensorError as error:  # the error has neither the file's name nor a number
         free = shutil.disk_usage(path.parent).free
         raise HostError(
             f"{path} could not be written ({error}); that disk has {free / 2**20:.0f} MiB free. Make "

@@ -21,9 +21,9 @@ _AT_ONCE = 1_000
 def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
-    """Return `train` and `indices` with transformed samples for the devices that have a transform. These
-    are appended as copies, because other devices may have the same samples. The topology's seed
-    determines the random draws.
+    """Return `train` and `indices` with transformed samples for the devices that have a transform. The
+    transformed samples are appended as copies, because other devices may have the same samples. The
+    topology's seed determines the random draws.
 
     Raises BadInputError if the inputs cannot be transformed.
     """

@@ -1,7 +1,7 @@
 """Requested and measured figures of devices.
 
-All times are in seconds, `at` is device time; CPU shares are of one host core; rates are bit/s on the
-wire.
+All times are in seconds, and `at` is device time. CPU shares are shares of one host core. Rates are in
+bit/s on the wire.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ for a CPU for less than this time in total, its device cannot have lost more CPU
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
-"""Tolerance for a round trip: a throttled device answers late, whatever its link."""
+"""Tolerance for a round trip, in seconds. A throttled device answers late even if its link is fast."""
 _UNREQUESTED_RTT_SECONDS = 0.01
-"""Tolerance for a round trip if no delay was requested, not counting the time to send it."""
+"""Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is not
+included."""
 _ECHO_BITS = 1000
 """Upper bound of the bits of a probe's echo on the wire."""
 _LOSS_SLACK = 0.02
@@ -39,11 +40,11 @@ _LOSS_SLACK = 0.02
 _CHANCE_SIGMAS = 4.0
 """Deviations of up to this many standard deviations count as chance."""
 _CONTEXT_BYTES = 512 * 2**20
-"""Upper bound of the GPU memory of a process's CUDA context, which NVML counts and the process does not
-request. Some hundred MB are usual; not measured here."""
+"""Upper bound of the GPU memory of a process's CUDA context, in bytes. NVML counts this memory, but the
+process does not request it. Usual values are some hundred MB; they were not measured here."""
 
 Interval = tuple[float, float]
-"""Begin and end, in seconds of device time."""
+"""Begin and end in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class RequestedCpu:
     period: float | None = None
     """Seconds of a CFS period, as set in the kernel; None if no control group limits the device."""
     at: float = 0.0
-    """Time at which it was in force; for a change, when the change was completed."""
+    """Device time from which the request was in force, in seconds; for a change, the time when it was
+    completed."""
     limits: RequestedLimits | None = None
-    """Limits of its control group; None if no control group limits the device."""
+    """Limits of the device's control group; None if no control group limits the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +67,22 @@ class RequestedLink:
     """Link requested for a device from `at` on. Delay, jitter and loss are per direction."""
 
     up: float | None = None
-    """Uplink rate in bit/s; None: not limited."""
+    """Uplink rate in bit/s; None if not limited."""
     down: float | None = None
-    """Downlink rate in bit/s; None: not limited."""
+    """Downlink rate in bit/s; None if not limited."""
     delay: float = 0.0
     """Seconds of delay in one direction."""
     jitter: float = 0.0
-    """Seconds; the delay is uniform in delay ± jitter."""
+    """Maximum deviation from `delay` in seconds. The delay is uniform in delay ± jitter."""
     loss: float = 0.0
     """Share of packets lost in one direction."""
     at: float = 0.0
-    """Time at which it was set."""
+    """Device time at which the link was set, in seconds."""
 
     def figures(self) -> dict[str, float | None]:
-        """Return the requested values by name of the figure; None: not requested. Delay, jitter and loss
-        are converted to those of round trips, because only these can be measured."""
+        """Return the requested values by name of the figure; None for a value that was not requested.
+        Delay, jitter and loss are converted to values of round trips, because only round trips can be
+        measured."""
         return {
             "up": self.up,
             "down": self.down,
@@ -96,7 +99,7 @@ class RequestedGpu:
     share: float
     """Maximum share of the GPU's multiprocessors."""
     memory: int | None = None
-    """Maximum memory in bytes; None: not limited."""
+    """Maximum memory in bytes; None if not limited."""
     limited: bool = False
     """Whether MPS has to enforce these limits."""
 
@@ -109,9 +112,9 @@ class GpuFidelity:
     samples: int
     """Number of samples in which the device's client used the GPU."""
     memory: int | None
-    """Largest memory in a sample, in bytes; None: NVML does not report it."""
+    """Largest memory in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of time in which a kernel of the client ran; None: NVML does not report it, as for
+    """Mean share of time in which a kernel of the client ran; None if NVML does not report it, as for
     clients of MPS."""
     outside: int
     """Number of samples in which the client was not under MPS, although MPS has to limit it."""
@@ -158,9 +161,10 @@ class Requested:
     link: tuple[RequestedLink, ...] = ()
     """Requested links in the order of time; empty if the device has no link of its own."""
     away: tuple[Interval, ...] = ()
-    """Intervals in which it was frozen, down or starting: from the order until its limit held again."""
+    """Intervals in which the device was frozen, down or starting. Each lasts from the order until the
+    device's limit held again."""
     gpu: RequestedGpu | None = None
-    """Requested part of a GPU; None: no GPU was requested."""
+    """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
     """Name of the device's node; None if there is only one node."""
 
@@ -172,11 +176,11 @@ class Carried:
     busy: float
     """Seconds in which packets waited."""
     share: float | None
-    """Bytes that left the queue in that time, divided by the bytes that the rate allows; None if packets
-    never waited."""
+    """Bytes that left the queue during `busy`, divided by the bytes that the rate allows in that time;
+    None if packets never waited."""
     slow: tuple[float, float, float] | None = None
-    """Begin, end and share of the worst stretch in which the link was too slow; None if there was
-    none."""
+    """Worst stretch in which the link was too slow: begin and end in seconds of device time, and its
+    share. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the entry of `fidelity.json`, in the form of a figure whose requested value is 1."""
@@ -190,9 +194,9 @@ class Figure:
     """A requested and a measured value."""
 
     requested: float | None = None
-    """Requested value; None: nothing was requested."""
+    """Requested value; None if nothing was requested."""
     got: float | None = None
-    """Measured value; None: unknown."""
+    """Measured value; None if unknown."""
 
     @property
     def error(self) -> float | None:
@@ -204,7 +208,7 @@ class Figure:
 
     @property
     def distance(self) -> float:
-        """Absolute error in %, to sort by; −1 if there is none."""
+        """Absolute error in %, as a sort key; −1 if the error is None."""
         return -1.0 if self.error is None else abs(self.error)
 
 
@@ -219,17 +223,17 @@ class DeviceFidelity:
     """Figures by name: `cpu` (share), `up` and `down` (rates), `rtt` (round trip; requested: twice the
     delay), `jitter` (standard deviation of round trips), `loss` (share of round trips)."""
     measured: float
-    """Seconds that `cpu` is based on: those in which the device demanded more CPU than it had."""
+    """Seconds that `cpu` is based on: the time in which the device demanded more CPU than it had."""
     demand: Figure
-    """CPU share of the device while it wanted to run, in the worst phase. It is more than requested if
-    short bursts fit into the quota."""
+    """CPU share of the device while it wanted to run, in the worst phase. The share is larger than
+    requested if short bursts fit into the quota."""
     wanted: float | None
-    """Seconds that `demand` is based on: those in which the client ran or waited for a CPU. None: this
-    kernel does not count them."""
+    """Seconds that `demand` is based on: the time in which the client ran or waited for a CPU. None if
+    this kernel does not count it."""
     present: float
-    """Seconds of the run in which it was neither frozen, down nor starting."""
+    """Seconds of the run in which the device was neither frozen, down nor starting."""
     observed: float
-    """Seconds of `present` that telemetry covers."""
+    """Part of `present` that telemetry covers, in seconds."""
     used: float | None
     """Share of one core over the whole run, including start-up after a crash; None without telemetry."""
     probes: int
@@ -237,21 +241,22 @@ class DeviceFidelity:
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
-    """Requested and measured use of a GPU; None: no GPU was requested."""
+    """Requested and measured use of a GPU; None if no GPU was requested."""
     node: str | None = None
     """Name of the device's node; None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
-    """Limits in the kernel that differ from those requested, a short text each."""
+    """Short texts, one per limit in the kernel that differs from the requested limit."""
     unread_limits: str | None = None
-    """Sentence on the requested limits that could not be read from the kernel; None: all were read."""
+    """Sentence on the requested limits that could not be read from the kernel; None if all were read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
 
     def judged_figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield the figures whose error can count against a run, with their names.
 
-        Jitter cannot, because it would need thousands of round trips. Loss is judged separately
-        (`loss_is_off`). Rates cannot if packets are lost, because then fewer bytes arrive.
+        Errors of jitter cannot count, because measuring jitter would need thousands of round trips. Loss
+        is judged separately (`loss_is_off`). Errors of rates cannot count if packets are lost, because
+        then fewer bytes arrive.
         """
         error = self.demand.error
         if error is not None and error < 0 and (self.wanted or 0.0) >= ENOUGH_DEMAND_SECONDS:
@@ -358,7 +363,8 @@ class Fidelity:
 
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Other host -> maximum error of the times of its devices, in seconds; empty for a single host."""
+    """Maximum error of the times of another host's devices, in seconds, by host; empty for a single
+    host."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -374,7 +380,7 @@ class Fidelity:
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
-        """Write `fidelity.json`. Raises OSError; the file does not exist then."""
+        """Write `fidelity.json`. Raises OSError if that fails; then the file does not exist."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")

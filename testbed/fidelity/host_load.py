@@ -14,8 +14,8 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Minimum share of the elapsed time that the kernel's counters must have counted to be used. (They may
-step back.)"""
+"""Minimum share of the elapsed time that the kernel's counters must have counted to be used. The
+counters may step back."""
 _NICE_FIELD = 16
 """Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
@@ -31,12 +31,12 @@ class HostSample:
     """Length of the sample in seconds."""
     server_load: float | None
     """Share of time in which the busiest thread of broker, aggregator or router ran or waited for a CPU,
-    without threads of low priority (evaluations). None: unknown."""
+    without threads of low priority (evaluations). None if unknown."""
     foreign: float | None
-    """Load of the devices' CPUs by processes other than the devices and, if the run's servers share
-    these CPUs, the servers and the controller. None: unknown."""
+    """Load of the devices' CPUs by processes other than the devices; None if unknown. If the run's
+    servers share these CPUs, the servers and the controller do not count as other processes."""
     elsewhere: float | None
-    """Load of all CPUs of this host by processes other than the run and its controller. None:
+    """Load of all CPUs of this host by processes other than the run and its controller. None if
     unknown."""
     device_busy: float
     """Load of the devices' CPUs by all processes."""
@@ -47,7 +47,8 @@ class HostSample:
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry of the manifest: means over the run (None: unknown), and the largest lateness."""
+    """Return the entry of the manifest: means over the run, None if unknown, and the largest
+    lateness."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -63,12 +64,12 @@ def mean(samples: Iterable[HostSample], name: str) -> float | None:
 
 
 class FreeCores:
-    """Measurement before a run of how much of some CPUs is free. It begins when the object is made. The
-    load by this process is not counted."""
+    """Measures before a run how much of some CPUs is free. The measurement begins when the object is
+    made. The load by this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds that it takes to find that a host is quiet, and to find how busy it is; and the maximum,
-    if the kernel's counters lag behind."""
+    """Seconds to find that a host is quiet; seconds to find how busy it is; maximum in seconds if the
+    kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -118,9 +119,9 @@ class Sampler:
     ) -> None:
         """`cpus`, `devices`: numbers of the CPUs of the run, and of its devices. `servers` returns the
         process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices have
-        used; None: unknown. `read` returns the counters of each CPU by number. `proc`: the file system
+        used; None if unknown. `read` returns the counters of each CPU by number. `proc`: the file system
         of processes. `dilation`: host seconds per second of device time. `controlled`: whether this
-        process also runs on the CPUs."""
+        process also runs on the CPUs of the run."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
@@ -258,7 +259,7 @@ class _CountersAt(NamedTuple):
     threads: dict[str, float]
     """Seconds in which each thread of the servers ran or waited for a CPU."""
     used: float | None
-    """CPU seconds of all devices; None: unknown."""
+    """CPU seconds of all devices; None if unknown."""
     servers: float
     """CPU seconds of broker, aggregator, router and controller."""
     cpus: frozenset[int]
@@ -266,13 +267,14 @@ class _CountersAt(NamedTuple):
 
 
 def _foreign_share(spent: _Times, own: float) -> float:
-    """Return the share of the time `spent` on some CPUs by processes other than `own` (CPU seconds)."""
+    """Return the share of the time `spent` on some CPUs that foreign processes used. `own`: CPU seconds
+    of all processes that are not foreign."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
 def _share(part: float, spent: _Times) -> float:
-    """Return `part` as a share of the time `spent`, clipped to 0 to 1: the kernel's counters may step
-    back."""
+    """Return `part` as a share of the time `spent`. It is clipped to the range from 0 to 1, because the
+    kernel's counters may step back."""
     return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
 
 

@@ -1,4 +1,5 @@
-"""Limits of a device's container: those requested compared with those the kernel enforces."""
+"""Comparison of the requested limits of a device's container with the limits that the kernel
+enforces."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ class RequestedLimits:
     cpus: str
     """Cores, as in `0,2-3`."""
     memory: int
-    """Bytes; swap is not allowed."""
+    """Maximum memory in bytes; swap is not allowed."""
 
 
 def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str]:
-    """Yield a short text for each limit that differs from the requested one. Swap that the kernel cannot
-    limit does not count: see `CgroupLimits.swap`."""
+    """Yield a short text for each limit that differs from the requested one. Swap is not compared if the
+    kernel cannot limit it."""
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"

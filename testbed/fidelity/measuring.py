@@ -31,7 +31,8 @@ packets wait in it are compared with those its rate allows (`agents.device.backl
 transfer says less, because it also includes waiting for the client and the aggregator.
 
 If the request changed during the run, each phase is measured by itself, and the worst phase is the
-device's figure. Times are device time in seconds, shares are of one host core, rates are bit/s.
+device's figure. Times are device time in seconds. CPU shares are shares of one host core. Rates are in
+bit/s.
 """
 
 from __future__ import annotations
@@ -68,22 +69,23 @@ from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
-"""Share of throttled periods, among those in which a device ran, from which on it counts as busy. Not 1:
-in the first and last period of a piece of work the quota is not used up."""
+"""Minimum share of throttled periods for a device to count as busy, among the periods in which it ran.
+The value is below 1 because the quota is not used up in the first and last period of a piece of work."""
 _TRAINED_SHARE = 0.95
-"""Share of an interval spent in training from which on a device counts as busy. Not 1: a client waits
-for a moment between two trainings."""
+"""Minimum share of an interval spent in training for a device to count as busy. The value is below 1
+because a client waits for a moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""Time after a limit is set until it is in effect."""
+"""Seconds from setting a limit until it is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Time around a change in which readings are not compared: a device's init reads once a second, and on a
-slow host the kernel may have new limits some time before the engine confirms them."""
+"""Seconds around a change in which readings are not compared. A device's init reads once a second, and
+on a slow host the kernel may have new limits some time before the engine confirms them."""
 _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
-"""A link is slow if it carries less than this share of its rate for this long while packets wait."""
+"""A link is slow if it carries less than this share of its rate for this many seconds while packets
+wait."""
 _WAITED_SHARE = 0.9
-"""Share of the time between two samples from which on packets count as waiting all the time."""
+"""Minimum share of the time between two samples for packets to count as waiting all the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
 """Field of a sample with the traffic of each direction of a link."""
 
@@ -99,7 +101,7 @@ class SegmentClock:
     """Clock of a segment of a run, and the time that is measured."""
 
     epoch: float
-    """Monotonic clock of the samples at device time 0, in seconds."""
+    """Reading of the samples' monotonic clock at device time 0, in seconds."""
     begin: float = 0.0
     """Device time at which the segment begins; above 0 for a resumed run."""
     end: float = math.inf
@@ -117,9 +119,9 @@ def measure(
 
     A sample with `probe` is a probe of a link: `up` and `down` (bit/s on the wire), `rtt` and `jitter`
     (median and standard deviation of round trips, s), `loss` (share of round trips); any may be missing.
-    A probe before `clock.begin` is of the link as first requested. A sample with `limits` has the limits
-    of the device's control group from then on. `trainings`: trainings of each device. Values that are
-    not numbers are ignored.
+    A probe before `clock.begin` belongs to the link as first requested. A sample with `limits` has the
+    limits of the device's control group from then on. `trainings`: trainings of each device. Values that
+    are not numbers are ignored.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -175,9 +177,9 @@ class _UsageAt(NamedTuple):
     throttled: float
     """CFS periods in which it was throttled."""
     ran: float | None
-    """Seconds in which the client's thread was on a CPU; None: unknown."""
+    """Seconds in which the client's thread was on a CPU; None if unknown."""
     waited: float | None
-    """Seconds in which the client's thread waited for a CPU; None: unknown."""
+    """Seconds in which the client's thread waited for a CPU; None if unknown."""
 
 
 class _QueueAt(NamedTuple):
@@ -213,7 +215,7 @@ def _device(
     phases = _phases(requested, usage, trained, away)
     end = clock.end if math.isfinite(clock.end) else usage[-1].at if usage else clock.begin
     busy = _worst([phase.busy for phase in phases], ENOUGH_SECONDS, lambda one: one.figure.distance)
-    demand = _worst(  # more than requested does not count as an error
+    demand = _worst(  # a share above the requested one is no error
         [phase.demand for phase in phases], ENOUGH_DEMAND_SECONDS, lambda one: -(one.figure.error or 0.0)
     )
     counted = any(_wanted_seconds(a, b) is not None for a, b in pairwise(usage))
@@ -293,7 +295,7 @@ def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
     stretch: list[tuple[_QueueAt, _QueueAt]] = []
     for before, after in pairwise(sorted(queues, key=lambda queue: queue.at)):
         waited = after.busy - before.busy
-        if waited < 0:  # the device restarted, with its counters at 0
+        if waited < 0:  # the device restarted, which reset its counters
             stretch = []
             continue
         busy += waited
@@ -314,7 +316,7 @@ def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
 
 
 def _used_share(usage: Sequence[_UsageAt]) -> float | None:
-    """Return the share of one core over all of `usage`; None for fewer than two samples."""
+    """Return the used share of one core over all samples in `usage`; None for fewer than two samples."""
     if len(usage) < 2 or usage[-1].at <= usage[0].at:
         return None
     cpu = sum(b.cpu if _has_restarted(a, b) else b.cpu - a.cpu for a, b in pairwise(usage))
@@ -322,7 +324,7 @@ def _used_share(usage: Sequence[_UsageAt]) -> float | None:
 
 
 def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
-    """Whether the device restarted between the samples, which resets its counters to 0."""
+    """Whether the device restarted between the two samples. A restart resets its counters to 0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
@@ -376,8 +378,8 @@ def _phases(
 
 
 def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
-    """Return the phase with the largest `error` among those of at least `enough` seconds; if there are
-    none, the longest."""
+    """Return the phase with the largest `error` among the phases of at least `enough` seconds. If there
+    is none, return the longest phase."""
     sufficient = [one for one in phases if one.seconds >= enough]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
@@ -409,7 +411,7 @@ def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
     """Return the index of the request that was in force and in effect all the time from `begin` to
-    `end`; None if there is none."""
+    `end`; None if there is no such request."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
@@ -420,8 +422,8 @@ def _phase(
 def _link_figure(
     name: str, requested: Sequence[RequestedLink], probes: Sequence[_LinkProbeAt]
 ) -> Figure:
-    """Return the figure of the worst phase. Within a phase it is the median of the probes, because the
-    run's traffic may disturb a probe."""
+    """Return the figure of the worst phase. The figure of a phase is the median of its probes, because
+    the run's traffic may disturb a probe."""
     phases = requested or (RequestedLink(),)
     values: dict[int, list[float]] = {}
     for probe in probes:
@@ -436,11 +438,11 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function of begin and end that returns how many seconds between them `intervals` cover;
-    overlaps count once."""
+    """Return a function of begin and end that returns how many seconds between them `intervals` cover.
+    Overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
-    total: list[float] = []  # covered before each begin
+    total: list[float] = []  # seconds covered before each begin
     for begin, end in sorted(interval for interval in intervals if not math.isnan(sum(interval))):
         begin = max(begin, ends[-1]) if ends else begin
         if end > begin:
@@ -456,7 +458,7 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a value of a device's sample if it is a finite number of at least 0, else None: devices are
+    """Return a value of a device's sample if it is a finite number of at least 0, else None. Devices are
     not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:

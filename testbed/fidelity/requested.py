@@ -93,7 +93,8 @@ class _DeviceRequests:
     """State of the device after the actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
-    """Reasons why it is not computing, each with the time at which that began."""
+    """Reasons why the device is not computing, each with the device time at which it began, in
+    seconds."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -122,7 +123,8 @@ class _DeviceRequests:
                         self._end_absence(hold, record.at)
 
     def on_resume(self, at: float, *, ready: bool) -> None:
-        """Handle the resumption of the run: the device is as planned again, and ready or absent."""
+        """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
+        it is ready, not absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:
@@ -173,7 +175,7 @@ class _DeviceRequests:
     def _request_link(self, at: float) -> None:
         link = (self.planned.link or AccessLink()).with_changes(self._state.link)
         if self._link and link == self._current_link:
-            return  # nothing changed, as at the first step of a trace
+            return  # the link did not change, as at the first step of a trace
         self._current_link = link
         way = link.limited_by(self.planned.access)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))

@@ -37,11 +37,11 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
     `gflops` or a `timing`), with the columns:
 
     `run`, `device`. `cpu`: share of a core. `depth`: logarithm of the share of a host core, scaled: 0
-    for a whole core, 1 at `SLICED_SHARE`. `trainings`: number of trainings that count: not those after
-    the device's share was changed, nor those during which an action was carried out on the device.
-    `step`: mean CPU time of a step, in seconds. A training lasts from the arrival of its model, or from
-    the end of the previous training if that is later, to its end; the cost of an update besides its
-    steps is subtracted.
+    for a whole core, 1 at `SLICED_SHARE`. `trainings`: number of trainings that count. Trainings after a
+    change of the device's share do not count, nor do trainings during which an action was carried out on
+    the device. `step`: mean CPU time of a step, in seconds. A training lasts from the arrival of its
+    model, or from the end of the previous training if that is later, to its end; the cost of an update
+    besides its steps is subtracted.
 
     Raises BadInputError if there is no row, or if the steps of the runs are different work.
     """
@@ -69,8 +69,8 @@ def fit(devices: pd.DataFrame) -> StepTime:
 
 
 def start_time(runs: Sequence[Run]) -> float | None:
-    """Return the mean time, in seconds, from the order to start a client (a restart, or a join) until it
-    is ready; None if no client was started.
+    """Return the mean time in seconds from the order to start a client (restart or join) until it is
+    ready; None if no client was started.
 
     Starts that were disturbed by another action on the device do not count. Therefore, if crashes
     quickly follow each other, long starts are missing from the mean.
@@ -81,7 +81,7 @@ def start_time(runs: Sequence[Run]) -> float | None:
 
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
     """Return the settings for `virtual` of a topology with these costs, as plain values. `start`:
-    seconds to start a client; None: the default."""
+    seconds to start a client; None for the default."""
     made = with_step_time(Virtual().with_defaults([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))

@@ -36,8 +36,8 @@ _UNITS = {
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
-    """Return the rows of the tables: the devices or, if there are many, one row per group and node with
-    the worst of each figure and the mean of `used`."""
+    """Return the rows of the tables, one per device. If there are many devices, return one row per group
+    and node, with the worst of each figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
@@ -156,8 +156,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
-    """Return the cells `got` and `error` for a device that was never busy for long, from its CPU share
-    while it wanted to run."""
+    """Return the cells `got` and `error` for a device that was never busy for long. They come from the
+    device's CPU share while it wanted to run."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:

@@ -19,32 +19,35 @@ from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
-"""Load from which on a core or a server counts as full: kernel and sampling need the rest."""
+"""Minimum load for a core or a server to count as full. Kernel and sampling need the rest."""
 _FULL_SHARE_OF_RUN = 0.2
-"""Maximum share of the run in which the server may be full: short full phases are normal, and affect
+"""Maximum share of the run in which the server may be full. Short full phases are normal, and affect
 only some updates."""
 _FULL_SECONDS = 3.0
-"""Seconds for which the server may be full in any case: in a short run, start and end are a large
-share."""
+"""Seconds for which the server may be full in a run of any length. In a short run, start and end are a
+large share of the time."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if devices get their shares,
 other work between two of a device's slices may leave it cold caches. Engine and controller took up to 8
-% in runs of 8 s, two busy loops 16 %."""
+% in runs of 8 s, two busy loops took 16 %."""
 _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
 two cores. Work on other cores does not change the shares of devices, but competes for caches and memory:
-copies of 64 MB and a busy disk made steps longer, busy loops did not, and CPU times do not distinguish
-them (docs/guide/verdict.md)."""
+copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not distinguish these
+kinds of work (docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Maximum share of CPU time that the hypervisor may take. Many kernels charge it to the device that was
 running, so no figure of a device shows it."""
 _LATE_SECONDS = 0.25
-"""Lateness of timers that counts as late. With it, the process runtime leaves devices suspended or
-running for several of its periods, and time stamps are off by as much as a training may take."""
+"""Minimum lateness of a timer, in seconds, to count as late. At this lateness, the process runtime
+leaves devices suspended or running for several of its periods, and time stamps are off by as much as a
+training may take."""
 _LATE_SHARE_OF_RUN = 0.05
-"""Maximum share of the run with late timers. Single late timers are normal, as from a cron job."""
+"""Maximum share of the run with late timers. Single late timers are normal, for example when a cron job
+runs."""
 _STALL_SECONDS = 2.0
-"""Lateness of a timer that shows that the machine was paused or asleep while the run clock continued."""
+"""Minimum lateness of a timer, in seconds, that shows that the machine was paused or asleep while the
+run clock continued."""
 _CPU_ERROR_PERCENT = 10.0
 """Maximum error of a CPU share. The emulation keeps shares to 1 %, but pauses may lower a figure by up
 to 10 % (`measuring`)."""
@@ -52,23 +55,23 @@ _LINK_ERROR_PERCENT = 10.0
 """Maximum error of a link's figure. Queues and TCP's slow start cost a probe some per cent of the
 rate."""
 FAILED_LINK_PERCENT = 25.0
-"""Error of a link's rate at which a run does not start. A busy host causes smaller errors: with twice as
-many busy processes as cores, rates were within 1 %. A busy host may delay round trips: one of 80 ms once
-took 44 % longer."""
+"""Error of a link's rate, in %, at which a run does not start. A busy host causes smaller errors: with
+twice as many busy processes as cores, rates were within 1 %. A busy host may delay round trips: one of
+80 ms once took 44 % longer."""
 _DRIFT = 1.25
-"""Ratio of training times from which on a run counts as disturbed. Other guests of a hypervisor change
+"""Minimum ratio of training times for a run to count as disturbed. Other guests of a hypervisor change
 training times by some per cent from second to second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
-"""Number of windows of a run that are compared, and the trainings that each must have."""
+"""Number of windows of a run that are compared; minimum number of trainings in a window."""
 _MIN_SECONDS = 3.0
-"""Minimum time with samples to judge the host."""
+"""Minimum time with samples that is needed to judge the host, in seconds."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
 """Maximum error of another host's times: in seconds, and as a share of the shortest delay of a link."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
 """Names of a link's figures in a sentence."""
 _STEP_LATE_SECONDS = 0.5
-"""Maximum lateness of a step of the scenario. A change of many devices takes some tenths of a second,
-and samples of its effect are a second apart."""
+"""Maximum lateness of a step of the scenario, in seconds. A change of many devices takes some tenths of
+a second, and samples of its effect are a second apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +91,12 @@ class TrainingSpan:
     """A device's training for an update that was applied."""
 
     begin: float
-    """Device time in seconds."""
+    """Device time at which the training began, in seconds."""
     end: float
-    """Device time in seconds."""
+    """Device time at which the training ended, in seconds."""
     pace: float | None = None
-    """Seconds per step at one core: duration × requested share ÷ steps; None if the device's CPU share
-    was changed, or the device was absent, in the meantime."""
+    """Seconds per step at one core: duration × requested share ÷ steps; None if the pace is unknown, for
+    example because the device's CPU share changed during the training, or the device was absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,8 @@ class Validity:
 
     @property
     def valid(self) -> bool | None:
-        """True if everything requested was checked and met; False if there are reasons against the run;
-        None if there are none, but something could not be checked."""
+        """True if everything requested was checked and met. False if there are reasons against the run.
+        None if there is no such reason, but something could not be checked."""
         return False if self.reasons else None if self.unjudged else True
 
     @property
@@ -150,7 +153,7 @@ _VERDICTS: dict[bool | None, Literal["valid", "not valid", "not judged"]] = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Assessment of the emulation of a run, up to its end."""
+    """Assessment of the emulation over a whole run."""
 
     fidelity: Fidelity
     validity: Validity
@@ -388,7 +391,7 @@ def link_doubt(
 
 def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
     """Return the number of devices whose error exceeds `limit` (%), and the worst figure; None if no
-    error does."""
+    error exceeds it."""
     off = sum(
         any(name in names and figure.distance > limit for name, figure in one.judged_figures())
         for one in fidelity.devices
@@ -421,8 +424,8 @@ def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
-    """Yield one sentence per reason, about the longest disruption. Several processes may have reported
-    the same one."""
+    """Yield one sentence per reason, about its longest disruption. Overlapping disruptions count as one,
+    because several processes may have reported the same disruption."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(disruptions, key=lambda one: one.since):
         known = spans.setdefault(one.reason, [])

@@ -1,1 +1,1 @@
-"""The machine that runs use: Docker engine, kernel, signals, processes, cache."""
+"""This machine, as runs use it: Docker engine, kernel, signals, processes, cache."""

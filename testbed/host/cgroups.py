@@ -3,7 +3,8 @@ groups of other processes.
 
 The engine makes a group with its first container and does not remove it. A new group has the weight of a
 single process, so two busy processes of the host would take two thirds of a core from all devices
-together. Therefore the weight is raised. The quotas of the containers still limit what a group can use.
+together. Therefore the testbed raises the weight. The quotas of the containers still limit what a
+group can use.
 """
 
 from __future__ import annotations

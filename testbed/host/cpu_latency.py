@@ -1,9 +1,9 @@
 """CPU wake-up latency: keep cores awake while a run measures.
 
 A throttled device works in slices of milliseconds. If a core sleeps in between, waking it can take
-longer than the work of the slice, and the kernel charges the device for it (measured:
-docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0 µs to wake
-up while a process keeps the device file open. So a killed process leaves nothing behind.
+longer than the work of the slice, and the kernel counts the wake-up as CPU time of the device
+(measured: docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0
+µs to wake up while a process keeps the device file open. So a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LATENCY = Path("/dev/cpu_dma_latency")
-"""Device file of PM QoS. The writer sends the longest wake-up that it accepts, in µs, as a native 32-bit
-integer."""
+"""Device file of PM QoS. A process writes the longest wake-up time that it accepts, in µs, as a native
+32-bit integer."""
 
 
 @contextmanager

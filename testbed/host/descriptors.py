@@ -15,8 +15,9 @@ _OWN = 100
 
 
 def raise_limit(count: int, what: str) -> None:
-    """Raise the soft limit of this process, which its children inherit, so that it can have `count`
-    descriptors for `what` in addition to its own. Raises HostError if the hard limit is too low."""
+    """Raise this process's soft limit on descriptors so that it allows `count` descriptors for `what`
+    in addition to the process's own. Children inherit the limit. Raises HostError if the hard limit is
+    too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < count + _OWN:
         raise HostError(
@@ -31,8 +32,8 @@ def raise_limit(count: int, what: str) -> None:
 
 
 def renumber(descriptor: int) -> int:
-    """Move `descriptor` to a high number, which leaves the low ones for select(); return it unchanged if
-    no high number is free."""
+    """Move `descriptor` to a high number, so that low numbers stay free for select(); return the new
+    number. If no high number is free, `descriptor` is not moved."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _SELECTABLE)
     except OSError:

@@ -24,8 +24,8 @@ _SIGKILL = 9
 def prefix(cpuset: str = "") -> list[str]:
     """Return the arguments to put before a command so that it ends with this process.
 
-    It runs on the CPUs of `cpuset`; if that is empty, on those of this process. Python is started
-    isolated and without site-packages, which is fast.
+    The command runs on the CPUs of `cpuset`, or on those of this process if `cpuset` is empty. Python
+    is started isolated and without site-packages, which is fast.
     """
     from testbed.host.cpusets import cpu_numbers  # not at the top: the isolated program cannot find it
 
@@ -45,7 +45,7 @@ def ask(parent: int) -> None:
 
 
 def main(parent: int, cpus: str, command: list[str]) -> None:
-    """Execute `command` in this process; if that fails, exit with 1 and the reason."""
+    """Execute `command` in this process; if that fails, print the reason and exit with code 1."""
     if sys.platform == "linux":
         ask(parent)
     try:

@@ -43,7 +43,7 @@ class NoEngineError(HostError):
     """No engine answers at the configured address."""
 
     def __init__(self, reason: str, fix: str) -> None:
-        """`fix`: command that fixes it."""
+        """`fix`: command that fixes the problem."""
         super().__init__(f"{reason}. To fix it: {fix}")
         self.reason = reason
         self.fix = fix
@@ -55,7 +55,7 @@ class Unfit:
 
     reason: str
     fix: str
-    """Instruction that fixes it."""
+    """Instruction that fixes the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,14 @@ class _Address:
 
     url: str
     source: str
-    """Setting that has the address, for messages."""
+    """Name of the setting that contains the address, for messages."""
     unset: str
     """Command after which the local engine is used instead."""
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
-    """Connect to the engine that DOCKER_HOST or else the Docker context names, or to the local one.
+    """Connect to the engine named by DOCKER_HOST, or else by the Docker context, or else to the local
+    one.
 
     `timeout`: seconds that a request may wait for an answer. Raises NoEngineError with the command that
     fixes it.
@@ -85,7 +86,8 @@ def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
 
 
 def _address() -> _Address | None:
-    """Return the address that DOCKER_HOST or else the Docker context names; None: the local engine's.
+    """Return the address named by DOCKER_HOST, or else by the Docker context; None if the local engine
+    is used.
 
     Raises NoEngineError if the context does not exist, because the SDK would silently use the local
     engine.
@@ -229,8 +231,8 @@ def run_output(
     """Run `command` in a new container; return its standard output. Works with any log driver of the
     engine.
 
-    The container has no rights except `rights` (options of the SDK), and is removed, also on Ctrl-C.
-    Raises ERRORS; ContainerError if the command fails.
+    The container has no rights except `rights` (options of the SDK). It is always removed, also after
+    Ctrl-C. Raises ERRORS; ContainerError if the command fails.
     """
     options: dict[str, Any] = {
         "command": list(command[1:]),

@@ -1,5 +1,5 @@
 """Fork server: a process that imports modules once and forks programs. A fork starts fast, because it
-has the modules already, and shares their memory with the other forks as long as it does not write to it.
+has the modules already, and shares their memory with the other forks until it writes to that memory.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
@@ -12,8 +12,8 @@ only.
 that it cannot import, and runs the user's main module in each program.
 
 Other processes find a fork by its environment, like a program that was started in the usual way. The
-kernel shows the environment block with which the fork server was started. In it the value of one
-variable has room for the longest program name, and each fork writes its own name into its copy.
+kernel shows the environment block with which the fork server was started. In that block, the value of
+one variable has room for the longest program name, and each fork writes its own name into its copy.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class ForkServer:
     """A fork server. Use it only from one thread, which must live as long as the run."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str, room: int):
-        """Start the process. `modules`: imported once. `environment`: of all forks. `name`: the variable
-        that has another value in each fork, of at most `room` bytes."""
+        """Start the process. `modules`: modules to import once. `environment`: environment variables
+        of all forks. `name`: name of the variable that has another value in each fork. `room`: maximum
+        length of that value in bytes."""
         self.modules = tuple(modules)
         self._codes: dict[int, int] = {}
         self._gone = False
@@ -77,8 +78,9 @@ class ForkServer:
     def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
         """Start a program. The first call waits until the modules are imported.
 
-        `name`: the fork's value of the variable. `cpus`: cpuset. `log`: descriptor for its output.
-        Raises HostError if the modules cannot be imported, OSError if no more processes are possible.
+        `name`: the fork's value of the variable. `cpus`: the fork's cpuset. `log`: descriptor for its
+        output. Raises HostError if the modules cannot be imported, OSError if no more processes are
+        possible.
         """
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
@@ -174,7 +176,7 @@ def main() -> None:
 
 def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
     """Carry out orders until the controller ends, or until SIGTERM was received and all forks have
-    ended. Returns None; in a fork, returns its order."""
+    ended. Returns None in the fork server, and the order to carry out in a fork."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -226,8 +228,8 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
 
 
 def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the forks that have ended, with their exit codes. They are not reaped until the controller
-    knows, so that no other process can get their ids."""
+    """Yield the forks that have ended, with their exit codes. A fork is not reaped until the
+    controller knows that it has ended, so that no other process can get its id."""
     for pid in living:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:

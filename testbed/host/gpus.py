@@ -27,7 +27,7 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """A missing part, and how to fix that."""
+    """Something that this host lacks, and how to fix that."""
 
     what: str
     fix: str
@@ -50,7 +50,7 @@ class HostGpu:
 
     @property
     def shares(self) -> bool:
-        """Whether MPS can limit a process's share of it."""
+        """Whether MPS can limit a process's share of this GPU."""
         return self.capability >= _MPS_CAPABILITY
 
 
@@ -61,9 +61,9 @@ class Gpus:
     found: tuple[HostGpu, ...] = ()
     """GPUs that are not divided by MIG."""
     lack: Lack | None = None
-    """Why containers cannot use a GPU; None: they can."""
+    """Why containers cannot use a GPU; None if they can."""
     lack_of_mps: Lack | None = None
-    """Why a GPU cannot be shared with limits; None: it can."""
+    """Why a GPU cannot be shared with limits; None if it can."""
 
 
 NOT_LOOKED_FOR = Gpus(lack=Lack("GPUs were not looked for", "look for them"))
@@ -121,8 +121,8 @@ def _no_driver(nvml: Any, error: Exception) -> Lack:
 
 
 def _lack_of_mps(driver: str) -> Lack | None:
-    """Return what is missing for MPS on this host, with the fix; None: nothing. The container toolkit
-    mounts MPS's programs from the host into containers."""
+    """Return what is missing for MPS on this host, with the fix; None if nothing is missing. The
+    container toolkit mounts MPS's programs from the host into containers."""
     if shutil.which("nvidia-cuda-mps-control") and shutil.which("nvidia-cuda-mps-server"):
         return None
     major = driver.partition(".")[0]
@@ -165,20 +165,21 @@ class Use:
     """Use of a GPU by a process."""
 
     memory: int | None
-    """Used memory in bytes; None: NVML does not report it."""
+    """Used memory in bytes; None if NVML does not report it."""
     mps: bool
     """Whether the process is a client of MPS."""
     sm: float | None
-    """Share of the time since the previous reading in which one of its kernels ran. None: NVML does not
-    report it. For clients of MPS it never does, because it counts their time as that of MPS's server."""
+    """Share of the time since the previous reading in which the process had a kernel running; None if
+    NVML does not report it. NVML never reports it for clients of MPS, because it counts their time as
+    that of MPS's server."""
 
 
 class GpuMeter:
     """Meter of the use of some GPUs by the processes of this host."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
-        """`uuids`: UUIDs of the GPUs to measure. `nvml`: see `survey`. Raises OSError if NVML does not
-        answer."""
+        """`uuids`: UUIDs of the GPUs to measure. `nvml`: the module pynvml, or a replacement for
+        tests. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
         """NVML's time of the latest sample of each GPU, in µs."""
@@ -208,8 +209,8 @@ class GpuMeter:
             return []
 
     def _busy(self, index: int, handle: Any) -> dict[int, float] | None:
-        """Return the mean share of time by process since the previous call; None if NVML does not report
-        it."""
+        """Return process id -> mean share of the GPU's time since the previous call; None if NVML does
+        not report it."""
         try:
             samples = self._nvml.nvmlDeviceGetProcessUtilization(handle, self._seen.get(index, 0))
         except self._nvml.NVMLError as error:

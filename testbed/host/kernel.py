@@ -25,7 +25,7 @@ class Feature:
     purpose: str
     """Purpose in words."""
     needed: bool = True
-    """Whether even a link that has only a rate needs it."""
+    """Whether a link needs the feature even if it has only a rate."""
 
 
 _ROOT = "tc qdisc add dev lo root"
@@ -49,12 +49,12 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """Return the TCP congestion control for containers: CUBIC, the default of Linux, if the kernel
-    allows it outside the host's own network namespace; else Reno, which every kernel allows and which is
-    most similar. None: not Linux.
+    """Return the TCP congestion control for containers; None if this is not Linux. The result is
+    CUBIC, the default of Linux, if the kernel allows it outside the host's own network namespace.
+    Otherwise it is Reno, which every kernel allows and which is most similar.
 
-    It must be set, because containers would inherit that of the host. If that is BBR, the loss of a link
-    would have hardly any effect.
+    Without this setting, containers would inherit the congestion control of the host. If that is BBR,
+    the loss of a link would have hardly any effect.
     """
     try:
         names = allowed.read_text(encoding="ascii").split()
@@ -64,9 +64,9 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Return whether the kernel has `feature` (None: it cannot be tested), and its error or another
-    remark. If this user may not test it, the list of the kernel's modules decides, and the remark says
-    so."""
+    """Return whether the kernel has `feature`, or None if that cannot be tested; also return the error
+    or another remark. If this user may not test it, the list of the kernel's modules decides, and the
+    remark says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # often not on a user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:

@@ -13,7 +13,7 @@ class Node:
     id: str
     """Id in the Swarm."""
     name: str
-    """Host name; with a number at the end if several nodes have the same."""
+    """Host name. A number is appended if several nodes have the same name."""
     cores: int
     """Number of cores."""
     memory: int
@@ -21,10 +21,12 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that the Swarm's administrator has set."""
     engine: str = ""
-    """Version of its Docker engine; empty: unknown."""
+    """Version of its Docker engine; empty if unknown."""
     core: float | None = None
-    """Speed of one of its cores relative to a core of this machine; None: unknown, assumed equal."""
+    """Speed of one of its cores, relative to a core of this machine; None if unknown. Unknown speeds
+    are assumed to be equal."""
     cpus: tuple[int, ...] = ()
-    """Numbers of the CPUs that a run may use; empty: unknown, assumed to count from 0."""
+    """Numbers of the CPUs that a run may use; empty if unknown. Unknown numbers are assumed to count
+    from 0."""
     here: bool = False
     """Whether the node is this machine, which runs broker and aggregator."""

@@ -1,4 +1,5 @@
-"""Run programs and wait for them. None outlives this process; errors show their output."""
+"""Run programs and wait for them. No program outlives this process. Errors show the program's
+output."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ def run(
 
     It runs in its own session, so that Ctrl-C reaches only this process, which then ends the program
     with all its children. `stop`: if another thread sets it, the program is ended. `output`: file for
-    standard output; None: it is shown only in errors. `temporary`: folder for temporary files, for a
-    program that does not remove them when it is killed; None: the default folder. Raises HostError with
-    the last lines of its output if it fails, StoppedError if `stop` was set.
+    standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for a
+    program that does not remove them when it is killed; None for the default folder. Raises HostError
+    with the last lines of its output if it fails, StoppedError if `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:

@@ -26,7 +26,8 @@ def manages(info: Mapping[str, Any]) -> bool:
 
 
 def nodes(client: docker.DockerClient) -> list[Node]:
-    """Return the nodes that accept work now: this one first, then by name. Raises HostError."""
+    """Return the nodes that accept work now: first this machine, then the others by name. Raises
+    HostError."""
     try:
         info = client.info()
         if not manages(info):
@@ -40,7 +41,7 @@ def nodes(client: docker.DockerClient) -> list[Node]:
 
 
 def local_nodes() -> list[Node]:
-    """Connect to this machine's engine; return the nodes of its Swarm (see `nodes`). Raises
+    """Connect to this machine's engine; return the nodes of its Swarm that accept work now. Raises
     HostError."""
     with closing(docker_engine.connect()) as client:
         return nodes(client)

@@ -66,8 +66,8 @@ def ensure(
     """Return the images for this version of the code; build the missing ones and report each to
     `progress`.
 
-    `own`: code and packages that the run adds. `cuda`: also the images for devices with a GPU. `force`:
-    build all images again, with the newest packages.
+    `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
+    GPU, too. `force`: whether to build all images again, with the newest packages.
 
     Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails;
     BadInputError, with pip's last lines, if the run's own requirements cannot be installed.

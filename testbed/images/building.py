@@ -231,7 +231,7 @@ class Builder:
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner and all users readers, whatever the user's umask was at checkout."""
+    """Make root the owner and all users readers, independent of the user's umask at checkout."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
@@ -248,9 +248,10 @@ def engine_build(
 ) -> None:
     """Build `context` with the engine.
 
-    `network`: Docker network mode of the build, by default none; None: the engine's default. If the
-    Dockerfile labels its containers and layers with the build argument BUILD, a build that fails or is
-    interrupted leaves none of them. Raises HostError with the engine's last lines.
+    `network`: Docker's network mode for the build; by default it has no network, and with None the
+    engine's default. If the Dockerfile labels its containers and layers with the build argument BUILD,
+    a build that fails or is interrupted leaves none of them. Raises HostError with the engine's last
+    lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)

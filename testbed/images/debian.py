@@ -27,9 +27,9 @@ OPTIONS = (
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
     """Make the tar archive of Debian's essential packages and `packages`; return its path.
 
-    `architecture`: as Debian and Docker name it. Needs no root: mmdebstrap uses a user namespace. It
-    chooses the folder for its temporary files itself, because the users of that namespace must reach it.
-    Raises HostError if the archive cannot be made.
+    `architecture`: its name in Debian and Docker. Root is not needed: mmdebstrap uses a user
+    namespace. It chooses the folder for its temporary files itself, because the users of that
+    namespace must reach it. Raises HostError if the archive cannot be made.
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(

@@ -98,7 +98,7 @@ class BuildContext:
 
     @classmethod
     def read(cls, dockerfile: Path) -> BuildContext:
-        """Read the folder, without what its .dockerignore names.
+        """Read the folder, without the files that its .dockerignore names.
 
         Raises BadInputError if it is too large, or contains something other than files and links.
         """
@@ -166,7 +166,8 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
 
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
-    """Check the image from inside, once per image and version of the testbed. Raises BadInputError."""
+    """Check the image in a container of it, once per image and version of the testbed. Raises
+    BadInputError."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"

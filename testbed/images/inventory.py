@@ -19,7 +19,8 @@ from testbed.errors import HostError
 from testbed.host import docker_engine
 
 _OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
-"""Tags of the testbed's images; also with a registry's name in front, as a Swarm's nodes pull them."""
+"""Pattern of the tags of the testbed's images. A registry's name may come first, as in the tags that a
+Swarm's nodes pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class StoredImage:
     image: str
     """Tag."""
     size: int
-    """Bytes, including layers shared with other images."""
+    """Size in bytes, including layers shared with other images."""
     alone: int
-    """Bytes in layers that no other image shares."""
+    """Size in bytes of the layers that no other image shares."""
     user: str
     """`containers`, or the path of the checkout, code or Dockerfile that the image was built for; empty
     if unused."""
@@ -81,10 +82,11 @@ def image_entries(
 
 
 def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[StoredImage], int]:
-    """Remove unused images of the testbed, and what builds left over more than an hour ago.
+    """Remove unused images of the testbed, and layers that builds left over more than an hour ago.
 
-    `everything`: also remove images of other checkouts, code and Dockerfiles. Images that a container
-    uses are kept. Returns the removed images and the number of bytes freed. Raises HostError.
+    `everything`: whether to remove images of other checkouts, code and Dockerfiles, too. Images that a
+    container uses are kept. Returns the removed images and the number of bytes freed. Raises
+    HostError.
     """
     with _as_host_error("remove images"), images.build_lock():
         before = int(client.df()["LayersSize"])

@@ -1,4 +1,4 @@
-"""Tags of the container images, computed from their inputs. Pure except for reading files.
+"""Tags of the container images, computed from their inputs. Computing a tag only reads files.
 
 base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
 code, or agent -> code if it has no requirements. For devices with a GPU there is a second chain with
@@ -54,7 +54,8 @@ class Images:
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> its own image (`testbed.images.device_images`); only groups that have one."""
+    """Device group -> its own image (`testbed.images.device_images`). Groups without one are left
+    out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
-    A kind with CUDA uses the files of the kind without CUDA, except for those it has itself.
+    A kind with CUDA uses its own files, and for the rest those of the kind without CUDA.
     """
     own = folder / kind
     return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})

@@ -33,13 +33,14 @@ class TorchSource(NamedTuple):
     """Source of PyTorch for pip."""
 
     options: tuple[str, ...]
-    """pip options that select the source; empty: pip's own settings decide."""
+    """pip options that select the source; empty if pip's own settings decide."""
     reason: str
-    """One line: which build this is, and why."""
+    """One line that says which build this is, and why it was chosen."""
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
-    """Choose for this machine: CPU builds, unless it has an NVIDIA driver or does not run Linux."""
+    """Choose the source for this machine: CPU builds, unless it has an NVIDIA driver or does not run
+    Linux."""
     if sys.platform != "linux":
         return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
@@ -51,8 +52,8 @@ def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -
 
 
 def cpu_source(index: str = CPU_INDEX) -> TorchSource:
-    """Choose the CPU builds of `index`, unless the user's pip settings name a source of packages, or the
-    index does not answer in time."""
+    """Choose the CPU builds of `index`. pip's own settings decide if they name a source of packages,
+    or if the index does not answer in time."""
     if settings := ", ".join(_settings()):
         return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
@@ -79,7 +80,7 @@ def _settings() -> list[str]:
 
 
 def _problem(index: str) -> str | None:
-    """Return why `index` does not list PyTorch's builds; None if it does in time."""
+    """Return why `index` does not list PyTorch's builds; None if it lists them in time."""
     problems: list[str | None] = []
 
     def ask() -> None:

@@ -41,8 +41,8 @@ def fetch_wheels(
 ) -> Path:
     """Download the wheels for `requirements` on `machine` (such as `x86_64`); return their folder.
 
-    Wheels of an earlier download are reused unless `again`. Raises HostError if pip fails, if torch
-    would bring CUDA libraries, or, with `cuda`, if it brings none.
+    Wheels of an earlier download are reused unless `again` is true. Raises HostError if pip fails, if
+    torch would bring CUDA libraries although `cuda` is false, or none although it is true.
     """
     torch = _installed_torch()
     wanted = significant_lines(requirements.read_text(encoding="utf-8"))

@@ -61,7 +61,7 @@ MPS_FOLDER = "/testbed/mps"
 DISK = "/testbed/disk"
 """Folder that a client keeps over restarts."""
 ROUTED_BROKER = "mqtt"
-"""Name of the broker in the router's configuration; to the devices, the router is the `server`."""
+"""Name of the broker in the router's configuration. For the devices, the router is the `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
 """Fields of a link that the router emulates, unless devices use netem. The device itself emulates the
 rates."""
@@ -98,14 +98,14 @@ class Places:
     router: tuple[str, int]
     """Host and port of the broker for the router."""
     inits: tuple[str, int] = ("", 0)
-    """Path of the broker's Unix socket for the devices' inits (empty if there are none), and any
-    port."""
+    """Path of the broker's Unix socket for the devices' inits, and a port that is ignored. The path is
+    empty if there are no inits."""
     certificate: str | None = None
-    """The broker's certificate for the clients, as PEM; None: no TLS."""
+    """The broker's certificate for the clients, as PEM; None without TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
     """Device -> port that leads to the broker through the device's link; empty without a relay."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock, if that is another host's; None: the same
+    """Path of the file with the estimate of the aggregator's clock; None if it is the clients' own
     clock."""
     are_files_mounted: bool = False
     """Whether files are mounted in containers; else processes use the host's paths."""
@@ -127,7 +127,8 @@ MQTT_PORT, TLS_PORT = 1883, 8883
 
 
 def container_places(certificate: str | None) -> Places:
-    """Places of the `docker` runtime. `certificate`: the broker's, as PEM; None: no TLS."""
+    """Places of the `docker` runtime. `certificate`: the broker's certificate, as PEM; None without
+    TLS."""
     return Places(
         clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
         aggregator=(SERVER, MQTT_PORT),
@@ -146,7 +147,8 @@ def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
 
 
 def init_name(device: str) -> str:
-    """Name of the configuration of a device's init; the client's has the device's name."""
+    """Name of the configuration of a device's init. The client's configuration has the device's
+    name."""
     return f"{device}.init"
 
 
@@ -170,7 +172,7 @@ def keeps_models(topology: Topology, plan: Plan) -> bool:
 
 
 def update_steps(topology: Topology, plan: Plan) -> list[Named]:
-    """Return the pipeline steps of this run: one of each kind that any device has."""
+    """Return the pipeline steps of this run: one step of each kind that any device has."""
     own = {step.name: step for device in plan.devices for step in device.steps}
     return pipeline.sort_steps([*own.values(), *topology.update_steps])
 
@@ -232,8 +234,8 @@ def router_config(
 ) -> RouterConfig:
     """Make the configuration of the router of the devices in `addresses`.
 
-    `node`: name of the router's node. Each node has its own router, with its own random numbers. None:
-    there is only one machine.
+    `node`: name of the router's node; None if there is only one machine. Each node has its own router,
+    with its own random numbers.
     """
     seed = spec.topology.seed
     devices = [device for device in spec.plan.devices if device.name in addresses]

@@ -1,5 +1,5 @@
-"""From a topology to its plan on a host: the purpose of each core, and each device's part of the
-cores."""
+"""Planning of a topology on a host: it assigns a purpose to each core, and a part of the cores to each
+device."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def plan(
     *,
     oversubscribe: bool = False,
 ) -> Plan:
-    """Make the plan of a run on `host` with `runtime`. Pure.
+    """Make the plan of a run on `host` with `runtime`, without I/O.
 
-    Broker and aggregator get the first core, evaluations the last cores if they have cores of their own,
-    and the devices all others. Raises BadInputError, with the numbers, if the devices request more cores
-    than these, unless `oversubscribe`. Also raises BadInputError if the runtime is unknown, or cannot do
-    what the topology requests.
+    Broker and aggregator get the first core. Evaluations get the last cores if the topology requests
+    cores for them. The devices get all others. If they request more, this raises BadInputError with
+    the numbers, unless `oversubscribe` is true. It also raises BadInputError if the runtime is
+    unknown, or cannot do what the topology requests.
     """
     found = traits(runtime)
     reserved = memory.server_memory(catalog.model, len(topology.device_names))
@@ -225,8 +225,8 @@ def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> Plan
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """Return the topology's dilation. If it is `auto`: the lowest with which the devices fit on
-    `capacity` cores.
+    """Return the topology's dilation. If it is `auto`, return the lowest dilation with which the
+    devices fit on `capacity` cores.
 
     `cpu`: CPU share of a device of each group.
     """
@@ -259,9 +259,9 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
     """Return the memory limit, in bytes, of a device of each group.
 
     The limit is the topology's, or else the memory of the profile. `free`: bytes for all devices
-    together; None: not bounded. If `free` is too small, the devices with a profile's memory share
-    equally what the other devices leave, but no limit drops below the default of a device without a
-    profile.
+    together; None if there is no bound. If `free` is too small, the devices with a profile's memory
+    share equally what the other devices leave, but no limit drops below the default of a device
+    without a profile.
     """
     own, given = [], 0
     for group in topology.devices:

@@ -31,10 +31,10 @@ _WORDS = {
     "matrix": "matrix products",
     "memory": "memory traffic",
 }
-"""Kind of work -> its name for people."""
+"""Kind of work -> its name in messages."""
 _SMALL_S = 1e-3
-"""Seconds of work in a step below which the calls of operations take longer than the work
-(docs/evidence/profiles.md)."""
+"""Threshold for the work in a step, in seconds. Below it, calling the operations takes longer than the
+work itself (docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Catalog:
     profiles: Profiles = field(default_factory=Profiles)
     """Device profiles and link classes."""
     traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
-    """Device group -> its link traces; only groups that have some."""
+    """Device group -> its link traces. Groups without traces are left out."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
@@ -53,16 +53,16 @@ class Catalog:
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
     cpu_notes: tuple[str, ...] = ()
-    """Sentences on how these shares were computed."""
+    """Sentences on how the shares in `cpu` were computed."""
     model: int = 0
     """Size of the task's model in bytes."""
 
     def profile(self, name: str | None) -> DeviceProfile | None:
-        """Device profile `name`; None without a name, or if no profile of that name was read."""
+        """Device profile `name`; None if `name` is None, or if no profile of that name was read."""
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """A group's `link` at the start, without its trace; None without a link. Values that the
+        """A group's `link` at the start, without its trace; None if it has no link. Values that the
         topology does not give are those of the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()

@@ -38,9 +38,10 @@ _MQTT = 64
 _PUBACK = 4
 """Bytes of MQTT's acknowledgement of a message."""
 SMALL = 64
-"""Bytes of a request's payload."""
+"""Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes by which a real update's header is longer than in `message_sizes`, where its numbers are 0."""
+"""Bytes to add to the header of an update in `message_sizes`: its numbers are 0 there, but longer in a
+real update."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
@@ -59,7 +60,7 @@ class StepTime:
     whole: float
     """Seconds with a whole core of this host."""
     sliced: float | None = None
-    """Seconds in the slices of a device with `SLICED_SHARE` of a core; None: as with a whole core."""
+    """Seconds with `SLICED_SHARE` of a core, when a step runs in slices; None if equal to `whole`."""
 
     def at(self, cpu: float) -> float:
         """CPU time of a step with `cpu` cores. Below one core, it is interpolated by the logarithm of
@@ -79,9 +80,9 @@ class StepCost:
     """Costs of a mini-batch step, of an update in addition to its steps, and of a client's start."""
 
     flops: float | None = None
-    """Floating-point operations of a step, for devices with `gflops`; None: unknown."""
+    """Floating-point operations of a step, for devices with `gflops`; None if unknown."""
     time: StepTime | None = None
-    """Time of a step on a core of this host, for devices with a `cpu` share; None: unknown."""
+    """Time of a step on a core of this host, for devices with a `cpu` share; None if unknown."""
     update: float = 0.0
     """CPU seconds of an update, on a core of this host, in addition to its steps."""
     start: float = 0.0
@@ -92,7 +93,7 @@ class StepCost:
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
         """Seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
 
-        0 if the device's speed is not given as a share of this host's core.
+        The result is 0 if the device's speed is not given as a share of this host's core.
         """
         if device.gflops is not None or device.cpu is None:
             return 0.0
@@ -123,10 +124,10 @@ def bytes_on_link(size: int) -> int:
 
 
 def acknowledgement_bytes(size: int) -> int:
-    """Bytes on a link in the other direction after a message of `size` bytes: the acknowledgements.
+    """Bytes of the acknowledgements of a message of `size` bytes, on the link in the other direction.
 
-    These are MQTT's, and TCP's for each packet except the last. (TCP acknowledges only every second
-    packet if packets come less than 40 ms apart; on a link as fast as that it matters little.)
+    MQTT acknowledges the message, and TCP each packet except the last. (If packets come less than 40 ms
+    apart, TCP acknowledges only every second one. On such a fast link, the difference matters little.)
     """
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
@@ -134,8 +135,8 @@ def acknowledgement_bytes(size: int) -> int:
 def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
     """Make the costs from the topology's settings `virtual`, and the `flops` of a step.
 
-    If `virtual` gives the time of a step, costs besides it are 0 by default, so that the run does not
-    depend on measurements elsewhere.
+    If `virtual` gives the time of a step, all other costs are 0 by default, so that the run does not
+    depend on any measurement.
     """
     timed = virtual.step_time is not None
     update = 0.0 if timed else _UPDATE_TIME
@@ -204,13 +205,14 @@ def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path 
 
 
 def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
-    """Rate that a TCP connection achieves on a link, in bit/s; None: no limit.
+    """Rate that a TCP connection achieves on a link, in bit/s; None if there is no limit.
 
-    `rate`: the link's, in bit/s; None: no limit. `rtt`: in seconds. `loss`: share of packets lost.
+    `rate`: rate of the link in bit/s; None if there is no limit. `rtt`: round-trip time in seconds.
+    `loss`: share of packets lost.
 
     Loss recovery limits the rate (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30: Mathis et al. 1997 and
     time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5). For a short round trip or
-    many losses that is Reno's, the first of the two:
+    many losses, W is that of Reno, the first argument of the maximum:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
@@ -235,7 +237,8 @@ def message_sizes(
 ) -> tuple[int, int]:
     """Return the bytes of a model and of an update on the wire, after the pipeline `steps`.
 
-    `clients`: names of all clients. Numbers in headers are counted as one digit (see `DIGITS`).
+    `clients`: names of all clients. Numbers in headers are counted as one digit; `DIGITS` is the
+    difference to real headers.
     """
     vector, encoded = w, None
     encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]

@@ -34,7 +34,7 @@ class DrawnGroup:
     link: str
     """Each device's own link."""
     cell: str | None = None
-    """Name of the access link shared with other groups; None: not shared."""
+    """Name of the access link shared with other groups; None if it is not shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Picture:
 
 
 def picture(topology: Topology, plan: Plan) -> Picture:
-    """Collect what to draw of the plan of `topology`. Figures are in device time."""
+    """Collect the texts for a picture of the plan of `topology`. Figures are in device time."""
     first: dict[str, PlannedDevice] = {}
     for device in plan.devices:
         first.setdefault(device.group, device)
@@ -83,7 +83,7 @@ def picture(topology: Topology, plan: Plan) -> Picture:
 
 
 def as_text(drawn: Picture) -> str:
-    """Draw as lines of text, for a terminal."""
+    """Draw the picture as lines of text, for a terminal."""
     titles = max(len(group.title) for group in drawn.groups)
     hardware = max(len(group.hardware) for group in drawn.groups)
 
@@ -106,14 +106,14 @@ def as_text(drawn: Picture) -> str:
 
 
 def _with_branch_marks(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
-    """Yield each item with the mark of its branch, and the mark beside the lines below it."""
+    """Yield each item with two marks: one for its branch, and one for the lines below the item."""
     for number, item in enumerate(items, 1):
         last = number == len(items)
         yield ("└─" if last else "├─"), (" " if last else "│"), item
 
 
 _ROW, _BOX, _MARGIN = 56, 40, 16
-"""Pixels: height of a row, of a box, and around everything."""
+"""Height of a row, height of a box, and margin around the picture, in pixels."""
 _CHARACTER = 7.3
 """Approximate width of a character, in pixels (font size 13)."""
 _STYLE = (
@@ -123,7 +123,8 @@ _STYLE = (
 
 
 def as_svg(drawn: Picture) -> str:
-    """Draw as an SVG image on a white background; its height depends on the number of groups."""
+    """Draw the picture as an SVG image on a white background; its height depends on the number of
+    groups."""
     groups = drawn.groups
     height = 2 * _MARGIN + _ROW * max(1, len(groups))
     middle = height / 2
@@ -197,7 +198,7 @@ def _rates(link: AccessLink | SharedLink) -> str:
 
 
 def _link(link: AccessLink, device: PlannedDevice) -> str:
-    """Describe a link in the topology's notation, without values that do nothing."""
+    """Describe a link in the topology's notation, without values that have no effect."""
     facts = [_rates(link)]
     if link.rtt or link.jitter:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""

@@ -26,8 +26,8 @@ _MIN_SHARE = 0.001
 
 
 def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield parts of the topology that the emulated (not simulated) runtime `runtime` does not
-    emulate."""
+    """Yield the parts of the topology that `runtime` does not emulate. It must not be a simulated
+    runtime."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
@@ -162,7 +162,7 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
     """Return the problem if evaluations request too many of the host's `cores`: broker and aggregator
-    need one core, and the devices another. None: no problem."""
+    need one core, and the devices need another. None if there is no problem."""
     wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
     if wanted <= most:
         return None
@@ -212,8 +212,8 @@ def too_much_later(
 ) -> Iterator[Problem]:
     """Yield entries of the scenario that give devices more CPU than `capacity`.
 
-    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty: one
-    machine has all devices.
+    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty if
+    one machine has all devices.
     """
     by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
     shares = dict(begin)

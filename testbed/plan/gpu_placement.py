@@ -23,9 +23,9 @@ class PlannedGpu:
     uuid: str
     """UUID of the GPU."""
     share: float
-    """Maximum share of its multiprocessors."""
+    """Maximum share of the GPU's multiprocessors."""
     memory: int | None
-    """Maximum memory in bytes; None: not limited."""
+    """Maximum memory in bytes; None if it is not limited."""
     limited: bool
     """Whether MPS limits the device's part."""
 
@@ -42,7 +42,7 @@ class _Room:
 
     gpu: HostGpu
     share: float = 1.0
-    """Share of its multiprocessors."""
+    """Unassigned share of the GPU's multiprocessors."""
     memory: int = 0
     """Unassigned memory in bytes."""
     clients: int = MPS_CLIENTS

@@ -34,8 +34,8 @@ class HostResources:
 def this_host(*, netem: bool = False, gpus: bool = False, cuda: bool = False) -> HostResources:
     """Survey this host now: CPUs that this process may use, and free memory.
 
-    `netem`: also try the kernel's netem. `gpus`: also survey the GPUs for containers. `cuda`: also try
-    CUDA in this host's PyTorch.
+    `netem`: whether to try the kernel's netem. `gpus`: whether to survey the GPUs for containers.
+    `cuda`: whether to try CUDA in this host's PyTorch.
     """
     linux = sys.platform == "linux"
     cores = sorted(os.sched_getaffinity(0)) if linux else range(os.cpu_count() or 1)

@@ -41,8 +41,9 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
     """Memory of a client, in bytes.
 
     A client holds its parameters and the gradient; the received model; the end point, the difference,
-    and one model in reserve; the state of the optimizer; the starting point if training stays near it;
-    the client-side memory of a rule, if it has one; and the memory of pipeline steps.
+    and one model in reserve; the state of the optimizer; the starting point if a proximal term or
+    clipping needs it; the client-side memory of a rule, if it has one; and the memory of pipeline
+    steps.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)

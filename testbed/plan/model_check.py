@@ -70,17 +70,19 @@ def _check_rounding(topology: Topology, size: int) -> None:
 
 
 def buffers(topology: Topology) -> int:
-    """Return how many of the numbers counted by `check` are in buffers. Raises as `check`."""
+    """Return how many of the numbers counted by `check` are in buffers. Raises the same errors as
+    `check`."""
     return _counts(topology)[2]
 
 
 def has_frozen_parameters(topology: Topology) -> bool:
-    """Whether some parameters are neither trained nor sent. Raises as `check`."""
+    """Whether some parameters are neither trained nor sent. Raises the same errors as `check`."""
     return _counts(topology)[1] > 0
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Count parameters that are trained and sent, with buffers; other parameters; and buffers alone."""
+    """Return the number of parameters that are trained and sent, buffers included; of the other
+    parameters; and of the numbers in buffers alone."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -222,7 +224,7 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
 
 
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
-    """Hash that changes if the task's model may have changed, or other parameters are frozen.
+    """Hash that changes if the task's model may have changed, or if other parameters are frozen.
 
     None if the source code cannot be read.
     """

@@ -47,7 +47,8 @@ def check_initial(topology: Topology) -> None:
 
 
 def write_start(topology: Topology, directory: RunDirectory) -> None:
-    """Write the initial state of the run. Raises BadInputError like `check_initial`."""
+    """Write the initial state of the run. Raises BadInputError if the file of `task.initial` does not
+    fit the model."""
     with files.atomic_write(directory.start) as partial:
         _write_start(topology, str(partial.absolute()))
         partial.chmod(0o644)  # a container reads it as another user
@@ -121,8 +122,8 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file with the run's saved model of `version`; None: the final model. Raises
-    BadInputError."""
+    """Return the file with the run's saved model of `version`, or with the final model if that is
+    None. Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -147,7 +148,8 @@ def run_task(topology: Topology, directory: RunDirectory) -> Task:
 
 
 def saved_module(directory: RunDirectory, file: Path) -> torch.nn.Module:
-    """Build the module with the model that the run saved in `file`. Raises like `saved_state`."""
+    """Build the module with the model that the run saved in `file`. Raises the same errors as
+    `saved_state`."""
     if not directory.topology.is_file():
         raise BadInputError(
             f"{file} is a model of a run, but {directory.topology}, which names its task, does not "

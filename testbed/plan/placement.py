@@ -1,8 +1,8 @@
-"""Placement of devices on nodes, for runtimes with several machines. Pure.
+"""Placement of devices on nodes, for runtimes with several machines. No I/O and no clock.
 
-Each node keeps its first core for what serves its devices, as a single host does; on the first node that
-includes broker and aggregator. The devices with the largest requests are placed first, each on the
-allowed node with the most cores left, so that all nodes are equally busy.
+Each node keeps its first core for the processes that serve its devices, as a single host does. On the
+first node, broker and aggregator are among them. The devices with the largest requests are placed
+first, each on the allowed node with the most cores left, so that all nodes are equally busy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from testbed.host.nodes import Node
 
 SHARED_CAPACITY = 0.5
-"""Cores for the devices of a machine with one core, which they share with what serves them."""
+"""Cores that devices get on a machine with only one core. They share it with the processes that serve
+them."""
 _ROUNDING = 1e-9
 """Error allowed in a sum of shares."""
 
@@ -28,21 +29,21 @@ class PlannedNode:
     name: str
     """Host name of the node."""
     here: bool
-    """Whether it is this machine."""
+    """Whether the node is this machine."""
     infrastructure: tuple[int, ...]
     """Numbers of the CPUs of the router; on this machine also of broker and aggregator."""
     devices: tuple[int, ...]
     """Numbers of the CPUs of the devices."""
     evaluation: tuple[int, ...] = ()
-    """Numbers of the CPUs for evaluations only; empty: evaluations use `infrastructure`."""
+    """Numbers of the CPUs for evaluations only; empty if evaluations use `infrastructure`."""
     capacity: float
-    """Cores that all its devices together can have."""
+    """Cores that all devices of the node together can have."""
     memory: int
-    """Bytes that all its devices together can have."""
+    """Memory in bytes that all devices of the node together can have."""
     labels: Mapping[str, str]
     """The node's labels."""
     core: float | None = None
-    """Speed of one of its cores, relative to a core of this machine; None: unknown."""
+    """Speed of one of its cores, relative to a core of this machine; None if unknown."""
 
 
 def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
@@ -77,11 +78,11 @@ class NodeRequest:
     memory: int
     """Requested memory in bytes."""
     hosts: tuple[str, ...] = ()
-    """Names or ids of the allowed nodes; empty: any."""
+    """Names or ids of the allowed nodes; empty if any node is allowed."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels that the node must have."""
     shares: Mapping[str, float] | None = None
-    """Node's id -> CPU share there, if nodes are not equally fast; None: `share` on every node."""
+    """Node's id -> CPU share on that node; None if it is `share` on every node."""
 
     def share_on(self, node: str) -> float:
         """CPU share on the node `node`, in cores."""
@@ -106,13 +107,13 @@ class UnplacedDevice:
     why: str
     """Reason, to follow the device's name in a sentence."""
     by_cores: bool
-    """Whether it would fit with a smaller CPU share."""
+    """Whether the device would fit with a smaller CPU share."""
 
 
 def place(
     requests: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
 ) -> dict[str, str] | UnplacedDevice:
-    """Return each device's node: device -> node's id; or the first device that does not fit."""
+    """Place the devices. Return device -> id of its node, or the first device that does not fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}
@@ -181,7 +182,7 @@ def _why(
 
 
 def _share_text(request: NodeRequest, node: PlannedNode) -> str:
-    """Describe the share that it needs on `node`; empty if it is the same on all nodes."""
+    """Describe the CPU share that the device needs on `node`; empty if it is the same on all nodes."""
     return "" if request.shares is None else f"({request.share_on(node.id):.3g} needed) "
 
 

@@ -1,4 +1,4 @@
-"""Plan of a topology on this host, with what is measured on it."""
+"""Planning of a topology on this host, with the measurements on the host that a plan needs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ def plan_on_host(
 ) -> Plan:
     """Plan `topology` on this host.
 
-    `nodes`: the machines, this one first, if the runtime uses several; else empty. `speeds` measures the
-    speed of a core of each: node's id -> calibration. Raises BadInputError.
+    `nodes`: the machines, this one first; empty if the runtime uses only one. `speeds`: function that
+    measures the speed of a core of each node, and returns node's id -> calibration. Raises
+    BadInputError.
     """
     if needs_speeds(topology, catalog, many_hosts=bool(nodes)):
         found = speeds() if nodes else {HERE: calibrate()}

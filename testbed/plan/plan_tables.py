@@ -19,7 +19,7 @@ _OPTIONAL = (
 
 
 def device_table(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per device with what it gets, for `testbed plan`.
+    """Return one row per device with its resources, for `testbed plan`.
 
     Columns in which no device has a value are left out.
     """

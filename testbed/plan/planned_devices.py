@@ -23,14 +23,15 @@ from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
 SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
-"""CPU weights as engines take them: of a single process; of a device with a whole core, among the
-devices of its run; and the kernel's maximum."""
+"""CPU weights on the scale of the engines: the weight of a single process; the weight of a device with
+a whole core among the devices of its run; and the kernel's maximum."""
 DEVICES_WEIGHT = 50.0
 """CPU weight of all devices of a run per core, relative to a single process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
-"""Shortest slice of work: each slice begins with cold caches, which cost some of it."""
+"""Shortest slice of work in µs. Each slice begins with cold caches, and filling them takes a part of
+it."""
 _MIN_RATE_BITS_PER_SECOND = 8
-"""Lowest rate: the kernel counts in bytes per second."""
+"""Lowest rate in bit/s: the kernel counts in bytes per second."""
 
 
 def weight_alone(weight: int) -> int:
@@ -60,45 +61,45 @@ class PlannedDevice:
     core_speed: float = 1.0
     """Speed of a core of its machine, relative to a core of this host."""
     link: AccessLink | None = None
-    """The device's own link at the start of the run; None: not shaped."""
+    """The device's own link at the start of the run; None if it is not shaped."""
     trace: tuple[LinkSeries, ...] = ()
     """Changes of its own link during the run."""
     access: SharedLink | None = None
     """Access link that it shares with other devices; None if it shares none."""
     think: DrawnDuration | None = None
-    """Pause after each update; None: no pause."""
+    """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the moment it could begin; to be divided by `speed`.
-    None: no minimum."""
+    """Minimum duration of a training, measured from the moment it could begin; None if there is no
+    minimum. It has to be divided by `speed`."""
     gflops: float | None = None
-    """Speed in 1e9 operations per second; to be multiplied by `speed`. None: not given."""
+    """Speed in 1e9 operations per second; None if not given. It has to be multiplied by `speed`."""
     speed: float = 1.0
     """Speed factor that was drawn for this device."""
     steps: tuple[Named, ...] = ()
     """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
     power: Mapping[str, float] | None = None
-    """Power draw in watts by state of the device; None: unknown."""
+    """State of the device -> power draw in watts; None if unknown."""
     thermal: Thermal | None = None
-    """Loss of CPU share by heat; None if it loses none."""
+    """Settings for the loss of CPU share by heat; None if heat has no effect."""
     gpu: PlannedGpu | None = None
-    """GPU that it trains on; None: it trains on the CPU."""
+    """GPU that the device trains on; None if it trains on the CPU."""
     dilation: float = 1.0
-    """Host seconds per second of device time; all its rates are divided by this."""
+    """Host seconds per second of device time. All rates of the device are divided by this."""
 
     def step_kind(self, step: str) -> str | None:
-        """Kind of its own pipeline step `step`; None if it has no such step."""
+        """Kind of the device's own pipeline step `step`; None if it has no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
     def host_cpu(self) -> float:
-        """CPU share in the host's time, in cores. Raises ValueError if it has no cpu."""
+        """CPU share in the host's time, in cores. Raises ValueError if the device has no CPU share."""
         if self.cpu is None:
             raise ValueError(f"{self.name} has no cpu: it exists in virtual time only")
         return self.cpu / self.dilation
 
     @property
     def host_link(self) -> AccessLink | None:
-        """The device's own link in the host's time; None: not shaped."""
+        """The device's own link in the host's time; None if it is not shaped."""
         return (
             None if self.link is None else AccessLink(**to_host_time(asdict(self.link), self.dilation))
         )
@@ -114,18 +115,18 @@ class PlannedDevice:
 
     @property
     def end_to_end(self) -> AccessLink | None:
-        """The whole path between device and server at the start of the run, if no other device uses it;
-        None: not shaped."""
+        """The whole path between device and server at the start of the run, as if no other device used
+        it. None if it is not shaped."""
         return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
 
     @property
     def host_end_to_end(self) -> AccessLink | None:
-        """The whole path in the host's time; None: not shaped."""
+        """The whole path between device and server in the host's time; None if it is not shaped."""
         return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
 
     @property
     def is_direct(self) -> bool:
-        """Whether its path to the server is not shaped."""
+        """Whether the device's path to the server is not shaped."""
         return self.link is None and self.access is None
 
     @property
@@ -136,8 +137,8 @@ class PlannedDevice:
 
     @property
     def period(self) -> int:
-        """CFS period in µs: at least 10 ms, longer if a slice would be too short; the kernel's maximum
-        is 1 s.
+        """CFS period in µs. It is at least 10 ms, longer if a slice would be too short, and at most
+        1 s, the kernel's maximum.
 
         In stretched time the pauses between slices are longer and caches are colder, so slices are made
         longer, too: then a CPU second does as much work (`make dilation`).
@@ -188,7 +189,7 @@ class Plan:
     device_cpus: str = ""
     """cpuset of the devices."""
     evaluation_cpus: str = ""
-    """cpuset of the aggregator's evaluations; empty: the aggregator's."""
+    """cpuset of the aggregator's evaluations; empty if they use the aggregator's."""
     device_capacity: float = 0.0
     """Cores that all devices together can have."""
     dilation: float = 1.0
@@ -244,13 +245,13 @@ class Plan:
         )
 
     def node_of(self, device: str) -> PlannedNode | None:
-        """Return the machine of `device`; None if the runtime uses one machine."""
+        """Return the node of `device`; None if the runtime uses one machine."""
         return next((node for node in self.nodes if node.id == self.placement[device]), None)
 
     @property
     def measures_steps(self) -> bool:
-        """Whether the time of a step has to be measured on this host for virtual time: a device's speed
-        is a CPU share, and the time of a step is not known yet."""
+        """Whether the time of a step has to be measured on this host for virtual time. It has to if a
+        device's speed is a CPU share and the time of a step is not known yet."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 

@@ -1,7 +1,7 @@
-"""Estimate of each device's round, and whether one fits into the run.
+"""Estimate of each device's round, and whether a round fits into the run.
 
-Figures are in device time, with the links, shares and speeds at the start of the run, as if a device did
-not share its access link. They are means, without TCP's slow start and acknowledgements.
+Figures are in device time. They assume the links, shares and speeds at the start of the run, and that
+no device shares its access link. They are means, without TCP's slow start and acknowledgements.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from testbed.topology import Topology
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Longest round relative to its mean. An exponentially distributed duration exceeds it once in 5e8
-times."""
+"""Longest round that is expected, as a multiple of the mean round. An exponentially distributed
+duration exceeds it once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
@@ -48,7 +48,7 @@ class Round:
     """Estimate of a device's round: download of the model, training, upload of the update."""
 
     samples: int | None
-    """Number of training samples; None: not known yet."""
+    """Number of training samples; None if not known yet."""
     transfer: float
     """Seconds to download the model and to upload the update."""
     seconds: float
@@ -62,8 +62,8 @@ def estimate_rounds(
 ) -> dict[str, Round]:
     """Estimate a round of each device.
 
-    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
-    None: not known yet.
+    `parameters`: number of the model's parameters. `samples`: device -> number of its training
+    samples; None if not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
@@ -96,7 +96,7 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Time of a step: from the plan, or else as last measured on this host for virtual time; None:
+    """Time of a step from the plan, or else as last measured on this host for virtual time; None if
     unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
@@ -110,7 +110,7 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and what is unknown. `timing` is a minimum."""
+    """Return the known seconds of local training, and the unknown parts. `timing` is a minimum."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -129,7 +129,7 @@ def _training(
 
 
 def _mean(duration: DrawnDuration | None) -> float | None:
-    """Mean in seconds, 0 without a duration; None if it is not finite."""
+    """Mean of a duration in seconds: 0 if there is no duration, None if the mean is not finite."""
     if duration is None:
         return 0.0
     mean = DISTRIBUTIONS[duration.distribution](**duration.params).expectation
@@ -139,9 +139,9 @@ def _mean(duration: DrawnDuration | None) -> float | None:
 def _transfer(
     device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
 ) -> float:
-    """Seconds to download the model and to upload the update. `sizes`: their bytes.
+    """Seconds to download the model and to upload the update. `sizes`: sizes of both in bytes.
 
-    `in_packets`: computed as in `testbed.virtual.network`, for links that were idle before.
+    `in_packets`: whether to compute as `testbed.virtual.network` does, for links that were idle before.
     """
     link, access = device.link or AccessLink(), device.access or AccessLink()
     seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
@@ -164,8 +164,8 @@ def _seconds(bits: int, rate: float) -> float:
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
     """Return the seconds for which each device may be silent.
 
-    Infinite if its rounds vary at random and their mean is unknown. A device without an entry is judged
-    by its own past rounds.
+    The result is infinite if a device's rounds vary at random and their mean is unknown. A device
+    without an entry is judged by its own past rounds.
     """
     found = {}
     for device in plan.devices:
@@ -179,7 +179,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return the rows of `testbed.plan.describe` with each device's `samples`, `transfer_s`, `round_s`,
-    and what the estimate `lacks`. For programs."""
+    and what the estimate `lacks`. The rows are for programs."""
     return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
@@ -192,8 +192,8 @@ def _figures(one: Round) -> dict[str, Any]:
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return one row per group, for people: number of `devices`, and ranges of their figures.
 
-    These are `samples`, `transfer` (both directions) and `round`; `> 12s` if part of the round is
-    unknown.
+    These are `samples`, `transfer` (both directions) and `round`; `> 12s` means that part of the round
+    is unknown.
     """
     members: dict[str, list[Round]] = {}
     for device in plan.devices:

@@ -22,7 +22,7 @@ class Shaper:
     name: str
     """`netem`, `tbf+delay` or `relay`."""
     why: str
-    """Why it was chosen."""
+    """Why this shaper was chosen."""
 
     @property
     def is_netem(self) -> bool:
@@ -32,7 +32,7 @@ class Shaper:
 def choose_shaper(
     topology: Topology, runtime: Traits, lack: str | None
 ) -> tuple[Shaper | None, list[Problem]]:
-    """Choose the shaper of the links of `topology`, None if there are none; also return problems.
+    """Choose the shaper of the links of `topology`: None if it has no links. Also return problems.
 
     `lack`: why the kernel's netem cannot be used; None if it can.
     """
@@ -56,7 +56,7 @@ def choose_shaper(
 
 
 def lack_of_netem() -> str | None:
-    """Return why this kernel's netem cannot be used, found by trying; None if it can."""
+    """Try this kernel's netem; return why it cannot be used, or None if it can."""
     works, answer = kernel.supports(kernel.NETEM)
     if works is None:
         return f"it cannot be tried whether this kernel has netem ({answer})"

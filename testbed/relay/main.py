@@ -45,9 +45,9 @@ class RelayConfig:
     listeners: Mapping[str, tuple[int, ...]]
     """Device -> inherited file descriptors of its listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Device -> its own link; only devices that have one."""
+    """Device -> its own link. Devices without one are left out."""
     access: Mapping[str, SharedLink]
-    """Device -> its shared access link; only devices that have one."""
+    """Device -> its shared access link. Devices without one are left out."""
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
     `listeners`."""
@@ -135,7 +135,7 @@ def main() -> None:
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
     def apply(event: ReceivedMessage) -> None:
-        """Carry out an order, in paho's thread; report an invalid one."""
+        """Carry out an order, or report that it is invalid. Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:

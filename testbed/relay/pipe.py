@@ -1,4 +1,5 @@
-"""One direction of a shaped link: bytes enter, and leave when they are due. Pure: time is an argument.
+"""One direction of a shaped link: bytes enter, and leave when they are due. No I/O and no clock: the
+time is an argument.
 
 As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire;
 then it is in flight for the link's delay. Order is kept, and nothing is lost.
@@ -27,7 +28,7 @@ _QUEUE_SECONDS = 0.2
 """Seconds of traffic at the link's rate that the queue holds, as in the kernel (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Maximum bytes to hand over at a time, however fast the link is."""
+"""Maximum bytes to hand over at a time, also on the fastest link."""
 _MAX_BYTES = 64 * 2**20
 """Maximum bytes in the pipe, including those in flight, if no rate limits them."""
 
@@ -37,11 +38,12 @@ class Shape:
     """Properties of one direction of a link."""
 
     rate: int | None = None
-    """Rate on the wire, headers included, in bit/s; None: unlimited."""
+    """Rate on the wire, headers included, in bit/s; None if unlimited."""
     delay: float = 0.0
-    """Seconds."""
+    """Delay in seconds."""
     jitter: float = 0.0
-    """Seconds. Each piece's delay is uniform in delay ± jitter, and at least 0."""
+    """Jitter in seconds. Each piece's delay is uniformly distributed in delay ± jitter, but at least
+    0."""
 
 
 def on_wire(size: int) -> int:
@@ -53,9 +55,10 @@ def on_wire(size: int) -> int:
 class _QueuedItem(NamedTuple, Generic[T]):
     item: T
     size: int
-    """Bytes of payload."""
+    """Length of the payload in bytes."""
     at: float
-    """Seconds: arrival in the queue; for an item in flight, when it is due."""
+    """Time in seconds at which the item entered the queue, or, for an item in flight, at which it is
+    due."""
 
 
 class LinkPipe(Generic[T]):
@@ -81,16 +84,16 @@ class LinkPipe(Generic[T]):
         """Bytes of payload in the pipe, including those in flight."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
-        """Reference time of the bucket: at time t it holds (t − this) · rate / 8 bytes, at most its
-        depth."""
+        """Reference time of the bucket in seconds: at time t the bucket holds (t − `_empty_at`) · rate
+        / 8 bytes, but at most its depth."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """Time at which the item that passed the bucket last is due."""
+        """Time in seconds at which the last item that passed the bucket is due."""
 
     @property
     def rate(self) -> int | None:
-        """Rate in bit/s; None: unlimited."""
+        """Rate in bit/s; None if unlimited."""
         return self._shape.rate
 
     @property
@@ -133,8 +136,8 @@ class LinkPipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """Time of the next event: an item is due, or passes the bucket and makes room. None: no
-        event."""
+        """Time of the next event, at which an item is due, or passes the bucket and makes room. None
+        if there is no such event."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []

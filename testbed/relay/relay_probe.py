@@ -32,7 +32,7 @@ _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
 """Bounds of a transfer: enough packets to measure a rate, but not too long for start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Bytes on the wire per byte of payload; payload is what is measured."""
+"""Bytes on the wire per byte of payload: it converts the measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds, in addition to the link's delay, within which the next byte must arrive."""
 
@@ -99,7 +99,8 @@ def download(host: str, port: int, rate: int) -> float:
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
-    """Start the measurement server, in threads that run until `shutdown`. Port 0: any free port."""
+    """Start the measurement server, in threads that run until `shutdown`. `port`: 0 for any free
+    port."""
     server = _RelayProbeServer((host, port), _RelayProbeHandler)
     threading.Thread(target=server.serve_forever, name="probes", daemon=True).start()
     return server

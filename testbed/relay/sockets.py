@@ -98,7 +98,7 @@ class Relay:
         self._loop.call_soon_threadsafe(change)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` every `seconds`, between two packets."""
+        """Call `call` every `seconds` seconds, between two packets."""
 
         def again() -> None:
             call()
@@ -168,8 +168,8 @@ async def _move(
     route: Sequence[LinkLane],
     source: socket.socket,
 ) -> None:
-    """Move one direction of a connection, read from `source`, through `route`, until its end has been
-    delivered."""
+    """Move the data of one direction of a connection from `source` through `route`, until its end has
+    been delivered."""
     writer.transport.set_write_buffer_limits(_MAX_BACKLOG_BYTES)
     ended = asyncio.Event()
 
@@ -200,7 +200,8 @@ async def _move(
 
 
 def _pass(data: bytes, route: Sequence[LinkLane], deliver: Callable[[bytes], None]) -> None:
-    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data is the stream's end."""
+    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data stands for the end of
+    the stream."""
     if route:
         first, *others = route
         first.put(partial(_pass, data, others, deliver), len(data), time.monotonic())

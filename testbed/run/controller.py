@@ -55,18 +55,18 @@ second."""
 _INBOX_BYTES = 8 * 2**20
 """Limit of the messages that wait to be handled, in bytes."""
 _END_TIMEOUT_SECONDS = 3.0
-"""Time for a container to end after its client."""
+"""Seconds within which a container must end after its client."""
 _TRACEBACK_LINES = 40
 """Number of log lines to show if the user's own code raised an exception."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
-"""Interval of requests to read the limits of a device's container, and time after which wrong limits are
-an error."""
+"""Seconds between requests to read the limits of a device's container, and seconds after which wrong
+limits are an error."""
 _LOSSY = 0.05
 """Packet loss (share) above which a connection may be silent for some seconds by chance."""
 _MAX_RESTARTS = 3
 """Maximum number of restarts of broker and aggregator in a run."""
 _STOP_TIMEOUT_SECONDS = 4.0
-"""Time for the aggregator to finish its records when a run is interrupted."""
+"""Seconds that the aggregator has to finish its records when a run is interrupted."""
 
 _NETWORK_HINT = (
     ". If testbed runs in a container, give that container the host's network: --network host"
@@ -78,11 +78,11 @@ class Timings:
     """Durations of start-up and tear-down, in seconds of wall time."""
 
     launch: float = 0.0
-    """From the start until every process or container was started."""
+    """Seconds from the start until every process or container was started."""
     ready: float = 0.0
-    """From `launch` until every client was ready."""
+    """Seconds from the end of `launch` until every client was ready."""
     down: float = 0.0
-    """From the end of the run until everything was removed."""
+    """Seconds from the end of the run until everything was removed."""
 
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 2) for name, value in dataclasses.asdict(self).items()}
@@ -117,19 +117,20 @@ class Controller:
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
         """Device -> planned limits of its container; None if no control group limits it."""
         self._limited: dict[str, float] = {}
-        """Device -> when its limits were applied, on the monotonic clock."""
+        """Device -> time at which its limits were applied, on the monotonic clock."""
         self._limits: dict[str, messages.LimitsRead] = {}
         """Device -> limits of its container, as last read from the kernel."""
         self._asked: dict[str, float] = {}
-        """Device -> when its init was last asked to read the limits, on the monotonic clock."""
+        """Device -> time at which its init was last asked to read the limits, on the monotonic
+        clock."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
         self._connection: Connection | None = None
         """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders held back for the aggregator while a restart or a flood would lose them; None: orders
-        are sent at once."""
+        """Orders held back for the aggregator while a restart or a flood would lose them; None if
+        orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -146,10 +147,10 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """Device -> its state after the actions on it; only devices with an action."""
+        """Device -> its state after the actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
-        """Process of the run that somebody else has stopped -> when that was noticed, on the monotonic
-        clock."""
+        """Process of the run that somebody else has stopped -> time at which that was noticed, on the
+        monotonic clock."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:
@@ -163,7 +164,7 @@ class Controller:
         self.clocks: dict[str, float] = {}
         """Other host -> largest error of its converted times so far, in seconds."""
         self.other_samples: dict[str, list[HostSample]] = {}
-        """Other host with devices -> load samples, less often than once per second."""
+        """Other host with devices -> its load samples, taken less often than once per second."""
         self._used: dict[str, float] = {}
         """Device -> CPU seconds in its last sample."""
         self.epoch: float | None = None
@@ -267,7 +268,8 @@ class Controller:
         """Wait until all living devices are ready, or a quorum at the timeout.
 
         Each device gets its CPU limit as soon as it is ready; the kernel's files must then show that
-        limit. Raises RunFailedError; at once if too many devices have ended.
+        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too
+        many have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
@@ -325,8 +327,8 @@ class Controller:
     def _skip_earlier_records(self) -> None:
         """Pass records of the run's earlier segments to the view, without acting on them.
 
-        They are read only when the aggregator is ready: before that, an aggregator that resumes from a
-        checkpoint removes the records after it.
+        The records are read only when the aggregator is ready: before that, an aggregator that resumes
+        from a checkpoint removes the records after it.
         """
         records = self._new_records()
         new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
@@ -335,7 +337,7 @@ class Controller:
 
     def _check_links(self) -> str | None:
         """Return a sentence on links whose measurement deviates more than a valid run allows; None if
-        none.
+        there are none.
 
         Raises RunFailedError if a rate deviates too much to start at all.
         """
@@ -535,7 +537,8 @@ class Controller:
             self._orders.append((AGGREGATOR, messages.DisruptOrder(now, since, reason)))
 
     def _is_cut(self, device: str) -> bool:
-        """Whether the device's link is ordered to be cut, or so lossy that it may be silent for long."""
+        """Whether an order has cut the device's link, or the link is so lossy that the device may be
+        silent for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
         link = (planned or AccessLink()).with_changes(state.link)
         return state.is_held or link.is_outage or link.loss > _LOSSY

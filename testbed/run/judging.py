@@ -1,4 +1,5 @@
-"""The verdict on an emulated run: a comparison of what its devices got with what was requested."""
+"""The verdict on an emulated run: a comparison of the resources that its devices got with those that
+were requested."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     """Return the runs of this host whose `work/` still exists: those in `runs`, and `run` (an id or a
     path).
 
-    The folder `work/` is all that is left of a run if its controller was killed after it had started
-    only local processes, which end with it, or before it had started anything.
+    The folder `work/` is all that is left of a run if its controller was killed before it had started
+    anything, or when it had started only local processes: these end with the controller.
     """
     paths = [*finding.runs_in(runs).values()]
     if run is not None and (named := finding.find_exact(run, runs)) is not None:
@@ -77,7 +77,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
 
 
 def _is_of_this_host(directory: RunDirectory) -> bool:
-    """Whether a run was started on this host, or its host is unknown: hosts may share a folder."""
+    """Whether a run was started on this host, or its host is unknown. (Several hosts may share a
+    folder.)"""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
         return host in (None, platform.node())
@@ -85,9 +86,10 @@ def _is_of_this_host(directory: RunDirectory) -> bool:
 
 
 def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
-    """Return the directory of `run` (see `finding.find_directory`); None if there is none.
+    """Return the directory of `run`; None if there is none.
 
-    `live`: if `run` is the beginning of several ids, prefer a live run. Raises BadInputError.
+    `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
+    several ids, prefer a live run. Raises BadInputError.
     """
     path = finding.find_directory(
         run, runs, lambda one: live and RunDirectory(one).controller() is not None
@@ -98,8 +100,8 @@ def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | 
 def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     """Return the directory of `run`, searched in `runs`, then among the live runs of this machine.
 
-    `run`: as for `directory_of`, or the beginning of a live run's id. Raises BadInputError if there is
-    no such run, or more than one.
+    `run`: an id, a path, or the beginning of either. Raises BadInputError if there is no such run, or
+    more than one.
     """
     found = directory_of(run, runs, live=live)
     if found is None:
@@ -112,9 +114,10 @@ def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
 
 
 def prepare_resume(runs: Path, run: str) -> RunDirectory:
-    """Return the directory of the ended `run` (see `directory_of`), prepared for resuming.
+    """Return the directory of the ended `run`, prepared for resuming.
 
-    Raises BadInputError if there is no such run, or it cannot be resumed.
+    `run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no such
+    run, or it cannot be resumed.
     """
     from agents.aggregator import snapshot  # imports all rules
 
@@ -159,9 +162,9 @@ def _check_access(run: Path) -> None:
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
-    """Return why a run has ended as planned, from its records; None if it has not.
+    """Return the reason why a run has ended as planned, from its records; None if it has not.
 
-    After a crash the manifest may lack this.
+    After a crash, the manifest may lack the reason.
     """
     if not directory.events.is_file():
         return None
@@ -173,7 +176,8 @@ def _recorded_end(directory: RunDirectory) -> str | None:
 
 
 def take_down(live: LiveRun) -> None:
-    """End `live`, through its controller if that is alive, and remove what is left of it.
+    """End the run `live`, through its controller if that is alive; then remove everything left of the
+    run.
 
     Raises HostError if something may be left.
     """
@@ -200,7 +204,8 @@ def take_down(live: LiveRun) -> None:
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller, if it is alive, to end its run in order, and wait for that."""
+    """Ask the controller to end its run, and wait for at most `stop_timeout` until the controller has
+    ended. Does nothing if it is not alive."""
     from testbed.runtimes.process import runtime
 
     with suppress(psutil.Error, BadInputError):
@@ -214,8 +219,8 @@ def _ask_controller(directory: RunDirectory) -> None:
 def stop_timeout(directory: RunDirectory) -> float:
     """Return the seconds that a controller may take to end its run.
 
-    The engine takes a while to remove many containers, and a run is worth little without its verdict and
-    logs.
+    The time is long, because the engine takes a while to remove many containers, and because a run is
+    worth little without its verdict and logs.
     """
     devices = 0
     with suppress(BadInputError):  # it is damaged

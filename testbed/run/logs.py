@@ -18,9 +18,9 @@ _MAX_LINE = 10_000
 
 
 def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:
-    """Yield name and last `tail` lines of each component of a run.
+    """Yield the name and the last `tail` lines of each component of a run.
 
-    `component`: only this one, or only the devices of the group of that name; None: all. Raises
+    `component`: name of the only component or device group to read; None for all components. Raises
     BadInputError if the run has no such component.
     """
     name = directory.run

@@ -11,7 +11,7 @@ rules:
 
 For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) there is no such
 result: a model made from an old version also moves the global model back towards that version, and the
-logged weights do not determine where that ends.
+logged weights do not determine where the global model ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _SHOWN = 4
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models made from the current version: this is the same as adding their deltas."""
+"""Rules that mix models made from the current version. Mixing these is the same as adding their
+deltas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,15 @@ def _is_same_training(run: Run) -> bool:
 def _is_linear(local: Mapping[str, Any]) -> bool:
     """Whether a client's progress is its distance from its center times a constant factor.
 
-    That is SGD without clipping and weight decay, and with a step size that does not change with the
-    version.
+    This holds for SGD without clipping and weight decay, and with a step size that does not change
+    with the version.
     """
     others = ("clip", "clip_gradient", "weight_decay", "lr_by_version")
     return local.get("optimizer", "sgd") == "sgd" and not any(local.get(name) for name in others)
 
 
 def _all_present(run: Run) -> bool:
-    """Whether all clients are present at the end: only then, the point of convergence of AREA is
+    """Whether all clients are present at the end. Only then is the point of convergence of AREA
     known."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))

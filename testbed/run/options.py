@@ -11,20 +11,20 @@ class Options:
     """Options of a run, from the command line or from Python."""
 
     runtime: str | None = None
-    """Overrides the topology's runtime; None: the topology's."""
+    """Runtime that replaces the topology's; None to keep the topology's."""
     oversubscribe: bool = False
     """Whether devices may request more CPU than the host has."""
     data_root: Path | None = None
-    """Folder of the datasets; None: they are downloaded."""
+    """Folder of the datasets; None to download them."""
     resume: bool = False
     """Whether to resume an earlier run in its directory."""
     dashboard: int | None = None
-    """Port of the dashboard, 0 for any free port; None: no dashboard."""
+    """Port of the dashboard, 0 for any free port; None for no dashboard."""
     metrics: int | None = None
-    """Port of the Prometheus metrics, 0 for any free port; None: no metrics."""
+    """Port of the Prometheus metrics, 0 for any free port; None for no metrics."""
     track: tuple[str, ...] = ()
     """Experiment trackers (`testbed.tracking`) that get the run's records."""
     nodes: Path | None = None
-    """File that describes the machines to plan for; None: the existing machines."""
+    """File that describes the machines to plan for; None for the existing machines."""
     verbose: bool = False
     """Whether clients log each round."""

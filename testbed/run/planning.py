@@ -41,7 +41,8 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
 
 
 def choose_runtime(options: Options, requested: str = "auto") -> str:
-    """Name of the runtime: the options', else `requested`; `auto` is resolved for this host."""
+    """Return the name of the runtime in `options`, or else `requested`. `auto` is resolved for this
+    host."""
     runtime = options.runtime or requested
     if runtime == "auto":
         single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)

@@ -44,7 +44,7 @@ def _files(directory: RunDirectory) -> tuple[Path, ...]:
 
 
 def _read(directory: RunDirectory, folder: Path) -> Any:
-    """Read these files in `folder`. Raises BadInputError."""
+    """Read the files of the run's plan in `folder`. Raises BadInputError."""
     topology, *others = (folder / path.name for path in _files(directory))
     data = yamlfile.read(topology).data
     beside = {path.name: yamlfile.read(path).data for path in others if path.is_file()}

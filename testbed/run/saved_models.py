@@ -28,8 +28,9 @@ def evaluate_saved_models(
 
     Columns: `model` (the file's name), `version`, `part` (`test set`, `class`, `device`), `name`,
     `samples`, `loss`, `accuracy`, and `perplexity` if the task has one. `root`: folder of the datasets.
-    `classes`: also per class. `devices`: also per device, on this many samples each. Both add to what
-    the run's topology asks for. Raises BadInputError.
+    `classes`: whether to evaluate per class, too. `devices`: number of samples per device, to evaluate
+    per device, too. If these are not given, the settings of the run's topology apply. Raises
+    BadInputError.
     """
     topology = load(directory.topology)
     evaluate = topology.evaluate

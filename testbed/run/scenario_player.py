@@ -26,8 +26,8 @@ class Actuator(Protocol):
         """Carry out the runtime's part of `action`; return the orders for the processes that do the
         rest.
 
-        An action without effect, such as a pause of a paused device, is no error. Raises BadInputError
-        for an action that this run cannot do (a user may order anything), HostError.
+        An action without effect, such as a pause of a paused device, is no error. Raises HostError, or
+        BadInputError if this run cannot carry out the action. (A user may order any action.)
         """
 
 
@@ -92,10 +92,10 @@ class ScenarioPlayer:
         self._epoch: float | None = None
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
-        """Start: the run clock showed 0 when the monotonic clock showed `epoch`.
+        """Start the player. `epoch`: reading of the monotonic clock at time 0 of the run clock.
 
-        A resumed run continues at `begin`, in seconds; of the steps before, only the remaining effects
-        are repeated.
+        `begin`: seconds of the run clock at which a resumed run continues. Of the steps before, only
+        the remaining effects are repeated.
         """
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):
@@ -108,7 +108,7 @@ class ScenarioPlayer:
 
     @property
     def next_due(self) -> float:
-        """When the next step is due, on the monotonic clock; infinity if there is none."""
+        """Time at which the next step is due, on the monotonic clock; infinity if there is none."""
         if self._next is None or self._epoch is None:
             return float("inf")
         return self._epoch + to_seconds(self._next.at) * self._dilation

@@ -1,4 +1,5 @@
-"""Shell, or a single command, in a device's container: as its client's user, within its limits."""
+"""A shell or a single command in a device's container. It runs as the client's user, within the
+container's limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The run directory: its files, reading them as they grow, users' commands to a live run."""
+"""The run directory: its files, readers of files that grow, and users' commands to a live run."""

@@ -1,6 +1,7 @@
 """Users' commands to the controller of a live run, passed as small files in a folder.
 
-Whoever may write into the run's `work/` may give commands; the folder is closed to other users.
+Any user who may write into the run's `work/` may give commands; other users have no access to the
+folder.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _LOOK_SECONDS = 0.02
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     """Have the run's controller carry out `orders`, one after the other.
 
-    Raises BadInputError if the run has no controller, or it refuses an order (the others are carried
-    out); RunFailedError if the controller does not answer.
+    Raises BadInputError if the run has no controller. If the controller refuses an order, it carries out
+    the others, and BadInputError is raised. Raises RunFailedError if the controller does not answer.
     """
     folder = run.orders
     if run.controller() is None:
@@ -57,8 +58,8 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
 
 
 def _await_answer(path: Path) -> str | None:
-    """Wait for the answer to an order. Return why the order failed; None if it was carried out. Raises
-    TimeoutError."""
+    """Wait for the answer to an order. Return the reason why the order failed; None if it was carried
+    out. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):
@@ -77,7 +78,8 @@ class CommandFolder:
         folder.mkdir(exist_ok=True)
 
     def serve(self, execute: Callable[[dict[str, Any]], None]) -> None:
-        """Carry out the waiting commands. A TestbedError that `execute` raises is the answer."""
+        """Carry out the waiting commands. If `execute` raises a TestbedError, its message is the
+        answer."""
         with os.scandir(self._folder) as entries:
             commands = sorted(entry.path for entry in entries if entry.name.endswith(".order"))
         for path in map(Path, commands):

@@ -1,4 +1,4 @@
-"""The run directory, which remains after the run (docs/guide/run-directory.md)."""
+"""The run directory, which is kept after the run (docs/guide/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from analysis import manifest
 from testbed.errors import BadInputError, name_list, reading_run
 
 _MAX_TAIL_BYTES = 4 * 2**20
-"""Bytes at the end of a log that are searched for its last lines."""
+"""Number of bytes at the end of a log that are searched for its last lines."""
 _MAX_LINE = 1000
-"""Maximum number of characters shown of a log line in an error message: a device may have written it."""
+"""Maximum number of characters of a log line that an error message shows, because a device may have
+written the line."""
 _START_TOLERANCE_SECONDS = 2.0
-"""Tolerance of a process's start time, which the kernel derives from the adjustable wall clock."""
+"""Maximum difference in seconds between a process's recorded start time and the one that the kernel
+reports. The kernel derives start times from the wall clock, which may be adjusted."""
 
 
 def _run_id(name: str) -> str:
@@ -39,49 +41,50 @@ class RunDirectory:
         self.run = path.name
         """The run's id."""
         self.topology = path / "topology.yaml"
-        """The topology, with all defaults."""
+        """The topology, including all default values."""
         self.profiles = path / "profiles.yaml"
         """The device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
-        """Measurements on the host for the run (`testbed.plan.measurements`)."""
+        """Measurements on the host for this run (`testbed.plan.measurements`)."""
         self.code = path / "code"
         """The copy of the user's own code (`testbed.user_code`) that the run uses."""
         self.manifest = path / "manifest.json"
         self.events = path / "events.jsonl"
         self.inputs = path / "inputs.bin"
-        """The aggregator's inputs; only with `durability: recording` (`agents.aggregator.recording`)."""
+        """The aggregator's inputs; this file exists only if `durability` is `recording`
+        (`agents.aggregator.recording`)."""
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
         self.start = path / "start.safetensors"
-        """Initial state of the model; only if it does not follow from seed and first model."""
+        """Initial state of the model; this file exists only if the seed and the first model do not
+        determine the initial state."""
         self.logs = path / "logs"
         """One `<process name>.log` per process: aggregator, broker, controller and every device."""
         self.work = path / "work"
         """Shards, agents' configurations, broker configuration; removed when the run has ended."""
         self.state = path / "state"
-        """State from which an interrupted run resumes."""
+        """State for resuming an interrupted run."""
         self.aggregator_state = self.state / "aggregator"
         """The aggregator's checkpoint, and its input log if the run is not recorded."""
         self.disks = self.state / "clients"
         """One folder per client, for the files that it keeps across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
-        """Folder of users' commands during the run (`testbed.rundir.commands`)."""
+        """Folder for users' commands during the run (`testbed.rundir.commands`)."""
         self.control = self.work / "control"
-        """Folder of the broker's Unix socket, if devices are containers."""
+        """Folder of the broker's Unix socket; used only if devices are containers."""
         self.mps = self.work / "mps"
-        """Folder of MPS's pipes, if containers share a GPU."""
+        """Folder of the pipes of NVIDIA's MPS; used only if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """Samples of each device for evaluating the global model; only if the topology asks for that."""
+        """Samples of each device for evaluating the global model; this file exists only if the topology
+        asks for that evaluation."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """Make a directory in `runs` for a new run of the topology `name`, under an unused id.
-
-        Raises BadInputError.
-        """
+        """Make a directory in `runs` for a new run of the topology `name`. The run gets an unused id.
+        Raises BadInputError."""
         while True:
             directory = cls((runs / _run_id(name)).resolve())
             try:
@@ -95,14 +98,14 @@ class RunDirectory:
 
     @classmethod
     def create(cls, runs: Path, run: str) -> RunDirectory:
-        """Make `runs/run` and its folders. `work/` is closed to other users, because it holds
+        """Make `runs/run` and its folders. Other users have no access to `work/`, because it holds
         secrets."""
         directory = cls((runs / run).resolve())
         directory.open()
         return directory
 
     def open(self) -> None:
-        """Make the folders of a live run; existing ones are kept. Raises BadInputError."""
+        """Make the folders of a live run, and keep those that exist. Raises BadInputError."""
         try:
             for folder in (self.models, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -129,25 +132,26 @@ class RunDirectory:
         return self.work / f"{client}.shard.safetensors"
 
     def disk(self, client: str) -> Path:
-        """Folder of the files that a client keeps across restarts: its memory (AREA), and unacknowledged
-        updates."""
+        """Folder of the files that a client keeps across restarts: the memory of its rule (such as
+        AREA's), and unacknowledged updates."""
         return self.disks / client
 
     def write_manifest(self, **entries: Any) -> None:
-        """Merge `entries` into manifest.json; a crash during the write leaves the old file."""
+        """Merge `entries` into manifest.json. If this process crashes during the write, the old file is
+        kept."""
         merged = {**self.read_manifest(), **entries}
         with files.atomic_write(self.manifest) as partial:
             partial.write_text(_lines(merged), encoding="utf-8")
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return the manifest's entries; empty if there is no manifest. Raises BadInputError."""
+        """Return the manifest's entries; empty if the run has no manifest. Raises BadInputError."""
         with reading_run(self.path), suppress(FileNotFoundError):
             return manifest.read(self.manifest)
         return {}
 
     def devices(self, name: str) -> list[str]:
-        """Return the device `name`, or the devices of the group `name`. Raises BadInputError if there
-        are none."""
+        """Return the device `name`, or the devices of the group `name`. Raises BadInputError if neither
+        exists."""
         known: dict[str, dict[str, Any]] = self.read_manifest().get("devices", {})
         found = [device for device, facts in known.items() if name in (device, facts["group"])]
         if not found:
@@ -187,7 +191,8 @@ class RunDirectory:
             file.write(json.dumps(clock).encode() + b"\n")
 
     def log_tail(self, component: str, lines: int = 12) -> str:
-        """Return the end of a process's log, to follow an error message; empty if there is none."""
+        """Return the end of a process's log, for use at the end of an error message; empty if the
+        process has no log."""
         path = self.log(component)
         try:
             tail = last_log_lines(path, lines)
@@ -206,8 +211,8 @@ class RunDirectory:
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format as JSON with one line per entry. An entry that is an object has one line per key, such as
-    one per device.
+    """Format `value` as JSON with one line per entry. An entry that is an object has one line per key,
+    such as one per device.
 
     `indent` of json.dumps is not used: it disables json's C encoder, and 100,000 devices would take
     seconds.

@@ -9,17 +9,17 @@ from pathlib import Path
 from testbed.errors import BadInputError
 
 MANIFEST = "manifest.json"
-"""The file that makes a folder a run directory."""
+"""Name of the file that makes a folder a run directory."""
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """Return the run directories in `folder`: run id -> path."""
+    """Return the run directories in `folder`, by run id."""
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs (such as a sweep's) called `name`: a path, or a folder in `runs`; None
-    if it does not exist."""
+    """Return the folder of runs (such as a sweep's) that `name` denotes: a path, or a folder in `runs`.
+    Return None if it does not exist."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
@@ -33,9 +33,9 @@ def _holds_runs(path: Path) -> bool:
 
 
 def find_exact(run: str, runs: Path) -> Path | None:
-    """Return the directory of `run`, a run id in `runs` or a path.
+    """Return the directory of `run`, which is a run id in `runs` or a path.
 
-    None if there is none, or this user may not read it.
+    Return None if the directory does not exist, or this user may not read it.
     """
     paths = (runs / run, Path(run))
     # Path.is_file would raise PermissionError.
@@ -45,9 +45,10 @@ def find_exact(run: str, runs: Path) -> Path | None:
 def complete_id(
     run: str, known: Collection[str], preferred: Callable[[str], bool] = lambda _: False
 ) -> str | None:
-    """Return the id in `known` that equals `run` or begins with it; None if there is none.
+    """Return the id in `known` that equals `run` or begins with it; None if no id does.
 
-    Raises BadInputError if several begin with it, unless exactly one of these is `preferred`.
+    If several ids begin with `run`, return the only one that is `preferred`; raise BadInputError if none
+    or several are.
     """
     if run in known:
         return run
@@ -64,9 +65,10 @@ def find_directory(
     run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False
 ) -> Path | None:
     """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
+    Return None if no directory matches.
 
-    None if there is none. If several directories begin with `run`, return the only one that is
-    `preferred`; raise BadInputError if none or several are.
+    If several directories begin with `run`, return the only one that is `preferred`; raise BadInputError
+    if none or several are.
     """
     if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path

@@ -1,4 +1,4 @@
-"""The latest figures of a run, from the end of its records: for lists of many runs."""
+"""The latest figures of a run, read from the end of its records. Lists of many runs show them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from agents import events
 from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
-"""Bytes read from the end of the file, at first and at most: many records may follow an evaluation."""
+"""Number of bytes to read from the end of the file: at first, and at most. Many records may follow an
+evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run; None: not in the part of the file that was read."""
+    """Latest figures of a run. A figure is None if the part of the file that was read does not contain
+    it."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""
@@ -29,7 +31,7 @@ class LatestFigures:
 
 
 def latest_figures(path: Path) -> LatestFigures:
-    """Read the latest figures from `events.jsonl`; None for what cannot be read."""
+    """Read the latest figures from `events.jsonl`. A figure that cannot be read is None."""
     size = _FIRST_BYTES
     with suppress(OSError), files.open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
@@ -51,7 +53,7 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """Yield the records whose line begins with `begin`, in reverse order; skip lines that are not
+    """Yield the records whose lines start with `begin`, in reverse order. Skip lines that are not
     records."""
     end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:

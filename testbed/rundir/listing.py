@@ -25,7 +25,7 @@ SORTS = (
     "outcome",
     "verdict",
 )
-"""Keys that a list can be sorted by."""
+"""Keys by which a list can be sorted."""
 
 
 def list_runs(runs: Path) -> list[dict[str, Any]]:
@@ -36,10 +36,10 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
 
 
 def run_row(directory: RunDirectory) -> dict[str, Any]:
-    """Return the facts of one run; None: unknown.
+    """Return the facts of one run; an unknown fact is None.
 
-    `duration`: device time so far, in seconds. `accuracy` (0 to 1) and `loss`: of the last evaluation.
-    `verdict`: None until the run has ended.
+    `duration` is the device time so far, in seconds. `accuracy` (0 to 1) and `loss` are those of the
+    last evaluation. `verdict` is None until the run has ended.
     """
     last = LatestFigures()
     try:
@@ -90,8 +90,8 @@ def select_rows(
 ) -> list[dict[str, Any]]:
     """Select and sort rows.
 
-    Each word of `matching` must occur in the row's text for people. `sort`: one of `SORTS`, lowest value
-    first; rows without that value come before all others.
+    Each word of `matching` must occur in the row's text for people. `sort` is one of `SORTS`: the lowest
+    value is first, and rows without a value come before all others.
     """
     words = matching.casefold().split()
     found = [

@@ -10,7 +10,7 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Size in bytes: more than a run writes in a few tenths of a second."""
+"""Number of bytes that exceeds what a run writes in a few tenths of a second."""
 
 
 class _GrowingFile:
@@ -29,7 +29,8 @@ class _GrowingFile:
             self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
-        """Return the new lines, from at most `most` bytes (-1: all); an incomplete line waits."""
+        """Return the new lines from at most `most` bytes; −1 means all. An incomplete line is left for
+        the next call."""
         lines = b""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
@@ -41,8 +42,9 @@ class _GrowingFile:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """Return the start of the run's newest segment, from the last MiB of its `events.jsonl`; None if it
-    is not there, because the segment has not started or started longer ago."""
+    """Return the record of the start of the run's newest segment, from the last MiB of its
+    `events.jsonl`. Return None if that part of the file has no such record: the segment has not started
+    yet, or it started longer ago."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -61,10 +63,10 @@ class RecordFollower:
         self._lines = _GrowingFile(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
-        """Return the records added since the last call; an incomplete line waits for the next call.
+        """Return the records added since the last call. An incomplete line is left for the next call.
 
-        `most`: maximum number of bytes to read, which must be larger than any line; -1: all. Raises
-        ValueError, with the file's name, for a line that is not a record.
+        `most` is the maximum number of bytes to read, which must be larger than any line; −1 means all.
+        Raises ValueError, with the file's name, for a line that is not a record.
         """
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]
@@ -77,7 +79,8 @@ class Samples:
     """Reader of a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """`last`: begin this many bytes before the end; None: begin at the start."""
+        """`last`: number of bytes before the end at which to start reading; None: read from the
+        start."""
         self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)

@@ -1,4 +1,4 @@
-"""Protocols that the runtimes implement; each runtime has a package of its own."""
+"""Protocols that the runtimes implement. Each runtime has a package of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from testbed.traits import traits
 from testbed.view import View
 
 SERVERS = (BROKER, AGGREGATOR, ROUTER)
-"""Components of a run that serve all devices. Runs without links have no router."""
+"""Components of a run that serve all devices. A run without links has no router."""
 
 
 class Runtime(Protocol):
@@ -36,10 +36,10 @@ class Runtime(Protocol):
 
     @property
     def meter(self) -> Meter:
-        """Measures the resources of the hosts that the run uses."""
+        """Meter of the resources of the hosts that the run uses."""
 
     def start(self) -> BrokerAccess:
-        """Start broker, aggregator and all devices (in parallel); return the controller's login at the
+        """Start broker, aggregator and all devices (in parallel). Return the controller's login at the
         broker.
 
         Devices start without a CPU limit, because start-up is not part of the experiment. Raises
@@ -47,23 +47,31 @@ class Runtime(Protocol):
         """
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`. Called each time its client becomes ready; no effect on a
-        device that has ended."""
+        """Apply the CPU quota of `device`. The controller calls this method each time the device's
+        client becomes ready. It has no effect on a device that has ended."""
 
     def begin(self) -> None:
-        """Prepare for the run clock, which starts next: all expected clients, or a quorum of them, are
+        """Prepare for the run clock, which starts next. All expected clients, or a quorum of them, are
         ready and limited."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action on a device. See `testbed.run.scenario_player.Actuator`."""
+        """Carry out the runtime's part of an action on a device. Return the orders for the processes
+        that do the rest.
+
+        An action without effect, such as a pause of a paused device, is no error. Raises HostError, and
+        BadInputError if this run cannot carry out the action.
+        """
 
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the components that have ended: `aggregator`, `broker`, `router`, or a
         device."""
 
     def restart(self, component: str) -> int | None:
-        """Restart the broker or the aggregator after it has ended. Returns the port on 127.0.0.1 at
-        which the controller reaches the broker, or None if it is unchanged. Raises HostError."""
+        """Restart the broker or the aggregator after it has ended.
+
+        Returns the port on 127.0.0.1 at which the controller reaches the broker; None if the port is
+        unchanged. Raises HostError.
+        """
 
     def stop(self) -> None:
         """End and remove everything of this run, and save logs to the run directory. Idempotent."""
@@ -74,32 +82,36 @@ class HostReading:
     """Measurements on another host that has devices of the run."""
 
     clock_uncertainty: float
-    """Maximum error in seconds of that host's times after their conversion to this host's clock."""
+    """Maximum error in seconds of the other host's times after their conversion to this host's clock."""
     load: HostSample | None
-    """Load since the previous reading; None if unknown, as for the first reading."""
+    """Load since the previous reading; None if unknown. The first reading has no load."""
 
 
 class Meter(Protocol):
-    """Measures the resources that a run uses, without changing anything. Called from the runtime's
-    thread."""
+    """Measures the resources that a run uses, without changing anything. All methods are called from the
+    runtime's thread."""
 
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
-        """One sample per device, if the runtime itself measures devices. Called about once a second."""
+        """One sample per device; empty if the devices send their telemetry themselves. Called about once
+        a second."""
         return ()
 
     def externally_stopped(self) -> set[str]:
-        """Components that somebody outside the testbed has stopped (by a signal or `docker pause`), if
-        this host can see it."""
+        """Components that somebody outside the testbed has stopped (by a signal or `docker pause`).
+        Components that this host cannot see are left out."""
 
     def server_pids(self) -> list[int]:
-        """Process ids of those of broker, aggregator and router that this host can see."""
+        """Process ids of broker, aggregator and router. Processes that this host cannot see are left
+        out."""
 
     def device_cpu_seconds(self) -> float | None:
-        """CPU seconds that all devices on this host have used together; None if they cannot be read."""
+        """Total CPU seconds that the devices on this host have used; None if they cannot be read."""
 
     def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
-        """A reading of each other host with devices, by its name. `at` is the time of the run in
-        seconds, `used` has the CPU seconds of each device so far."""
+        """One reading per other host that has devices, by the host's name.
+
+        `at` is the run time in seconds. `used` has the CPU seconds that each device has used so far.
+        """
         return {}
 
 
@@ -119,52 +131,59 @@ class LiveRun:
     def from_labels(
         cls, run: str, runtime: str | None, components: int, directory: str | None
     ) -> LiveRun:
-        """Make a live run from labels. Anyone may write the label `directory`: a path that is not
-        absolute is ignored."""
+        """Make a live run from labels. A path in the label `directory` that is not absolute is ignored,
+        because anyone may write that label."""
         path = Path(directory or "")
         return cls(run, runtime, components, path if path.is_absolute() else None)
 
 
 class Emulator(Protocol):
-    """Functions of the module of a runtime in real time."""
+    """Functions that the module of a runtime in real time has."""
 
     def is_available(self) -> bool:
         """Whether the runtime can be used on this host."""
 
     def check_host(self) -> None:
-        """Check requirements of the host that the plan does not cover, such as an engine, before the run
-        has a directory. Raises HostError with the reason if the host lacks one."""
+        """Check requirements of the host that the plan does not cover, such as a Docker engine. Called
+        before the run has a directory. Raises HostError that names the requirement that is not met."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
-        """Return the runtime of one run, as a context around its start and stop. It first makes the
-        things that runs share, such as images, and writes entries of the manifest. Raises HostError."""
+        """Return the runtime of one run, as a context manager around the run's start and stop.
+
+        When the context begins, it makes the things that runs share, such as images, and writes entries
+        of the manifest. Raises HostError.
+        """
 
     def live_runs(self) -> list[LiveRun]:
         """All runs with running or left-over processes or containers; empty if the runtime is not
         available."""
 
     def take_down(self, run: str, directory: RunDirectory | None) -> bool:
-        """Remove what is left of `run`, and save its logs to `directory`, if there is one. Returns False
-        if the runtime is not available. Raises HostError if something may be left."""
+        """Remove what is left of `run`. Save its logs to `directory` unless that is None.
+
+        Returns False if the runtime is not available. Raises HostError if something may be left.
+        """
 
     def logs(self, run: str, tail: int) -> dict[str, list[str]]:
-        """Last `tail` lines of the log of each component of the live `run` whose log is not yet in the
-        run directory."""
+        """Last `tail` lines of the logs of the live `run`, by component. Logs that are already in the
+        run directory are left out."""
 
 
 class Simulator(Protocol):
-    """Function of the module of a runtime in simulated time."""
+    """Function that the module of a runtime in simulated time has."""
 
     def run(self, spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         """Execute the whole run in this process."""
 
 
 def emulator(name: str) -> Emulator:
-    """Return the runtime `name`. Raises BadInputError if there is none of that name."""
+    """Return the module of the real-time runtime `name`. Raises BadInputError if there is none of that
+    name."""
     return cast(Emulator, importlib.import_module(traits(name).module))
 
 
 def simulator(name: str) -> Simulator:
-    """Return the runtime `name`. Raises BadInputError if there is none of that name."""
+    """Return the module of the simulated runtime `name`. Raises BadInputError if there is none of that
+    name."""
     with without_garbage_collection():  # faster while PyTorch is imported
         return cast(Simulator, importlib.import_module(traits(name).module))

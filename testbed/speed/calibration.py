@@ -28,7 +28,8 @@ from testbed.topology.fields import Count, Model, Positive
 from testbed.topology.profiles import DeviceProfile, TrainingSpeeds
 
 _STEADY_SHARE = 0.8
-"""Share of the highest speed. If the median is lower, other work disturbed most products."""
+"""Minimum ratio of the median speed to the highest speed. A lower ratio means that other work disturbed
+most products."""
 
 
 class CalibratedHost(Model):
@@ -39,30 +40,31 @@ class CalibratedHost(Model):
     cores: Count
     """Number of logical cores."""
     torch: str
-    """Version of PyTorch: another version brings another matrix library."""
+    """Version of PyTorch. Another version has another matrix library."""
 
 
 class Calibration(Model):
-    """Speeds of one core of `host`, with one thread, in Gflop/s (FP64)."""
+    """Speeds of one core of `host`, with one thread. `low`, `median` and `high` are in Gflop/s
+    (FP64)."""
 
     host: CalibratedHost
     """The host that was measured."""
     low: Positive
-    """Slowest product of matrices."""
+    """Speed of the slowest matrix product."""
     median: Positive
-    """Median of the products."""
+    """Median speed of the matrix products."""
     high: Positive
-    """Fastest product."""
+    """Speed of the fastest matrix product."""
     products: Count
-    """Number of products that were timed."""
+    """Number of matrix products that were timed."""
     training: TrainingSpeeds
-    """Speed of the core in each kind of work: medians, in Gflop/s (FP32), memory in GB/s."""
+    """Median speed of the core in each kind of work, in Gflop/s (FP32); for memory in GB/s."""
     measured: AwareDatetime
     """Time of the measurement."""
 
     @property
     def gflops(self) -> float:
-        """Speed of one core in Gflop/s: the median.
+        """Median speed of one core, in Gflop/s.
 
         The highest speed comes from moments of a faster clock, but a device works for longer. In eight
         calibrations on one host, the medians differed by at most 0.6 %, the highest speeds by 10 %.
@@ -103,30 +105,30 @@ class Calibration(Model):
 
 
 class _NodeCalibration(Model):
-    """Calibration of another machine of a Swarm."""
+    """Calibration of another node of a Swarm."""
 
     node: str
     """Id of the node."""
     image: str
-    """Tag of the libraries' image that it was measured with."""
+    """Tag of the libraries' image with which the node was measured."""
     calibration: Calibration
 
 
 class _Cache(Model):
     format: Literal[2] = 2
-    """Content of the cache's file."""
+    """Version of the format of the cache's file."""
 
     calibrations: tuple[Calibration, ...] = ()
-    """One per host: many hosts may share a home directory."""
+    """Calibrations of hosts, one per host: many hosts may share a home directory."""
     nodes: tuple[_NodeCalibration, ...] = ()
-    """One per node of a Swarm."""
+    """Calibrations of nodes of a Swarm, one per node."""
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """Return this host's calibration, from the cache; measure if it is missing, or if `refresh`.
+    """Return this host's calibration from the cache. Measure it if it is missing or `refresh` is set.
 
-    `seconds`: duration of the products. The result is cached for this host and this version of PyTorch,
-    unless the cache's folder is not writable.
+    `seconds` is the duration of the matrix products. The result is cached for this host and this version
+    of PyTorch, unless the cache's folder is not writable.
     """
     kept, host = _read(), calibrated_host()
     for calibration in kept.calibrations if not refresh else ():
@@ -139,7 +141,7 @@ def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
 
 
 def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration]:
-    """Return the cached calibrations of other machines that were measured with `image`, by node id."""
+    """Return the cached calibrations of `nodes` that were measured with `image`, by node id."""
     cores = {node.id: node.cores for node in nodes}
     return {
         one.node: one.calibration
@@ -149,7 +151,7 @@ def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration
 
 
 def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Cache the calibrations of other machines, by node id, for later plans."""
+    """Store the calibrations of other machines, by node id, in the cache for later plans."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
     new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
@@ -157,7 +159,7 @@ def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
 
 
 def measure(seconds: float = 2.0) -> Calibration:
-    """Measure one core of this host with one thread; takes about twice `seconds`."""
+    """Measure one core of this host with one thread. This takes about twice `seconds`."""
     return from_core(device_benchmark.core(seconds), calibrated_host())
 
 
@@ -180,8 +182,9 @@ def cpu_share(
 ) -> float:
     """Return how many cores of this host are as fast as the whole device of the profile `name`.
 
-    Speeds are compared for training steps of this `work`; if that or the profile's training speeds are
-    unknown (None), for double-precision products. Raises BadInputError if the profile has no speed.
+    Speeds are compared for training steps of this `work`. If `work` or the profile's training speeds are
+    None (unknown), speeds of double-precision matrix products are compared. Raises BadInputError if the
+    profile has no speed.
     """
     if profile.training is not None and work is not None:
         speeds = profile.training
@@ -229,7 +232,8 @@ def _keep(all_of_it: _Cache) -> None:
 
 
 def _read() -> _Cache:
-    """Read the cache's file; empty if it is missing, damaged, or of another version."""
+    """Read the cache's file. Return an empty cache if the file is missing, damaged, or of another
+    version."""
     try:
         # Not strict: JSON has neither tuples nor dates.
         return _Cache.model_validate_json(_path().read_bytes(), strict=False)

@@ -28,17 +28,18 @@ if TYPE_CHECKING:
     import torch
 
 SIZE = 1024
-"""Rows of a matrix. Three matrices of 8 MB each do not fit into the caches of one core."""
+"""Number of rows of a square matrix. Three double-precision matrices of 8 MB each do not fit into the
+caches of one core."""
 LEAST_RUNS = 3
-"""Minimum number of runs of a piece of work, however long one takes."""
+"""Minimum number of runs of a piece of work, even if each run takes long."""
 KIND_PART = 0.25
-"""Time for each kind of work, as a share of the time for the double-precision products of a core."""
+"""Time for each kind of work, as a share of the time for double-precision products on one core."""
 _QUIET = 0.3
-"""Maximum load of other programs, in cores, without a remark."""
+"""Maximum load of other programs, in cores, that needs no remark."""
 _STEADY = 1.1
-"""Maximum ratio of step times, end to beginning, without a remark."""
+"""Maximum ratio of step times at the end to those at the beginning that needs no remark."""
 _DISTURBED = 0.5
-"""Maximum relative error of the predicted step; if it is larger, something disturbed the
+"""Maximum relative error of the predicted step time. A larger error means that something disturbed the
 measurements."""
 
 WORK = {
@@ -47,14 +48,15 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""Amount of each kind in its piece, forward and backward: Gflop; memory in GB
+"""Amount of each kind of work in its piece, forward and backward, in Gflop; memory in GB
 (`testbed.speed.kinds`)."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
-"""Amount of each kind in one training step (the function `step`), in the same units."""
+"""Amount of each kind of work in one training step (the function `step`), in the same units as
+`WORK`."""
 
 
 def piece(kind: str) -> Callable[[], object]:
-    """Return a function that does a piece of work of this `kind`, as in a network's training."""
+    """Return a function that does a piece of work of this `kind`, as in the training of a network."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -136,7 +138,7 @@ def step() -> Callable[[], object]:
 def times(
     run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Run `run` again and again for `seconds`; return the time that each run took by `clock`."""
+    """Call `run` repeatedly for `seconds`. Return the seconds that each call took by `clock`."""
     run()  # initializes the library
     found: list[float] = []
     end = time.monotonic() + seconds
@@ -148,11 +150,12 @@ def times(
 
 
 def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
-    """Measure this machine with all its cores, for about `seconds` per kind of work.
+    """Measure this machine with all its cores, for about `seconds` per kind of work. Call `tell` with a
+    line on each result.
 
-    `tell` gets a line on each result. Units: `memory` in bytes, `gflops` in Gflop/s, `speeds` in Gflop/s
-    (memory in GB/s), `step` and `predicted` in seconds, `busy` in cores; `slower` is the ratio of step
-    times, end to beginning.
+    Units of the values: `memory` in bytes, `gflops` in Gflop/s, `speeds` in Gflop/s (memory in GB/s),
+    `step` and `predicted` in seconds, `busy` in cores. `slower` is the ratio of step times at the end to
+    those at the beginning.
     """
     import torch
 
@@ -191,9 +194,9 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
 def core(seconds: float) -> dict[str, Any]:
     """Measure one core with one thread.
 
-    `gflops`: Gflop/s of each double-precision product; the products take about `seconds`. `training`:
-    speed in each kind of work, in Gflop/s (memory in GB/s). Times are CPU times, because a device gets a
-    share of CPU time: other work on this machine does not count.
+    `gflops` has the speed of each double-precision product in Gflop/s; the products take about
+    `seconds`. `training` has the speed in each kind of work, in Gflop/s (memory in GB/s). Times are CPU
+    times, because a device gets a share of CPU time: other work on this machine does not count.
     """
     import torch  # late: takes a second, and a cached calibration does not need it
 
@@ -213,7 +216,7 @@ def core(seconds: float) -> dict[str, Any]:
 
 
 def profile_text(name: str, found: dict[str, Any]) -> str:
-    """Format the result of `measure` as a profiles file with one device."""
+    """Format the result of `measure` as a profiles file that contains one device."""
     training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
     lines = [
@@ -233,7 +236,7 @@ def profile_text(name: str, found: dict[str, Any]) -> str:
 
 
 def _error(found: dict[str, Any]) -> float:
-    """Return the relative error of the predicted step; above 1 if other work disturbed a measurement."""
+    """Return the relative error of the predicted step time, as a share of the measured step time."""
     return float(abs(found["predicted"] / found["step"] - 1))
 
 
@@ -259,7 +262,7 @@ def remarks(found: dict[str, Any]) -> list[str]:
 
 
 def _load() -> float:
-    """Average number of programs that ran or waited for a core in the last minute; 0 if unknown."""
+    """Average number of programs that ran or waited for a core during the last minute; 0 if unknown."""
     try:
         return os.getloadavg()[0]
     except (AttributeError, OSError):  # not on Windows
@@ -267,7 +270,7 @@ def _load() -> float:
 
 
 def model() -> str:
-    """Name of the machine: the board's if the kernel knows it, else the processor's."""
+    """Name of the machine: the board's name if the kernel knows it, else the processor's."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")
@@ -275,7 +278,7 @@ def model() -> str:
 
 
 def processor() -> str:
-    """Name of the processor, from the kernel; on Arm the kernel may name only the board."""
+    """Name of the processor, from the kernel. On Arm, the kernel may name only the board."""
     facts: dict[str, str] = {}
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

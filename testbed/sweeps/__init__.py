@@ -1,5 +1,5 @@
-"""Sweeps: a file with what changes from run to run (`cells`), and its runs, one after another or in
-parallel (`sweeping`, `worker`)."""
+"""Sweeps. A sweep file says what changes from run to run (`cells`). The runs are executed one after
+another or in parallel (`sweeping`, `worker`)."""
 
 from testbed.sweeps.cells import Sweep, SweepCell, SweepFile, from_mapping, load, parse_path
 

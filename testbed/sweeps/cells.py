@@ -1,5 +1,4 @@
-"""A sweep: one topology, and what changes from run to run (`testbed sweep`). Pure except for reading
-files.
+"""A sweep: one topology, and what changes from run to run (`testbed sweep`).
 
     topology: base.yaml                         # path from the sweep file's folder
     variants:                                   # optional: named sets of changes
@@ -11,7 +10,8 @@ files.
     target: 80%                                 # accuracy whose cost the final table shows
     repeat_invalid: 1                           # maximum number of repeats of a run that is not valid
 
-`from_mapping` reads the same from a mapping, and `sweeping.run` runs either:
+`from_mapping` reads a sweep with these keys from a mapping. `sweeping.run` runs a sweep from either
+source:
 
     study = from_mapping({"topology": "base.yaml", "grid": {"seed": [1, 2]}}, "study", Path(), options)
     runs = [analysis.load.load(one.path) for one in sweeping.run(study, options, Path("runs/study"))]
@@ -57,31 +57,31 @@ class SweepFile(Model):
     """The keys of a sweep file."""
 
     topology: str
-    """Path of the topology, from the sweep file's folder."""
+    """Path of the topology, relative to the sweep file's folder."""
     variants: dict[str, dict[str, Any]] = Field(default={})
-    """Name of a variant -> its changes: path of a key -> value."""
+    """Variants by name. Each has its changes: the path of a key and the new value."""
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
-    """Path of a key -> its values; the sweep runs every combination."""
+    """Values to try, by the path of their key. The sweep runs every combination."""
     target: PositiveShare | None = None
-    """Accuracy whose cost the final table shows; None: no such table."""
+    """Accuracy for which the final table shows the cost, from 0 to 1; None: no such table."""
     repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
     """Maximum number of repeats of a run that is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """One key of the topology that a cell sets to another value."""
+    """Change of one key of the topology in a cell."""
 
     path: str
     """The key as the user wrote it, such as `devices[0].cpu`."""
     where: Where
-    """`path`, parsed."""
+    """Parsed form of `path`."""
     value: Any
     """The new value."""
     at: Where
-    """Place of the value in the sweep's file."""
+    """Place of the value in the sweep's file, for error messages."""
     words: str
-    """Text of the value in the cell's label; empty for a variant's change."""
+    """Text of the value in the cell's label; empty for a change from a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class SweepCell:
     label: str
     """Description of how the cell differs from the others, without the seed."""
     variant: str
-    """Name of its variant; empty if the sweep has no variants."""
+    """Name of the cell's variant; empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
     """Changes to the base topology."""
     topology: Topology
-    """The changed topology."""
+    """The topology after the changes."""
     plan: Plan
     """Plan of the changed topology."""
     fingerprint: str
-    """Hash of topology, own code, own data files and runtime."""
+    """Hash of the topology, the user's own code and data files, and the runtime."""
 
     @property
     def name(self) -> str:
@@ -108,14 +108,14 @@ class SweepCell:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A sweep with its cells, planned on this host."""
+    """A sweep whose cells are planned for this host."""
 
     name: str
     """Name of the sweep."""
     target: float | None
-    """Accuracy whose cost is shown, from 0 to 1; None: not shown."""
+    """Accuracy for which the final table shows the cost, from 0 to 1; None: no such table."""
     cells: tuple[SweepCell, ...]
-    """The cells, in the order of the file."""
+    """The cells, in the order of the sweep's file."""
     repeat_invalid: int
     """Maximum number of repeats of a run that is not valid. Runs in virtual time are always valid."""
 
@@ -123,15 +123,17 @@ class Sweep:
 def load(path: Path, options: Options) -> Sweep:
     """Read a sweep and plan each of its cells on this host.
 
-    Raises BadInputError that lists everything wrong with the file and with any cell, and where.
+    Raises BadInputError that lists everything wrong with the file and with any cell, and where it is.
     """
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
 
 def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
-    """Read a sweep from a mapping with a file's keys; `topology` is a path from `folder`.
+    """Read a sweep from a mapping with the keys of a sweep file. `topology` is a path relative to
+    `folder`.
 
-    Raises BadInputError as `load` does; its places are those in `mapping` written as YAML.
+    Raises BadInputError as `load` does. The places in its message are lines of `mapping` written as
+    YAML.
     """
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
@@ -228,7 +230,7 @@ def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
 
 
 def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyChange, ...]]]:
-    """Yield label, variant and changes of each cell."""
+    """Yield the label, the variant and the changes of each cell."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _label_part(path, value, i) * (len(values) > 1))
@@ -262,7 +264,7 @@ def _label_part(path: str, value: Any, index: int) -> str:
 def _apply(
     base: Document, changes: Iterable[KeyChange], source: Source
 ) -> tuple[Document, list[Problem]]:
-    """Apply `changes` to `base`, larger parts first; return the result, and the problems found.
+    """Apply `changes` to `base`, larger parts first. Return the result and the problems found.
 
     Unchanged keys have the place of `topology` in the sweep's file.
     """
@@ -289,8 +291,8 @@ def _apply(
 
 
 def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
-    """Yield the cells. If cells with the same label differ in more than their seed, add a number to
-    their labels."""
+    """Yield the cells with distinct labels. If cells with the same label differ in more than their seed,
+    add a number to their labels."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

@@ -1,9 +1,9 @@
 """Run the cells of a sweep that are not done yet, and keep an index of them in the sweep's folder.
 
-`index.json` there has an entry per cell, by its fingerprint: its run and how that ended. Runs in virtual
-time are parallel, one process each; containers and local processes need the host's cores for themselves.
-A run that is not valid is repeated after the others; runs that do not count are moved to the folder
-`earlier`.
+`index.json` in that folder has one entry per cell, by the cell's fingerprint: the run, and how it ended.
+Runs in virtual time are executed in parallel, one process each; containers and local processes need the
+host's cores for themselves. A run that is not valid is repeated after the others; runs that do not count
+are moved to the folder `earlier`.
 """
 
 from __future__ import annotations
@@ -39,25 +39,26 @@ from testbed.sweeps.worker import CellOutcome, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Maximum size of `index.json`."""
+"""Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Times that virtual time needs, as measured by earlier runs: `_step_key` or `_protocol_key` ->
-times."""
+"""Durations for runs in virtual time that earlier runs have measured, by `_step_key` or
+`_protocol_key`."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
 @dataclass(slots=True)
 class Index:
-    """Cells that are done or running, as in `index.json`; each change is saved at once."""
+    """Index of the cells that are done or running, as in `index.json`. Each change is saved at once."""
 
     folder: Path
     """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
-    """Fingerprint -> entry: `cell`, `changes`, `run`, `outcome` (None while it runs), `error`.
+    """Entries of the cells, by fingerprint.
 
-    `tries`: number of ended runs of a repeated cell. `instead_of`: only while a cell is being repeated;
-    the entry that counts until the repeat has ended.
+    Keys of an entry: `cell`, `changes`, `run`, `outcome` (None while the run is executed) and `error`.
+    `tries` is the number of ended runs of a repeated cell. `instead_of` exists only while a cell is
+    repeated: it is the entry that counts until the repeat has ended.
     """
 
     @classmethod
@@ -74,14 +75,14 @@ class Index:
             raise BadInputError(f"{path} is not the index of a sweep ({error}): remove it") from error
 
     def finished_run(self, cell: SweepCell) -> RunDirectory | None:
-        """Return the directory of the finished run of `cell`; None if there is none."""
+        """Return the directory of the finished run of `cell`; None if the cell has no finished run."""
         entry = self.cells.get(cell.fingerprint, {})
         directory = self._directory(entry)
         done = entry.get("outcome") in COMPLETE and directory.manifest.is_file()
         return directory if done else None
 
     def tries(self, cell: SweepCell) -> int:
-        """Return the number of ended runs of `cell`, which is done."""
+        """Return the number of ended runs of `cell`. The cell must be done."""
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def must_repeat(self, cell: SweepCell, repeats: int) -> bool:
@@ -100,7 +101,7 @@ class Index:
     def begin(self, cell: SweepCell) -> RunDirectory:
         """Make a run directory for `cell`.
 
-        If the cell is done, its finished run stays; what another attempt has left is removed.
+        If the cell is done, its finished run is kept; otherwise its unfinished run is removed.
         """
         done = self.finished_run(cell) is not None
         if not done:
@@ -164,14 +165,16 @@ def run(
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
 ) -> list[RunDirectory]:
-    """Run the cells of `sweep` that are not done; return the directories of all cells that are done
-    then.
+    """Run the cells of `sweep` that are not done. Return the directories of all cells that are then
+    done.
 
-    `jobs`: number of parallel runs in virtual time; None: one per core. Call it from the main thread.
+    `jobs` is the number of parallel runs in virtual time; None: one per core. Call this function from
+    the main thread.
 
-    Raises HostError before anything is run if this host would refuse one of the cells. A cell that fails
-    is reported, and the others continue. After them, runs that are not valid are repeated, as often as
-    `sweep` allows. On an interrupt, unfinished runs are ended and removed; finished runs are kept.
+    Raises HostError before anything is run if this host does not meet the requirements of a cell. A cell
+    that fails is reported, and the others continue. After them, runs that are not valid are repeated, as
+    often as `sweep` allows. On an interrupt, unfinished runs are ended and removed; finished runs are
+    kept.
     """
     with _sweep_lock(folder):
         index = Index.read(folder)
@@ -204,8 +207,8 @@ def run(
 
 
 def _each_once(cells: Iterable[SweepCell], report: ReportLine) -> list[SweepCell]:
-    """Return the cells without duplicates: of cells that are the same run, only the first. Report the
-    cells that are left out."""
+    """Return the cells without duplicates. If several cells are the same run, keep only the first, and
+    report the others."""
     first: dict[str, SweepCell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:
@@ -243,10 +246,10 @@ class _Runner:
     def simulate(self, cells: Sequence[SweepCell], jobs: int) -> None:
         """Run `cells` in virtual time, in parallel if `jobs` is more than one.
 
-        If the step time has to be measured, the first cell of a task measures it, and the others use its
-        figure: separate measurements would differ, and the runs could not be compared. The same holds
-        for the costs of secure aggregation. Cells that measure run first, one at a time: beside other
-        runs a step takes up to a fifth longer.
+        If the step time has to be measured, the first cell of a task measures it, and the others use the
+        result: separate measurements would differ, and the runs could not be compared. The costs of
+        secure aggregation are shared in this way, too. Cells that measure run first, one at a time: a
+        step takes up to a fifth longer while other runs use the host.
         """
         measuring: dict[str, SweepCell] = {}
         for cell in cells:
@@ -276,7 +279,7 @@ class _Runner:
         self._end(cell, result)
 
     def _side_by_side(self, workers: WorkerPool, cells: Iterable[SweepCell]) -> None:
-        """Run `cells` in parallel; a cell starts when a worker is free."""
+        """Run `cells` in parallel. Each cell starts when a worker is free."""
         waiting = iter(cells)
         unfinished: dict[str, SweepCell] = {}
         running: dict[Future[CellOutcome], SweepCell] = {}
@@ -309,7 +312,7 @@ class _Runner:
         self.report(f"{self._ended:4} of {self.count}  {cell.name}: {_summary(result)}{following}")
 
     def _timed_plan(self, cell: SweepCell) -> Plan:
-        """Return the plan of `cell`, with the times that another cell has measured."""
+        """Return the plan of `cell` with the durations that another cell has measured."""
         virtual = cell.plan.virtual
         for work in _costs_to_measure(cell):
             if (other := self.measured.get(work)) is None:
@@ -322,7 +325,8 @@ class _Runner:
 
 
 def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
-    """Yield a key for each thing that `cell` has to measure on this host, in virtual time."""
+    """Yield one key for each duration that `cell` has to measure on this host, for a run in virtual
+    time."""
     plan = cell.plan
     if not plan.traits.simulated:
         return
@@ -334,7 +338,7 @@ def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
 
 
 def _protocol_key(cell: SweepCell) -> str:
-    """Key that is equal for cells with the same costs of secure aggregation."""
+    """Key that is equal for cells with equal costs of secure aggregation."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 
@@ -344,12 +348,12 @@ def _task(cell: SweepCell) -> tuple[Any, ...]:
 
 
 def _step_key(cell: SweepCell) -> str:
-    """Key that is equal for cells whose training steps are the same work."""
+    """Key that is equal for cells whose training steps do the same work."""
     return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
 def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
-    """Return the times that finished runs of `cells` have measured."""
+    """Return the durations that finished runs of `cells` have measured."""
     done = [(cell, index.finished_run(cell)) for cell in cells if any(_costs_to_measure(cell))]
     return {
         work: Measurements.read(directory.path).virtual
@@ -361,7 +365,7 @@ def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
 
 @contextmanager
 def _sweep_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`: no other process runs a sweep in it. Raises BadInputError."""
+    """Hold the lock of `folder`, so that no other process runs a sweep in it. Raises BadInputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

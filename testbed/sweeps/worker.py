@@ -38,17 +38,18 @@ class CellOutcome:
     """How the run of a cell ended."""
 
     reason: str
-    """Why the run ended, as in its records; `failed` if it did not come to an end."""
+    """Reason for the end of the run, as in its records; `failed` if the run did not reach its end."""
     error: str | None = None
-    """Why it failed; None if it did not."""
+    """Reason why the run failed; None if it did not fail."""
     validity: dict[str, Any] = field(default_factory=dict)
-    """Validity as in the manifest."""
+    """Validity of the run, as in the manifest."""
     seconds: float = 0.0
-    """Wall-clock time in seconds."""
+    """Duration of the run in seconds of wall-clock time."""
     accuracy: float | None = None
-    """Accuracy in the last evaluation, from 0 to 1; None without one."""
+    """Accuracy in the last evaluation, from 0 to 1; None if the run has no evaluation or its task no
+    accuracy."""
     loss: float | None = None
-    """Loss in the last evaluation; None without one."""
+    """Loss in the last evaluation; None if the run has no evaluation."""
 
     @classmethod
     def failure(cls, error: object) -> Self:
@@ -99,10 +100,10 @@ def execute(
 
 
 class WorkerPool:
-    """Context manager of up to `count` worker processes. They end when its context ends, or with this
-    process.
+    """Context manager of up to `count` worker processes.
 
-    Each worker ends when the thread that started it ends (`host.die_with_parent`).
+    The workers end when the context ends, or when this process ends. Each worker ends when the thread
+    that started it ends (`host.die_with_parent`).
     """
 
     def __init__(self, count: int, data_root: Path | None) -> None:
@@ -123,11 +124,12 @@ class WorkerPool:
             self.close()
 
     def submit(self, directory: Path) -> Future[CellOutcome]:
-        """Run the cell in `directory`, which contains its topology, as soon as a worker is free."""
+        """Run the cell in `directory`, which contains the cell's topology, as soon as a worker is
+        free."""
         return self._threads.submit(self._run, directory)
 
     def close(self) -> None:
-        """End all workers, also during a run. Idempotent."""
+        """End all workers, even while they execute a run. Idempotent."""
         self._closed = True
         for worker in self._workers:
             worker.process.terminate()

@@ -1,4 +1,4 @@
-"""Secure aggregation of buffers: the server learns sums of updates, and no single one
+"""Secure aggregation of buffers: the server learns sums of updates, but no single update
 (docs/concepts/privacy.md).
 
 LightSecAgg in its asynchronous form (So et al., MLSys 2022, arXiv 2109.14236, section 4.2). `field`,

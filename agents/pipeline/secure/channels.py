@@ -1,5 +1,5 @@
-"""Encrypted channels between two clients. The server forwards the messages but cannot read them: X25519,
-HKDF and AES-256-GCM."""
+"""Encrypted channels between two clients. The server forwards the messages but cannot read them. The
+channels use X25519, HKDF and AES-256-GCM."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Channels:
         self._cipher(peer)
 
     def forget(self, peer: bytes) -> None:
-        """Drop the secret shared with the public key `peer`. A later use computes the same secret
-        again."""
+        """Delete the secret shared with the owner of the public key `peer`. The same secret is computed
+        again when it is needed."""
         self._ciphers.pop(peer, None)
 
     def seal(self, content: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:

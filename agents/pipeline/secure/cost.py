@@ -11,8 +11,8 @@ from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 
 _MESSAGE_TIME = 0.0014
-"""CPU time to send or receive a small message, without processing its content, in seconds on a whole
-core: waking up, MQTT, TCP. Fitted to a run in docker (docs/evidence/privacy.md)."""
+"""Seconds of CPU time on a whole core to send or receive a small message (waking up, MQTT, TCP), without
+processing its content. Fitted to a run in docker (docs/evidence/privacy.md)."""
 _TRIES = 5
 
 

@@ -23,13 +23,14 @@ class Masked:
     """An update hidden by a mask: only sums of such updates can be read."""
 
     words: Words
-    """Shape (d,): the rounded update plus the mask; of a `model`, its difference to the model that it
-    was trained from. Below p only after a check."""
+    """The rounded update plus the mask, shape (d,). For an update of kind `model`, this is the rounded
+    difference to the model that it was trained from, plus the mask. Received words may be p or more
+    until they have been checked."""
     holders: tuple[int, ...]
     """Indices, in the run's list of clients, of the clients that were sent a share of the mask."""
     outside: int
-    """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some were
-    not finite, and `words` is meaningless."""
+    """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some
+    coordinates were not finite, in which case `words` is meaningless."""
     took: Nanoseconds = 0
     """Time from the start of making the mask until its shares were sent."""
 

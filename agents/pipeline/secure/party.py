@@ -45,8 +45,8 @@ class _Mask:
 class Party:
     """One client's side: the client `name`, for models of `size` parameters.
 
-    `add_peer` and `receive_share` may be called in another thread than the other methods. They never
-    wait for a computation of that thread."""
+    `add_peer` and `receive_share` may be called in another thread than the other methods. These two
+    methods never wait for a computation of the others."""
 
     def __init__(
         self,
@@ -67,7 +67,8 @@ class Party:
         self._lock = threading.Lock()
         """Protects the keys and shares that other clients have sent."""
         self._held: dict[str, dict[int, Words]] = {}
-        """Shares of masks, by client and dispatch; those of a client in the order of arrival."""
+        """Shares of masks, by client and dispatch. The shares of one client are in the order of their
+        arrival."""
 
     @property
     def public(self) -> bytes:
@@ -76,7 +77,7 @@ class Party:
 
     @property
     def share_size(self) -> int:
-        """Bytes of a message with a share."""
+        """Length of a message with a share, in bytes."""
         return secure_messages.share_size(self.code.length)
 
     def add_peer(self, client: str, key: bytes) -> None:
@@ -121,11 +122,12 @@ class Party:
             )
 
     def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
-        """Record how long it took to make the mask and to send its shares."""
+        """Record the time that it took to make the mask and to send its shares."""
         self._masks[dispatch].took = took
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """Return the masked update that answers `dispatch`. `vector`: shape (d,); `rng` rounds it."""
+        """Return the masked update that answers `dispatch`. `vector`: shape (d,). `rng`: generator for
+        the random rounding."""
         mask = self._masks.pop(dispatch)
         try:
             words, outside = self.grid.round(vector, rng)
@@ -134,7 +136,7 @@ class Party:
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
     def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
-        """Store the share of a mask of the client `sender`. Raises PeerError."""
+        """Store the share that the client `sender` sent: a share of its mask. Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:
@@ -170,8 +172,9 @@ class Party:
         return secure_messages.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """Store a share. If there are too many, delete the oldest share of the client with most shares:
-        a client that sends too many loses its own, and no client's shares fill the memory."""
+        """Store a share. If there are too many, delete the oldest share of the client with the most
+        shares. So a client that sends too many shares loses its own, and no client can fill the
+        memory."""
         with self._lock:
             own = self._held.setdefault(client, {})
             own.pop(dispatch, None)

@@ -1,4 +1,5 @@
-"""Quantisation: real vectors as elements of the field, and sums of them back as real vectors.
+"""Quantisation: conversion of real vectors to elements of the field, and of sums of these elements back
+to real vectors.
 
 A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. It is rounded at random to
 one of its two neighbours so that the mean is x: x = R q/L + an error below R/L. A negative q is stored
@@ -58,15 +59,16 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """Return `vector` as it counts in a sum: rounded with `rng`; unchanged if it is not finite."""
+        """Return the values with which `vector` counts in a sum: rounded with `rng`, or unchanged if it
+        is not finite."""
         try:
             return self.to_reals(self.round(vector, rng)[0])
         except ValueError:
             return vector
 
     def to_integers(self, words: Words) -> NDArray[np.int64]:
-        """Return a sum of rounded vectors in units of `step`, shape (d,): from −(p − 1)/2 to
-        (p − 1)/2."""
+        """Return a sum of rounded vectors as integers from −(p − 1)/2 to (p − 1)/2, in units of `step`,
+        shape (d,)."""
         whole = words.astype(np.int64)
         whole -= FIELD.p * (whole > FIELD.p // 2)
         return whole
@@ -90,9 +92,9 @@ def dominates(weights: Sequence[int]) -> bool:
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
-    """Return the weights, from 0 to 1, of at least two updates as integer multiples of 1/`largest`. Each
-    is at least 1. A weight above the limit that `heaviest_share` returns for the others is lowered to
-    this limit."""
+    """Convert the weights of at least two updates, numbers from 0 to 1, to integer multiples of
+    1/`largest`. Each integer is at least 1. A weight above the limit that `heaviest_share` returns for
+    the others is lowered to this limit."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
     most = heaviest_share(others)

@@ -1,5 +1,5 @@
 """Messages of secure aggregation, other than the masked updates: a fixed head, then bytes whose length
-the run's settings determine. A message of another length is refused before it is used."""
+the run's settings determine. A message of any other length is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"
 LACKING = 0
-"""Length of the sum in the answer of a client that cannot make it."""
+"""Length 0 of the sum marks the answer of a client that cannot make the sum."""
 
 
 class SecureWireError(Exception):
@@ -23,12 +23,12 @@ class SecureWireError(Exception):
 
 
 def share_size(length: int) -> int:
-    """Return the bytes of a message with a share of `length` elements."""
+    """Return the length in bytes of a message with a share of `length` elements."""
     return _SHARE.size + 4 * length + SEAL_BYTES
 
 
 def sum_size(length: int) -> int:
-    """Return the bytes of a message with a sum of shares of `length` elements."""
+    """Return the length in bytes of a message with a sum of shares of `length` elements."""
     return _SUM.size + 4 * length
 
 
@@ -55,8 +55,8 @@ def encode_sum(number: int, words: Words | None) -> bytes:
 
 
 def decode_sum(payload: bytes | bytearray) -> tuple[int, Words | None]:
-    """Return the request's number and the sum, of any length; None if the client could not make it.
-    Raises SecureWireError."""
+    """Return the request's number and the sum, which may have any length. The sum is None if the client
+    could not make it. Raises SecureWireError."""
     if len(payload) < _SUM.size:
         raise SecureWireError(f"message has {len(payload)} bytes, expected at least {_SUM.size}")
     magic, number, count = _SUM.unpack_from(payload)

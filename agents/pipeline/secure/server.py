@@ -1,4 +1,5 @@
-"""Server half of secure aggregation: masked updates, and the sums that the rule requests. Pure.
+"""Server half of secure aggregation: masked updates, and the sums that the rule requests. No I/O and no
+clock.
 
 A masked update waits until the rule puts it into a sum. A sum waits for shares of its masks. It is
 opened (`SumOpened`) when enough clients have answered. It is lost (`SumLost`) when too few clients are
@@ -106,8 +107,8 @@ class SecureSums(ServerStep):
     def receive(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
-        """Keep a masked update until it is put into a sum. Return `base` for a `model`, else an empty
-        vector; or the reason to reject the update."""
+        """Keep a masked update until it is put into a sum. Return `base` for an update of kind `model`,
+        an empty vector for any other update, or the reason to reject the update."""
         try:
             masked = Masked.from_encoded(encoded)
         except ValueError as error:
@@ -122,7 +123,7 @@ class SecureSums(ServerStep):
         return base if message.kind == "model" and base is not None else _NOTHING
 
     def record_fields(self, client: str, dispatch: int) -> dict[str, Any]:
-        """Return fields of the update's record (`agents.events.UpdateApplied`) about its mask."""
+        """Return the fields about the mask in the update's record (`agents.events.UpdateApplied`)."""
         masked = self._received[client, dispatch].masked
         return {"masking": to_seconds(masked.took), "outside": masked.outside}
 
@@ -157,9 +158,9 @@ class SecureSums(ServerStep):
         return None
 
     def answer(self, number: int, client: str, shares: Words | None) -> SumOpened | SumLost | None:
-        """Handle the answer of `client` about sum `number`. `shares`: the sum of its shares; None if it
-        cannot make it. Return the opened or lost sum; None if the sum still waits, or is over
-        already."""
+        """Handle the answer of `client` about sum `number`. `shares`: the sum of the client's shares;
+        None if the client cannot make it. Return the opened or lost sum; None if the sum still waits for
+        answers or has already ended."""
         found = self.sums.answer(number, client, shares)
         if found is None:
             return None
@@ -168,7 +169,7 @@ class SecureSums(ServerStep):
         return self._lose(found) if self.sums.is_lost(found) else None
 
     def remove_client(self, client: str) -> list[SumLost]:
-        """Remove the shares of a client that has left; return the sums that are lost because of it."""
+        """Remove the shares of a client that has left; return the sums that are lost as a result."""
         for received in self._received.values():
             received.lost_by.add(client)
         return [
@@ -176,7 +177,7 @@ class SecureSums(ServerStep):
         ]
 
     def give_up(self, number: int) -> SumLost:
-        """Give up sum `number` because its timeout is over."""
+        """Give up sum `number` because its timeout has passed."""
         return self._lose(self.sums.waiting[number])
 
     def problems(self, arrivals: Iterable[tuple[str, int]]) -> Iterator[str]:

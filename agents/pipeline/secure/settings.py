@@ -54,15 +54,15 @@ class SecureRun:
     largest_weight: int
     """A: weights are integers from 1 to A."""
     colluding: int
-    """T, as in `SecureParameters`."""
+    """T: up to this many clients that collude with the server learn nothing about the others' masks."""
     needed: int
-    """U, as in `SecureParameters`."""
+    """U, number of clients that must answer to open a sum."""
     range: float
-    """R, as in `SecureParameters`."""
+    """R: coordinates of an update outside [−R, R] are clipped to it."""
     bits: int
     """A coordinate has 2^bits − 1 possible values."""
     timeout: float
-    """Seconds after which a sum without enough answers is given up."""
+    """Seconds after which a sum without enough answers is lost."""
     norm: float | None = None
     """Upper bound of the ℓ2 norm of an update in a sum; None if no bound is known."""
 

@@ -1,5 +1,5 @@
 """A client's side of secure aggregation in virtual time. Shares have a size but no content, and masks
-are zeros, because nothing has to be hidden. Rounding and sums are those of every run."""
+are zeros, because nothing has to be hidden. Rounding and sums are the same as in real time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SimulatedParty:
         self._length = code_of(settings, size).length
         self.share_size = share_size(self._length)
         self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
-        """Holders of shares of the mask, and how long it took to make the mask, by dispatch."""
+        """Holders of the mask's shares, and time that it took to make the mask, by dispatch."""
         self._held: set[tuple[str, int]] = set()
         """Client and dispatch of each share of a mask that this client holds."""
 
@@ -55,7 +55,8 @@ class SimulatedParty:
         return sum_size(self._length), np.zeros(self._length, np.uint32)
 
     def masked(self, dispatch: int, vector: Vector, rng: np.random.Generator) -> Masked:
-        """Return the update that answers `dispatch`. `vector`: shape (d,); `rng` rounds it."""
+        """Return the update that answers `dispatch`. `vector`: shape (d,). `rng`: generator for the
+        random rounding."""
         holders, took = self._masks.pop(dispatch)
         try:
             words, outside = self._grid.round(vector, rng)

@@ -56,15 +56,15 @@ class SecureAggregation(SecureRun, UpdateStep):
         return Grid(self.range, self.bits)
 
     def memory(self, model: int, *, remembers: bool) -> int:
-        """Return the bytes for a mask, for its blocks and shares while they are made, for the shares of
-        other clients' masks and, if the client remembers what it sent, for its updates that may still be
-        lost. Computed, not measured."""
+        """Return the bytes that a client needs for a mask, for its blocks and shares while they are
+        made, and for the shares of other clients' masks. If the client remembers what it sent, the
+        updates that may still be lost are added. The number is computed, not measured."""
         held = self.needed + len(self.clients) + self.most_shares
         sent = self.updates if remembers else 0
         return model * (1 + sent) + math.ceil(model / (self.needed - self.colluding)) * held
 
     def exchange_cost(self, parameters: int) -> ExchangeCost:
-        from agents.pipeline.secure.cost import measure_cost  # with cryptography
+        from agents.pipeline.secure.cost import measure_cost  # imports cryptography, which takes time
 
         return measure_cost(self, parameters)
 

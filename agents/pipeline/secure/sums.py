@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: weighted sums of masked updates. Pure."""
+"""The server's side of secure aggregation: weighted sums of masked updates. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sum:
     holders: set[str]
     """Clients that have answered or can still answer."""
     answers: dict[str, Words] = field(default_factory=dict)
-    """Sum of shares that each client has sent, by client."""
+    """Sums of shares that the clients have sent, by client."""
 
     @property
     def wanted(self) -> list[tuple[str, int, int]]:
@@ -102,8 +102,9 @@ class MaskedSums:
         return begun
 
     def answer(self, number: int, client: str, shares: Words | None) -> Sum | None:
-        """Store the answer of `client` about sum `number`. `shares`: the sum of its shares; None if it
-        cannot make it. Return the sum; None if it does not wait for this client."""
+        """Store the answer of `client` about sum `number`. `shares`: the sum of the client's shares;
+        None if the client cannot make it. Return the masked sum; None if that sum does not wait for this
+        client."""
         found = self.waiting.get(number)
         if found is None or client not in found.holders or client in found.answers:
             return None
@@ -132,9 +133,9 @@ class MaskedSums:
         return len(found.answers) >= self.settings.needed
 
     def open(self, found: Sum) -> Vector | str:
-        """Return the sum of the updates weighted by a_i/A, A the largest weight: float64, shape (d,). Or
-        return why this cannot be such a sum: an update or an answer was wrong. (A single wrong word of
-        an answer makes coordinates of the sum wrong.)"""
+        """Return the sum of the updates weighted by a_i/A, where A is the largest weight: float64, shape
+        (d,). If the result cannot be such a sum, because an update or an answer was wrong, return the
+        reason. (A single wrong word of an answer makes coordinates of the sum wrong.)"""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)

@@ -34,7 +34,7 @@ class ContainerDevice:
 
     planned: PlannedDevice
     away: bool
-    """Whether its client is absent or was ordered to end, so that it may start again."""
+    """Whether its client is absent or was ordered to end. Such a client may start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Response:
 def respond(
     spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
 ) -> Response:
-    """Return the response to `action`. Pure.
+    """Return the response to `action`. No I/O and no clock.
 
-    `exit_code` is that of the device's container; None while it runs. Raises BadInputError if the action
-    is not possible.
+    `exit_code` is the exit code of the device's container; None while the container runs. Raises
+    BadInputError if the action is not possible.
     """
     name = device.planned.name
     match action:
@@ -100,8 +100,9 @@ def _link_orders(
 class ContainerDevices:
     """States of the devices of a run.
 
-    `exit_code` returns the exit code of a device's container, None while it runs. `set_limits` makes the
-    engine set a device's CPU limits and memory limit (bytes)."""
+    `exit_code` returns the exit code of a device's container; None while the container runs.
+    `set_limits` makes the engine set a device's CPU limits and memory limit (bytes).
+    """
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class ContainerDevices:
         self._limit(name, planned_limits(self.states[name].planned))
 
     def begin(self) -> None:
-        """Limit the devices that have no limit yet, as the run clock starts."""
+        """Limit the devices that have no limit yet. Called when the run clock starts."""
         for name in self.states.keys() - self._limited:
             self._limit(name, starting_limits(self.states[name].planned))
 

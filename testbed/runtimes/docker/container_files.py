@@ -1,5 +1,5 @@
-"""Files of this host that a run's containers use: mounted files with their permissions, and images with
-the user's own code."""
+"""Files of this host that the containers of a run use: mounted files with their permissions, and images
+with the user's own code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.specifications import BROKER_FILES, BROKER_SOCKET, appended_files
 
 _OWNER = 10002
-"""User and group of the containers if testbed itself runs as root."""
+"""Id of the containers' user and group if testbed itself runs as root."""
 
 
 def ensure_images(
     engine: docker.DockerClient, spec: RunSpec, progress: Callable[[str], None]
 ) -> images.Images:
-    """Build the images that the run needs and this host lacks, with the topology's code and packages."""
+    """Build the images that the run needs and this host lacks. They contain the topology's code and
+    packages."""
     code = spec.topology.user_code
     added = None
     if code is not None:
@@ -42,8 +43,11 @@ def ensure_images(
 
 
 def owner() -> tuple[int, int]:
-    """User and group of the run's files and of the containers that write them: those of this process, or
-    others if it runs as root. Raises HostError."""
+    """Ids of the user and the group of the run's files and of the containers that write these files.
+
+    The ids are those of this process, or others if it runs as root. Raises HostError if this process has
+    ids that are reserved for the devices' clients.
+    """
     found = (os.getuid(), os.getgid()) if os.getuid() else (_OWNER, _OWNER)
     if agent_configs.CLIENT_USER in found:
         raise HostError(
@@ -71,8 +75,9 @@ def prepare(
 ) -> None:
     """Write the files to mount, with the permissions that the containers need.
 
-    Clients run as another user, who may read only their own configurations and shards. On the host
-    `work/` is closed to other users. `mps`: also make the folder of MPS."""
+    Clients run as another user, who may read only their own configurations and shards. On the host,
+    other users have no access to `work/`. If `mps` is set, the folder of MPS is made, too.
+    """
     directory, devices = spec.directory, [device.name for device in spec.plan.devices]
     directory.control.mkdir(exist_ok=True)
     (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from an earlier segment

@@ -1,4 +1,5 @@
-"""Specifications of networks and containers as data; `testbed.runtimes.docker.executor` creates them."""
+"""Specifications of networks and containers as data. `testbed.runtimes.docker.executor` creates the
+networks and containers."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass, field
 
 RUN_LABEL = "testbed.run"
 COMPONENT_LABEL = "testbed.part"
-"""The label's text is that of version 0.2.0, so that `testbed down` also finds runs of that version."""
+"""Label with the component of a container. Its text is that of version 0.2.0, so that `testbed down`
+also finds runs of that version."""
 DIRECTORY_LABEL = "testbed.directory"
 
 
@@ -18,7 +20,7 @@ class BridgeNetwork:
     name: str
     labels: Mapping[str, str]
     internal: bool = True
-    """Whether it is isolated from all other networks."""
+    """Whether the network is isolated from all other networks."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of Docker's bridge driver."""
 
@@ -45,16 +47,16 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLimits:
-    """CPU limits of a container; None leaves a limit unchanged."""
+    """CPU limits of a container. A limit that is None stays unchanged."""
 
     quota: int | None = None
-    """CPU time per period in µs; -1: unlimited."""
+    """CPU time per period in microseconds; −1: unlimited; None: unchanged."""
     period: int | None = None
-    """Period of the quota in µs."""
+    """Period of the quota in microseconds; None: unchanged."""
     weight: int | None = None
-    """Weight relative to other containers that want the same core."""
+    """Weight relative to other containers that compete for a core; None: unchanged."""
     cpus: str | None = None
-    """CPUs on which it may run, such as `1-3`."""
+    """CPUs on which the container may run, such as `1-3`; None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,12 @@ class Container:
     """A container with the least privileges by default; further privileges are fields."""
 
     component: str
-    """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. Also its host name."""
+    """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. It is also the
+    container's host name."""
     name: str
     image: str
     command: tuple[str, ...] = ()
-    """Empty: the image's command."""
+    """Command to run; if empty, the image's command runs."""
     user: int
     """Numeric user id."""
     group: int
@@ -78,16 +81,16 @@ class Container:
     """TCP ports that are published on 127.0.0.1."""
     mounts: tuple[Mount, ...] = ()
     cpu: CpuLimits = CpuLimits()
-    """CPU limits when it starts."""
+    """CPU limits that the container starts with."""
     cgroup_parent: str
-    """Control group that it shares with other containers of the run."""
+    """Control group that the container shares with other containers of the run."""
     memory: int | None = None
     """Memory limit in bytes, including swap; None: unlimited."""
     gpus: tuple[str, ...] = ()
-    """UUIDs of the host's GPUs that it may use."""
+    """UUIDs of the host's GPUs that the container may use."""
     ipc: str | None = None
-    """Inter-process communication: `shareable` with other containers, or `container:NAME` to use that of
-    another one; None: private."""
+    """Inter-process communication: `shareable` with other containers, or `container:NAME` to share that
+    of another container; None: private."""
     pids: int = 128
     """Maximum number of processes and threads."""
     cap_drop: tuple[str, ...] = ("ALL",)
@@ -95,18 +98,20 @@ class Container:
     security: tuple[str, ...] = ("no-new-privileges:true",)
     """Docker's security options."""
     read_only: bool = True
-    """Whether its root file system is read-only."""
+    """Whether the container's root file system is read-only."""
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
     sysctls: Mapping[str, str]
     dns: tuple[str, ...] = ("127.0.0.1",)
-    """Name servers for names that the engine does not know. By default there is none at this address, so
-    that such names do not resolve: forwarded to the host's name servers, they could carry data out of an
-    isolated network."""
+    """Name servers for names that the engine does not know.
+
+    The default address has no name server, so that such names do not resolve: if they were forwarded to
+    the host's name servers, they could carry data out of an isolated network.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerLaunch:
-    """Everything to launch for a run."""
+    """Specifications of everything to launch for a run."""
 
     networks: tuple[BridgeNetwork, ...]
     broker: Container
@@ -115,4 +120,4 @@ class ContainerLaunch:
     router: Container | None
     """Router of the devices' links; None if no device has a link."""
     mps: Container | None = None
-    """NVIDIA's MPS, which starts before the devices; None if no device shares a GPU."""
+    """Container of NVIDIA's MPS, which starts before the devices; None if no device shares a GPU."""

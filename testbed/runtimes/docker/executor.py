@@ -42,37 +42,40 @@ from testbed.runtimes.docker.containers import (
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
-"""Predicate on a container, as the engine lists it: True to leave it alone."""
+"""Predicate on a container, as the engine lists it. True means that the container is left alone."""
 PARALLEL = 2
-"""Number of containers to start, or remove, at the same time. More are hardly faster, because the engine
-works on one after the other, and sometimes make it count the containers of a network wrongly, so that it
-keeps the network until the engine is restarted (moby issue 42119)."""
+"""Number of containers to start or remove at the same time.
+
+A larger number is hardly faster, because the engine handles one container after the other. A larger
+number also sometimes makes the engine miscount the containers of a network; the network then remains
+until the engine is restarted (moby issue 42119).
+"""
 SERVICE_LABEL = "com.docker.swarm.service.id"
-"""The engine's label of containers that belong to a Swarm's service."""
+"""Name of the engine's label on containers that belong to a service of a Swarm."""
 _NOT_MOUNTED = "bind source path does not exist: "
-"""Text in the engine's error if the path to mount does not exist for the engine."""
+"""Text in the engine's error if the path to mount does not exist in the engine's file system."""
 _SYSTEMD = Path("/run/systemd/system")
-"""Folder that exists if systemd is the init of this host."""
+"""Folder that exists if systemd is the init system of this host."""
 _STOP = (
     "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "
     "StopUnit ss {unit} replace || systemctl stop {unit}"
 )
-"""Shell command that makes systemd stop a unit: by the system bus or, without one, by systemd's own
+"""Shell command that makes systemd stop a unit. It uses the system bus or, without one, systemd's own
 socket, which only root may use."""
 _REMOVED_EXIT_CODE = 137
 """Exit code to report for a container that was removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """Seconds for which to retry the removal of a network that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Maximum seconds between two successful removals of containers, while the engine answers."""
+"""Maximum seconds without a successful removal of a container, while the engine answers."""
 _MAX_SILENCES = 3
-"""Maximum number of requests to remove a container that may time out."""
+"""Maximum number of removal requests that may time out."""
 
 
 @contextmanager
 def as_host_error(what: str) -> Iterator[None]:
-    """Context that raises HostError ("the Docker engine could not `what`") in place of the SDK's
-    errors."""
+    """Context that raises HostError in place of the SDK's errors. The message is "the Docker engine
+    could not `what`"."""
     try:
         yield
     except ERRORS as error:
@@ -147,8 +150,11 @@ def start(engine: docker.DockerClient, container: Container) -> str:
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
-    """Request for GPUs like that of `docker run --gpus`, with the parts of NVIDIA's driver that CUDA and
-    MPS (compute) and NVML (utility) need; None without GPUs."""
+    """Request for GPUs; None without GPUs.
+
+    The request is like that of `docker run --gpus`. It includes the parts of NVIDIA's driver that CUDA
+    and MPS (compute) and NVML (utility) need.
+    """
     if not uuids:
         return None
     wanted = [["gpu", "compute", "utility"]]
@@ -156,16 +162,18 @@ def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
 
 
 def cgroup_driver(engine: docker.DockerClient) -> str:
-    """The engine's driver of control groups: `cgroupfs` or `systemd`."""
+    """The engine's driver for control groups: `cgroupfs` or `systemd`."""
     return str(engine.api.info().get("CgroupDriver", "cgroupfs"))
 
 
 def set_group_weights(
     engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]
 ) -> str | None:
-    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process. Returns
-    the reason if that was not possible, else None. Raises HostError if the kernel then has other
-    weights."""
+    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process.
+
+    Returns the reason if the weights cannot be set, else None. Raises HostError if the kernel has other
+    weights afterwards.
+    """
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
@@ -183,8 +191,11 @@ def set_group_weights(
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind. Stop those that are slices of
-    systemd first: otherwise systemd would create them again, at its next reload at the latest."""
+    """Remove the control groups of `run`, which the engine leaves behind.
+
+    Control groups that are slices of systemd are stopped first: otherwise systemd would create them
+    again, at its next reload at the latest.
+    """
     seen = [folder.name for folder in cgroups.folders(run)]
     # In a container, the controller may not see any.
     slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
@@ -207,8 +218,11 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Make the host's systemd stop `units`. Unless this process is root on that host, a container of the
-    engine does it: it runs the host's own programs, and reaches systemd through the system bus."""
+    """Make the host's systemd stop `units`.
+
+    If this process is not root on that host, a container of the engine stops them: it runs the host's
+    own programs, and reaches systemd through the system bus.
+    """
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -229,8 +243,8 @@ def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units:
 def _on_cgroups(
     engine: docker.DockerClient, image: str, run: str, commands: Sequence[str]
 ) -> str | None:
-    """Run shell commands on this host's control groups as root, without other privileges and without a
-    network. Returns the error; None if there was none."""
+    """Run shell commands on this host's control groups. The commands run as root, without other
+    privileges and without a network. Returns the error; None if all commands succeeded."""
     try:
         _as_root(
             engine,
@@ -254,7 +268,7 @@ def _as_root(
 
 
 def helper_labels(run: str) -> dict[str, str]:
-    """Labels of a short-lived container of `run`, by which `testbed down` finds it."""
+    """Labels of a short-lived container of `run`. They let `testbed down` find it."""
     return {RUN_LABEL: run, COMPONENT_LABEL: "helper"}
 
 
@@ -269,7 +283,8 @@ def isolate(
 ) -> None:
     """Isolate containers on `network` from each other. Raises HostError.
 
-    `found`: container id -> MAC and IPv4 address. `here`: whether they may be on this host.
+    `found` has the MAC and IPv4 address of each container, by container id. `here` is False if the
+    containers are certainly not on this host.
     """
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     pids = {container: _engine_pid(engine, container) for container in found}
@@ -280,7 +295,7 @@ def isolate(
             and kernel.may_change_networks()
             and bridge in (name for _, name in socket.if_nameindex())
             and shutil.which("bridge")
-            # Isolation skips processes that have ended: those of another namespace would look like that.
+            # Isolation skips ended processes, and processes of another namespace would look ended.
             and all(_is_visible(pids[container], container) for container in found)
         ):
             isolation.isolate(bridge, ends)
@@ -311,8 +326,9 @@ def put_files(
 ) -> None:
     """Copy `files` (bytes, or a path on this host) into the folder `where` of a container.
 
-    `folders` are created first; each has the id of the user who owns it and the files in it. Large files
-    are copied in pieces."""
+    `folders` are created first. They have the id of the user who owns each folder and the files in it.
+    Large files are copied in pieces.
+    """
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for name, user in folders.items():
@@ -346,8 +362,8 @@ def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes |
 
 
 def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Path) -> None:
-    """Replace the folder `to` by the folder `path` of a container, without its subfolders. No effect if
-    the container has no such folder. Raises ERRORS, OSError."""
+    """Replace the folder `to` by the folder `path` of a container, without its subfolders. If the
+    container has no such folder, nothing is changed. Raises ERRORS, OSError."""
     partial = to.with_name(f"{to.name}.partial")
     try:
         pieces, _ = engine.api.get_archive(container, path)
@@ -375,10 +391,11 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
 def limit(
     engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
 ) -> None:
-    """Change the CPU limits of a container; no effect on one that has ended.
+    """Change the CPU limits of a container. No effect on a container that has ended.
 
-    `memory` is its unchanged memory limit in bytes; None: it has none. It must be set again, because
-    with the systemd driver on cgroup v2, a change without it permits swap."""
+    `memory` is the container's unchanged memory limit in bytes; None: it has none. The memory limit must
+    be set again: with the systemd driver on cgroup v2, a change without it permits swap.
+    """
     unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
         engine.api.update_container(container, **_limits(cpu), **unchanged)
@@ -388,7 +405,7 @@ def limit(
 
 
 def _limits(cpu: CpuLimits) -> dict[str, Any]:
-    """Limits by their names in the SDK."""
+    """Convert `cpu` to the SDK's arguments."""
     limits = {
         "cpu_period": cpu.period,
         "cpu_quota": cpu.quota,
@@ -408,19 +425,23 @@ def exit_code(engine: docker.DockerClient, container: str) -> int | None:
 
 
 def _engine_pid(engine: docker.DockerClient, container: str) -> int:
-    """Id of the container's first process in the engine's namespace; 0 if it has ended."""
+    """Id of the container's first process in the engine's namespace; 0 if the container has ended."""
     return int(engine.api.inspect_container(container)["State"]["Pid"])
 
 
 def pid(engine: docker.DockerClient, container: str) -> int:
-    """Id of the container's first process; 0 if it has ended, or is not visible on this host."""
+    """Id of the container's first process; 0 if the container has ended, or the process is not visible
+    on this host."""
     found = _engine_pid(engine, container)
     return found if _is_visible(found, container) else 0
 
 
 def _is_visible(process: int, container: str) -> bool:
-    """Whether the process that has the id `process` for the engine has the same id on this host, and
-    belongs to `container`. False if the engine has another namespace of process ids, as on another host.
+    """Whether the process with the engine's id `process` has the same id on this host, and belongs to
+    `container`.
+
+    Returns False if the engine has another namespace of process ids, as on another host: the id may then
+    belong to another process here.
     """
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
@@ -450,7 +471,8 @@ def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[s
 
 
 def containers(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Containers of `run` (None: of all runs), as the engine lists them: one request, no inspection."""
+    """Containers of `run` (None: of all runs), as the engine lists them. This takes one request, without
+    inspections."""
     found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": _label(run)})
     return found
 
@@ -460,16 +482,18 @@ def _label(run: str | None) -> str:
 
 
 def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
-    """Whether a container or network belongs to a Swarm, in which this engine may be only a worker."""
+    """Whether a container or network belongs to a Swarm. This engine may be only a worker of that
+    Swarm."""
     return SERVICE_LABEL in thing["Labels"] or thing.get("Scope", "local") != "local"
 
 
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
-    """Remove all containers, networks and control groups of `run`, found by label, except a Swarm's.
+    """Remove all containers, networks and control groups of `run`, except those of a Swarm. They are
+    found by label.
 
-    Logs are saved to `directory`, if there is one; a log that cannot be saved does not stop the removal.
-    Objects that are removed already, or by somebody else at the same time, are no error. Raises
-    HostError.
+    Logs are saved to `directory` unless that is None; a log that cannot be saved does not stop the
+    removal. Objects that are already removed, or that somebody else removes at the same time, are no
+    error. Raises HostError.
     """
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
@@ -492,8 +516,8 @@ def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None
 def save_logs(
     engine: docker.DockerClient, run: str, directory: RunDirectory, spare: Spare = lambda _: False
 ) -> list[str]:
-    """Append the log of each container of `run`, except those to `spare`, to its file in `directory`.
-    Returns a message for each log that could not be saved. Raises ERRORS."""
+    """Append the log of each container of `run` to its file in `directory`. Containers for which `spare`
+    is true are left out. Returns a message for each log that could not be saved. Raises ERRORS."""
     unsaved: list[str] = []
 
     def save_log(container: dict[str, Any], logs: Path) -> None:
@@ -517,7 +541,7 @@ def save_logs(
 
 
 def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lambda _: False) -> None:
-    """Remove the containers of `run`, except those to `spare`. Raises ERRORS."""
+    """Remove the containers of `run`, except those for which `spare` is true. Raises ERRORS."""
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
     silences = 0
 
@@ -550,7 +574,7 @@ def remove_containers(engine: docker.DockerClient, run: str, spare: Spare = lamb
 
 
 def remove_volumes(engine: docker.DockerClient, run: str) -> None:
-    """Remove the volumes of `run`, once no container uses them. Raises ERRORS."""
+    """Remove the volumes of `run`, which no container uses any more. Raises ERRORS."""
     api: Any = engine.api
     for volume in api.volumes(filters={"label": _label(run)})["Volumes"] or ():
         with _ignore_missing():
@@ -558,13 +582,13 @@ def remove_volumes(engine: docker.DockerClient, run: str) -> None:
 
 
 def _stored_size(text: bytes) -> int:
-    """Bytes of `text` in the engine's log file, where each line is a JSON object with a time."""
+    """Size in bytes of `text` in the engine's log file, where each line is a JSON object with a time."""
     escaped = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
     return len(escaped) + 5 * sum(map(text.count, (b"<", b">", b"&"))) + 69 * text.count(b"\n")
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
-    """Remove a network; retry while the engine still believes that a container is on it."""
+    """Remove a network. Retry while the engine still counts a container on it."""
     deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
     while True:
         try:
@@ -576,7 +600,7 @@ def _remove_network(engine: docker.DockerClient, network: str) -> None:
 
 
 def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of each container of `run`, by component."""
+    """Last `tail` lines of the log of each container of `run`, by component."""
     texts: dict[str, list[str]] = {}
     with as_host_error("read the logs"):
         for container in containers(engine, run):
@@ -588,7 +612,7 @@ def logs(engine: docker.DockerClient, run: str, tail: int) -> dict[str, list[str
 
 @contextmanager
 def _ignore_missing() -> Iterator[None]:
-    """Context that ignores errors because an object does not exist, or is being removed."""
+    """Context that ignores the error of an object that does not exist, or is already being removed."""
     try:
         yield
     except NotFound:

@@ -1,4 +1,4 @@
-"""Measures the resources that a run's containers use on this host."""
+"""Meter of the resources that a run's containers use on this host."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from testbed.runtimes.docker.running_containers import RunningContainers
 
 
 class DockerMeter(Meter):
-    """Implements `testbed.runtimes.Meter`. CPU, memory and traffic of devices are in the telemetry that
-    they send themselves. GPU use is read here, because the driver knows processes only by the host's
-    ids, which containers do not know."""
+    """Meter of the run's containers.
+
+    CPU, memory and traffic of devices are in the telemetry that devices send themselves. GPU use is read
+    here, because the driver knows processes only by the host's ids, which containers do not know.
+    """
 
     def __init__(self, spec: RunSpec, containers: RunningContainers) -> None:
         self._run = spec.directory.run
@@ -27,7 +29,7 @@ class DockerMeter(Meter):
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
         self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
-        """Reason why the use of GPUs cannot be read; None if it can, or no device has a GPU."""
+        """Reason why the use of GPUs cannot be read; None if it can be read, or no device has a GPU."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
                 self._gpus = gpus.GpuMeter(sorted(uuids))
@@ -61,7 +63,8 @@ class DockerMeter(Meter):
             self._gpus = None
 
     def _processes(self, device: str) -> list[int]:
-        """Ids of the device's processes on this host; none if they have ended, or run elsewhere."""
+        """Ids of the device's processes on this host; empty if they have ended, or run on another
+        host."""
         try:
             init = psutil.Process(self._containers.pids([device])[0])
             return [init.pid, *(child.pid for child in init.children(recursive=True))]

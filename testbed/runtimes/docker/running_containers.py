@@ -1,4 +1,4 @@
-"""The containers of a running run: their exit codes, processes and limits."""
+"""The containers of a live run: their exit codes, processes and limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testbed.runtimes.docker.executor import as_host_error
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container, and the engine that has it."""
+    """A container, with the engine that runs it."""
 
     engine: docker.DockerClient
     id: str
@@ -34,8 +34,8 @@ class RunningContainers(dict[str, ContainerRef]):
         self._pids: dict[str, int] = {}
 
     def update_states(self, listed: Collection[Mapping[str, Any]]) -> set[str]:
-        """Update `codes` and `paused` from the engines' lists of all containers of the run; return the
-        ids of those that are alive."""
+        """Update `codes` and `paused` from the engines' lists of all containers of the run. Return the
+        ids of the living containers."""
         alive = {one["Id"] for one in listed if one["State"] not in ("exited", "dead")}
         paused = {one["Id"] for one in listed if one["State"] == "paused"}
         self.paused = {component for component, one in self.items() if one.id in paused}
@@ -52,18 +52,21 @@ class RunningContainers(dict[str, ContainerRef]):
             return executor.exit_code(self[component].engine, self[component].id)
 
     def pid(self, component: str) -> int:
-        """Id of the container's first process; 0 if it has ended, or is not visible on this host."""
+        """Id of the container's first process; 0 if the container has ended, or the process is not
+        visible on this host."""
         if component not in self._pids:
             with as_host_error(f"inspect {component}"):
                 self._pids[component] = executor.pid(self[component].engine, self[component].id)
         return self._pids[component]
 
     def pids(self, components: Iterable[str]) -> list[int]:
-        """Ids of the containers' first processes, without those that are not visible on this host."""
+        """Ids of the containers' first processes. Processes that are not visible on this host are left
+        out."""
         return [pid for one in components if one in self and (pid := self.pid(one))]
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
-        """Set CPU limits and keep the memory limit `memory` (bytes). See `executor.limit`."""
+        """Set the component's CPU limits, and keep its memory limit `memory` (bytes; None: it has none).
+        No effect on a container that has ended."""
         with as_host_error(f"limit the CPU of {component}"):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 

@@ -1,4 +1,4 @@
-"""The `docker` runtime: one engine creates and changes what `…docker.specifications` describes."""
+"""The `docker` runtime. One engine creates and changes what `…docker.specifications` describes."""
 
 from __future__ import annotations
 
@@ -42,20 +42,21 @@ from testbed.runtimes.docker.specifications import (
 from testbed.view import View
 
 _MPS_TIMEOUT_SECONDS = 30.0
-"""Seconds within which MPS's daemon must answer."""
+"""Maximum seconds to wait for an answer of MPS's daemon."""
 
 __all__ = ["DockerRuntime", "check_host", "is_available", "launcher", "live_runs", "logs", "take_down"]
 
 
 def check_host() -> None:
-    """See `testbed.runtimes.Emulator`."""
+    """Raise HostError unless a Docker engine answers and is fit for runs."""
     with docker_engine.connect_fit():
         pass
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
-    """See `testbed.runtimes.Emulator`."""
+    """Return the runtime of one run, in a context with a connection to the engine. Build missing images
+    first. Raises HostError."""
     with docker_engine.connect_fit() as client:
         built = container_files.ensure_images(client, spec, view.progress)
         spec.directory.write_manifest(images=asdict(built))
@@ -67,7 +68,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[DockerRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs with a container or network on this engine, except a Swarm's."""
+    """Runs that have a container or network on this engine, except those of a Swarm."""
     with docker_engine.connect_if_present() as client:
         if client is None:
             return []
@@ -85,7 +86,8 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """See `testbed.runtimes.Emulator`."""
+    """Remove what is left of `run`. Save its logs to `directory` unless that is None. Return False if no
+    engine answers. Raises HostError if something may be left."""
     with docker_engine.connect_if_present() as client:
         if client is not None:
             executor.remove(client, run, directory)
@@ -93,13 +95,14 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of each container of `run`, by component; empty if no engine answers."""
+    """Last `tail` lines of the log of each container of `run`, by component; empty if no engine
+    answers."""
     with docker_engine.connect_if_present() as client:
         return {} if client is None else executor.logs(client, run, tail)
 
 
 class DockerRuntime:
-    """Implements `testbed.runtimes.Runtime`.
+    """Runtime whose devices are containers of one Docker engine.
 
     Containers and networks are created in threads, which Ctrl-C does not interrupt: otherwise the engine
     would continue with an interrupted request, and `stop` would look for its container too early.
@@ -155,7 +158,7 @@ class DockerRuntime:
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`; no effect on one that has ended."""
+        """Apply the CPU quota of `device`. No effect on a device that has ended."""
         self._devices.limit(device)
 
     def begin(self) -> None:
@@ -163,16 +166,19 @@ class DockerRuntime:
         self._set_weights(is_started=True)
 
     def _set_weights(self, *, is_started: bool) -> None:
-        """Set the weights of the run's control groups. If that is not possible, other work on the host
-        can take CPU time from devices, which the verdict then shows."""
+        """Set the weights of the run's control groups.
+
+        If the weights cannot be set, other work on the host can take CPU time from devices; the verdict
+        of the run then shows that.
+        """
         weights = group_weights(self._spec.plan, is_started=is_started)
         image = self._launch.broker.image
         why = executor.set_group_weights(self._engine, image, self._directory.run, weights)
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action: the engine sets CPU limits, the router sets delay and loss if netem does
-        not, and the device's init does the rest."""
+        """Carry out an action. The engine sets CPU limits. The router sets delay and loss if netem does
+        not. The device's init does the rest."""
         return self._devices.act(device, action)
 
     def exit_codes(self) -> dict[str, int]:
@@ -211,8 +217,8 @@ class DockerRuntime:
         return port
 
     def _start_mps(self, container: Container) -> None:
-        """Start MPS and wait until its daemon answers: a client that does not find it would use the
-        whole GPU. Raises HostError."""
+        """Start MPS and wait until its daemon answers: a client that does not find the daemon would use
+        the whole GPU. Raises HostError."""
         identity = self._pool.submit(self._start, container).result()
         deadline = time.monotonic() + _MPS_TIMEOUT_SECONDS
         while not (self._directory.mps / mps.READY).exists():
@@ -224,8 +230,8 @@ class DockerRuntime:
             time.sleep(0.1)
 
     def _isolate(self, found: Mapping[str, tuple[str, str]]) -> None:
-        """Isolate the devices on the data network from each other. `found` has MAC and IPv4 address of
-        each container on it, by container id."""
+        """Isolate the devices on the data network from each other. `found` has the MAC and IPv4 address
+        of each container on that network, by container id."""
         devices = {self._containers[name].id for name in self._devices.states}
         endpoints = {key: each for key, each in found.items() if key in devices}
         network = object_name(self._directory.run, "data")
@@ -236,7 +242,8 @@ class DockerRuntime:
     def _start_router(
         self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
     ) -> None:
-        """Start the router, after the devices, whose addresses (`found`) it needs."""
+        """Start the router. It needs the addresses of the devices (`found`), so the devices must run
+        already."""
         ids = {name: self._containers[name].id for name in self._devices.states}
         addresses = {name: found[one][1] for name, one in ids.items() if one in found}
         agent_configs.write_router(self._spec, account, self._places, addresses)

@@ -53,25 +53,32 @@ if TYPE_CHECKING:  # importing it also imports the Docker SDK
     from testbed.images import Images
 
 BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
-"""Folders in the broker's container: its files, and its Unix socket."""
+"""Folders in the broker's container: for its files, and for its Unix socket."""
 
 _MIN_WEIGHT = 2
-"""The kernel's lowest CPU weight of a container."""
+"""Lowest CPU weight that the kernel allows for a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts during the run: start-up is not part of the experiment, but must not
+"""Limits of a client that starts during the run. Start-up is not part of the experiment, but must not
 take CPU time that other devices are entitled to."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
-"""CPU weights of control groups per core; 1 is the weight of a single process of the host. (The devices'
-weight during the run is DEVICES_WEIGHT.) Against two busy processes on its core, the devices' group gets
-96 %, and never more than the sum of the devices' quotas. With a far larger weight, the kernel's threads
-that move packets would have to wait. Devices and infrastructure are sibling groups, each with a weight
-on its own cores: in a common group, the busier of the two would also take the weight of the other's
-cores."""
+"""CPU weights of control groups per core; 1 is the weight of a single process of the host. The devices'
+weight during the run is DEVICES_WEIGHT.
+
+If two other processes are busy on a core, the devices' group gets 96 % of it, and never more than the
+sum of the devices' quotas. If the weight were far larger, the kernel's threads that move packets would
+have to wait.
+
+Devices and infrastructure are sibling groups, each with a weight on its own cores: in a common group,
+the busier of the two would also take the weight of the other's cores.
+"""
 
 
 def group_weights(plan: Plan, *, is_started: bool) -> dict[str, float]:
-    """CPU weights of the control groups; 1 is the weight of a single process of the host. Before all
-    devices are started, their weight is low: start-up has no quota, and links are measured meanwhile."""
+    """CPU weights of the control groups; 1 is the weight of a single process of the host.
+
+    The devices' weight is low until all devices are started: their start-up has no quota, and links are
+    measured at the same time.
+    """
     weight = DEVICES_WEIGHT if is_started else _START_UP_WEIGHT
     return {
         DEVICES: weight * len(cpu_numbers(plan.device_cpus)),
@@ -105,7 +112,8 @@ def launch(
 
 
 def object_name(run: str, what: str) -> str:
-    """Name of a container, given its component, or of a network (`data`, `control` or `server`)."""
+    """Name of a container or network. `what` is the container's component, or `data`, `control` or
+    `server`."""
     return f"testbed-{run}-{what}"
 
 
@@ -127,8 +135,7 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client becomes ready, or joins, only after the run clock has
-    started."""
+    """CPU limits of a device whose client becomes ready, or joins, after the start of the run clock."""
     return replace(UNLIMITED, cpus=device.cores)
 
 
@@ -233,7 +240,7 @@ class _SpecificationBuilder:
         return self.images.groups.get(device.group, default)
 
     def mps(self) -> Container:
-        """Container of MPS. It has no network. It runs as the user of the devices' clients, because MPS
+        """Container of MPS, without a network. It runs as the user of the devices' clients, because MPS
         serves one user at a time."""
         spec = self.spec
         return replace(
@@ -277,26 +284,27 @@ class _SpecificationBuilder:
 
     @property
     def _device_set(self) -> tuple[Mount, ...]:
-        """The devices' samples, if the model is evaluated on each device's samples."""
+        """Mount of the devices' samples; empty unless the model is evaluated on each device's
+        samples."""
         if self.spec.topology.evaluate.devices is None:
             return ()
         return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)
 
     @property
     def _start(self) -> tuple[Mount, ...]:
-        """File with the state that the model starts from, if the run has one."""
+        """Mount of the file with the initial state of the model; empty if the run has no such file."""
         weights = agent_configs.initial_model(self.spec.topology, self.spec.directory).weights
         return () if weights is None else (Mount(weights, agent_configs.START),)
 
     @property
     def _server(self) -> str:
-        """Network of broker and aggregator."""
+        """Name of the network of broker and aggregator."""
         return "server" if self.spec.plan.is_routed else "data"
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """Limits of broker, aggregator and router. On a host with one core, they share that core with
-        the devices."""
+        """CPU limits of broker, aggregator and router. On a host with one core, they share that core
+        with the devices."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:
@@ -316,7 +324,7 @@ class _SpecificationBuilder:
         return Attachment(self._object_name(network), aliases)
 
     def _container(self, component: str, image: str) -> Container:
-        """Container with the settings that all containers of the run have in common."""
+        """Container with the settings that are common to all containers of the run."""
         return Container(
             component=component,
             name=self._object_name(component),

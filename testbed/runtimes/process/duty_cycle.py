@@ -1,9 +1,10 @@
 """CPU limit for ordinary processes: suspend and resume them so that each gets its share of one core.
 
-A control loop on the CPU time that a process has really used: its budget grows by share × elapsed time
-and shrinks by the CPU time used; while the budget is not positive, the process is suspended. A negative
-budget is carried over, so that in the long run no process gets more than its share. Unused budget is not
-saved (as with the kernel's CFS quota), except for the little that compensates for late ticks.
+A control loop measures the CPU time that each process has really used. The budget of a process grows by
+share × elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
+suspended. A negative budget is carried over, so that in the long run no process gets more than its
+share. Unused budget is not saved (as with the kernel's CFS quota), except for the little that
+compensates for late ticks.
 """
 
 from __future__ import annotations
@@ -20,28 +21,26 @@ from dataclasses import dataclass, field
 import psutil
 
 TICK = 0.005
-"""Seconds between two decisions, and so the minimum time that a resumed process runs."""
+"""Seconds between two decisions. A resumed process runs for at least this long."""
 PERIOD = 0.05
-"""Maximum budget of a process, in seconds at its share: a tick that is late by less than this costs the
-process nothing."""
+"""Maximum budget in seconds of elapsed time: a budget is at most the share × PERIOD CPU seconds. A
+process loses nothing if a tick is late by less than this."""
 SCAN = 1.0
 """Seconds between two searches for new child processes."""
 
 
 def step(budget: float, share: float, elapsed: float, used: float) -> float:
     """Return the budget in CPU seconds after `elapsed` seconds in which `used` CPU seconds were used.
-
-    A process may run while its budget is positive.
-    """
+    The process may run while its budget is positive."""
     return min(budget + share * elapsed - used, share * PERIOD)
 
 
 class DutyCycle:
-    """A thread, started with the first limit, that limits any number of processes with their process
-    groups.
+    """Limiter of any number of processes with their process groups. Its thread starts with the first
+    limit.
 
     A process's children are in its group if it leads one (`start_new_session=True`). If the controller
-    is killed, nothing resumes suspended processes: start them through `testbed.host.die_with_parent`,
+    is killed, nothing resumes suspended processes. Start them through `testbed.host.die_with_parent`,
     which ends them with the controller.
     """
 
@@ -55,8 +54,8 @@ class DutyCycle:
     def limit(self, name: str, pid: int, share: float) -> None:
         """Limit process `pid` from now on to `share` of one core (0.25 is a quarter; 2 is two cores).
 
-        CPU time that it has used before does not count. No effect on a process that has ended. Raises
-        ValueError for a share that is not positive, RuntimeError after `close`.
+        CPU time that the process has used before does not count. No effect on a process that has ended.
+        Raises ValueError if `share` is not positive, RuntimeError after `close`.
         """
         if share <= 0:
             raise ValueError(f"the CPU share of {name} is {share}, expected a number above 0")
@@ -74,22 +73,22 @@ class DutyCycle:
                 self._limited[name] = limited
 
     def release(self, name: str) -> None:
-        """Remove the limit of `name`, if it has one, and resume it if it is suspended."""
+        """Remove the limit of `name`, if it has one. Resume the process if it is suspended."""
         with self._lock:
             if limited := self._limited.pop(name, None):
                 limited.run()
 
     def suspended_s(self, name: str) -> float:
-        """Seconds for which `name` has been suspended so far because it had no budget."""
+        """Total seconds for which `name` has been suspended because it had no budget."""
         return self._suspended_s[name]
 
     def is_suspended(self, name: str) -> bool:
-        """Whether `name` is suspended at the moment because it has no budget."""
+        """Whether `name` is now suspended because it has no budget."""
         limited = self._limited.get(name)
         return limited is not None and limited.suspended
 
     def close(self) -> None:
-        """Remove all limits and end the thread. Idempotent."""
+        """Remove all limits, and end the thread. Idempotent."""
         self._closing.set()
         if self._thread.ident is not None:  # it was started
             self._thread.join()
@@ -125,7 +124,8 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Add the processes that have joined a limited group: one cheap system call per process."""
+        """Add the processes that have joined a limited group. This takes one cheap system call per
+        process."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -146,22 +146,24 @@ class _LimitedGroup:
     """A limited process with its process group."""
 
     pid: int
-    """Id of the process, which leads the group."""
+    """Id of the limited process, which leads the group."""
     share: float
-    """CPU share: 1 is one core."""
+    """CPU share of the group; 1 is one core."""
     budget: float = 0.0
-    """CPU seconds that it may use."""
+    """CPU seconds that the group may use."""
     suspended: bool = False
     members: dict[int, _Member] = field(default_factory=dict)
 
     def adopt(self, pid: int) -> _Member:
-        """Add a process, whose CPU time so far will be charged. Raises psutil.NoSuchProcess."""
+        """Add a process. Its CPU time so far will be charged to the group. Raises
+        psutil.NoSuchProcess."""
         process = psutil.Process(pid)
         self.members[pid] = _Member(process, cpu_clock(process))
         return self.members[pid]
 
     def cpu_used(self) -> float:
-        """CPU seconds used since the last call. Removes members that have ended."""
+        """CPU seconds that the group has used since the last call. Members that have ended are
+        removed."""
         total = 0.0
         for pid, member in list(self.members.items()):
             try:
@@ -191,11 +193,11 @@ class _LimitedGroup:
 
 
 def cpu_clock(process: psutil.Process) -> Callable[[], float]:
-    """Return a function that returns the CPU seconds of `process` or raises psutil.NoSuchProcess.
+    """Return a function that returns the CPU seconds of `process`, or raises psutil.NoSuchProcess.
 
-    It reads the POSIX clock of the process, which counts nanoseconds and is 50 times cheaper to read
-    than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock (macOS),
-    cpu_times() is precise itself.
+    The function reads the POSIX clock of the process, which counts nanoseconds and is 50 times cheaper
+    to read than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock (macOS),
+    the function uses cpu_times(), which is precise there.
     """
     try:
         find_clock = ctypes.CDLL(None).clock_getcpuclockid

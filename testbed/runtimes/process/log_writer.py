@@ -1,5 +1,5 @@
-"""Logs of local processes, bounded in size, so that a process that prints endlessly cannot fill the
-disk."""
+"""Logs of local processes. Their size is bounded, so that a process that prints endlessly cannot fill
+the disk."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from agents.disk import files
 from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
-"""Minimum size of the latest output that each log keeps, in bytes; the maximum is twice this size."""
+"""Minimum amount of the latest output that each log keeps, in bytes. The maximum is twice this
+amount."""
 CUT = b"[earlier output was removed: a log keeps its latest 4 to 8 MiB]\n"
-"""Line that replaces removed lines."""
+"""Line that takes the place of removed lines."""
 _PIECE = 64 * 1024
-"""Bytes to read at once: the capacity of a pipe."""
+"""Number of bytes to read at once: the capacity of a pipe."""
 _PAUSE_SECONDS = 0.01
 """Seconds between two reads of a pipe. A process that prints faster has to wait, and does not slow down
 the controller."""
 
 
 class LogWriter:
-    """Writes the output of processes to their logs, in a thread, until `close`."""
+    """Writes the output of processes to their logs. A thread does this until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -55,8 +56,8 @@ class LogWriter:
         self._read_pipes(0.0)  # a pipe may hold one piece and the rest of a line
 
     def close(self) -> list[OSError]:
-        """Write the rest of the output after the processes have ended. Returns the errors of logs that
-        could not be written."""
+        """Write the rest of the output, and end the thread. The processes must have ended. Returns the
+        errors of logs that could not be written."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -77,7 +78,7 @@ class LogWriter:
             self._read_pipes(0.05)
 
     def _read_pipes(self, timeout: float) -> None:
-        """Read a piece from each pipe with output; wait at most `timeout` seconds for output."""
+        """Read a piece from each pipe that has output. Wait at most `timeout` seconds for output."""
         for key, _ in self._selector.select(timeout):
             with self._lock:
                 if self._selector.get_map().get(key.fd) is not key:  # the other thread has closed it
@@ -100,7 +101,7 @@ class _BoundedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
-        """Latest output that could not be written yet because of `failure`, at most LOG_BYTES."""
+        """Latest output that could not be written because of `failure`; about LOG_BYTES at most."""
         self.failure: OSError | None = None
         """Error of the last attempt to write; None if it succeeded."""
 

@@ -1,4 +1,4 @@
-"""Measures CPU time, memory and traffic of a run's processes, and which of them are stopped."""
+"""Meter of a run's processes: their CPU time, memory and traffic, and which processes are stopped."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run by component; after a restart, the latest process."""
+    """Processes of a run, by component. A restarted component has its latest process."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None
 
 
 class ProcessMeter(Meter):
-    """Measures the resources that the processes of a run use (see `testbed.runtimes.Meter`)."""
+    """Meter of the run's processes."""
 
     def __init__(
         self, devices: Collection[str], children: Children, paused: Set[str], duty_cycle: DutyCycle
     ) -> None:
-        """`paused` are the devices that an action has suspended. The runtime changes the arguments
-        during the run."""
+        """`paused` has the devices that an action has suspended. The runtime changes `children` and
+        `paused` during the run."""
         self._devices = devices
         self._children = children
         self._paused = paused
@@ -39,13 +39,17 @@ class ProcessMeter(Meter):
         self._used: dict[tuple[str, int], float] = {}
         """Last known CPU seconds of each process, by device and process id."""
         self.probes: Sequence[LinkProbe] = ()
-        """Measurements of links that have not been reported yet."""
+        """Measurements of links to include in the next telemetry."""
         self.traffic: Traffic | None = None
-        """Counters of the relay; None if there is no relay."""
+        """The relay's counters of bytes; None if the run has no relay."""
 
     def telemetry(self) -> list[Telemetry]:
-        """Samples of all living devices, with the fields of the device init's samples (seconds, bytes).
-        Counters of bytes sent and received continue after a restart; without a relay there are none."""
+        """Samples of all living devices, with the same fields as the samples of a device's init
+        (seconds, bytes).
+
+        The counters of bytes sent and received continue after a restart. Without a relay, these counters
+        are missing. Each measurement in `probes` is returned once.
+        """
         samples: list[Telemetry] = list(self.probes)
         self.probes = ()
         for name in filter(self._children.is_alive, self._devices):
@@ -63,7 +67,7 @@ class ProcessMeter(Meter):
         return samples
 
     def externally_stopped(self) -> set[str]:
-        """Stopped components except devices that the duty cycle or an action has suspended."""
+        """Stopped components. Devices that the duty cycle or an action has suspended are left out."""
         return {
             name
             for name in filter(self._children.is_alive, (*SERVERS, *self._devices))
@@ -76,7 +80,7 @@ class ProcessMeter(Meter):
         return [self._children[component].pid for component in SERVERS if component in self._children]
 
     def device_cpu_seconds(self) -> float | None:
-        """CPU seconds of all devices; processes that have ended count with their last reading."""
+        """Total CPU seconds of all devices. Processes that have ended count with their last reading."""
         for name in filter(self._children.is_alive, self._devices):
             child = self._children[name]
             with contextlib.suppress(psutil.NoSuchProcess):

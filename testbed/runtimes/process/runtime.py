@@ -54,12 +54,12 @@ from testbed.view import View
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT_SECONDS = 10.0
-"""Seconds within which the broker must accept connections."""
+"""Maximum seconds until the broker must accept connections."""
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
 _MODULE = tuple(run_module.command(""))[:-1]
-"""Beginning of the command that runs a Python module."""
+"""Beginning of a command that runs a Python module."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
 """Modules that a program imports only while it runs."""
 
@@ -84,7 +84,8 @@ def check_host() -> None:
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """See `testbed.runtimes.Emulator`."""
+    """Return the runtime of one run, in a context. Tell the user if it has to use the embedded
+    broker."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
@@ -95,7 +96,8 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs with a process on this host. For a run in another runtime, that process is its controller."""
+    """Runs that have a process on this host. If a run uses another runtime, that process is its
+    controller."""
     runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
     for info in find():
         runs[info.run].append(info)
@@ -108,21 +110,24 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """See `testbed.runtimes.Emulator`. The controller is ended too."""
+    """End all processes of `run`, including its controller. Return True: this runtime is always
+    available."""
     remove(run)
     return True
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """No logs: they are written to the run directory during the run."""
+    """Return no logs, because processes write theirs to the run directory during the run."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Commands of the components. The path of its configuration is appended to each agent's command.
-    Agents that are Python modules with a function `main` are forked from one process that has imported
-    them."""
+    """Commands of the components.
+
+    The path of an agent's configuration is appended to its command. Agents that are Python modules with
+    a function `main` are forked from one process that has imported them.
+    """
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """Path of the Mosquitto broker; None: use the embedded broker."""
@@ -132,7 +137,8 @@ class Programs:
 
 
 class ProcessRuntime:
-    """Implements `testbed.runtimes.Runtime`. Use it in the main thread only (`host.die_with_parent`)."""
+    """Runtime whose devices are processes of this host. Use it in the main thread only
+    (`host.die_with_parent`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -142,24 +148,24 @@ class ProcessRuntime:
         self._children = Children()
         self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
-        """Commands of broker and aggregator, to restart them."""
+        """Commands of broker and aggregator, for restarting them."""
         self._logs = LogWriter()
         self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
-        """Devices that an action has ended, and that may come back."""
+        """Devices that an action has ended. They may start again."""
         self._restarting: set[str] = set()
-        """Devices to start as soon as their old process has ended."""
+        """Devices to start when their old process has ended."""
         self._paused: set[str] = set()
         self._has_relay = relay.is_needed(spec)
         self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
 
     @property
     def broker_kind(self) -> str:
-        """`mosquitto` or `amqtt (embedded)`."""
+        """Kind of the broker: `mosquitto` or `amqtt (embedded)`."""
         return "mosquitto" if self._programs.mosquitto else "amqtt (embedded)"
 
     def start(self) -> BrokerAccess:
-        """Start broker, aggregator and all devices; return the controller's login at the broker.
+        """Start broker, aggregator and all devices. Return the controller's login at the broker.
 
         The links are measured before the devices start, so that nothing disturbs the measurement. Raises
         HostError if the broker or the relay does not start, a link cannot be measured, or the host
@@ -196,21 +202,22 @@ class ProcessRuntime:
         return accounts[CONTROLLER].at(HOST, at.port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU share of `device`, whose client is ready; no effect on one that has ended.
+        """Apply the CPU share of `device`, whose client is ready. No effect on a device that has ended.
 
-        It also has no effect on a device that was not started: then somebody else has logged in under
-        its name. A process must not be limited earlier: if it were suspended before it asks the kernel
-        to end it with its parent, it could outlive the controller.
+        This method also has no effect on a device that was not started: then somebody else has logged in
+        under its name. Do not limit a process before its client is ready: if the process were suspended
+        before it asks the kernel to end it with its parent, it could outlive the controller.
         """
         if device not in self._children:
             return
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
 
     def begin(self) -> None:
-        """Do nothing: processes have no weights."""
+        """Do nothing, because processes have no weights."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action: the relay changes links, signals do the rest. Raises BadInputError."""
+        """Carry out an action. The relay changes links; signals do everything else. Raises
+        BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
         match action:
@@ -246,7 +253,8 @@ class ProcessRuntime:
         return []
 
     def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
-        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot do it."""
+        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot carry it
+        out."""
         if not self._has_relay:
             raise BadInputError(
                 "links cannot change in this run, because no device has a link: add one to the "
@@ -264,12 +272,12 @@ class ProcessRuntime:
         return SetLink({k: v if k in rates else v or 0.0 for k, v in changes.items()})
 
     def _is_running(self, device: str) -> bool:
-        """Whether the device has a process that was not ordered to end."""
+        """Whether the device has a living process that was not ordered to end."""
         return self._children.is_alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
-        """End a device, which may come back. A suspended process reacts only to SIGKILL, so it is
-        resumed too."""
+        """End a device, which may start again. The process is also resumed, because a suspended process
+        reacts only to SIGKILL."""
         self._restarting.discard(device)
         if self._children.is_alive(device):
             self._away.add(device)
@@ -278,7 +286,7 @@ class ProcessRuntime:
             self._children[device].send_signal(signal.SIGCONT)
 
     def _start_restarting(self) -> None:
-        """Start the devices in `_restarting` whose old process has ended."""
+        """Start the devices in `_restarting` whose old processes have ended."""
         for device in [device for device in self._restarting if not self._children.is_alive(device)]:
             self._restarting.discard(device)
             self._away.discard(device)
@@ -287,8 +295,8 @@ class ProcessRuntime:
                 self._children[device].send_signal(signal.SIGSTOP)
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of the components that have ended by themselves; -n means ended by signal n. Also
-        starts the devices that have waited for their old process to end."""
+        """Exit codes of the components that have ended by themselves; −n means ended by signal n. This
+        method also starts the devices that have waited for the end of their old process."""
         self._start_restarting()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
@@ -298,10 +306,10 @@ class ProcessRuntime:
         return None
 
     def stop(self) -> None:
-        """End every process of the run, the agents first, so that none reports a lost broker.
+        """End every process of the run. The agents end first, so that none reports a lost broker.
         Idempotent.
 
-        Raises HostError after all have ended if the logs could not be saved.
+        Raises HostError, after all processes have ended, if logs could not be saved.
         """
         self._restarting.clear()
         self._duty_cycle.close()
@@ -358,8 +366,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that has imported the agents, and from which they are forked; None if they are
-        not modules, or the host cannot fork."""
+        """Start a process that has imported the agents, and from which they are forked. Return None if
+        the agents are not Python modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:
@@ -373,7 +381,7 @@ class ProcessRuntime:
     def _spawn(
         self, name: str, command: list[str], threads: int = 1, pass_fds: Sequence[int] = ()
     ) -> None:
-        """Start `command` in its own session, so that Ctrl-C in the terminal reaches only the
+        """Start `command` in a session of its own, so that Ctrl-C in the terminal reaches only the
         controller."""
         plan = self._spec.plan
         cpus = plan.device_cpus if name in self._devices else plan.infrastructure_cpus
@@ -418,8 +426,8 @@ class ProcessRuntime:
 
 
 def environment(directory: RunDirectory, component: str) -> dict[str, str]:
-    """Environment variables that mark a process as `component` of a run, and make Python write its
-    output line by line."""
+    """Environment variables of a process. They mark the process as `component` of a run, and make Python
+    write its output line by line."""
     return {
         RUN: directory.run,
         COMPONENT: component,
@@ -433,15 +441,16 @@ class ProcessInfo:
     """A live process that belongs to a run."""
 
     process: psutil.Process
-    """psutil checks the start time too, so that a later process with the same pid is not mistaken for
-    it."""
+    """The process, as psutil sees it. psutil also checks the start time, so that a later process with
+    the same pid is not mistaken for this one."""
     run: str
     component: str
     directory: str | None
 
 
 def find() -> list[ProcessInfo]:
-    """Find all of this user's processes that belong to a run, by the marks in their environment."""
+    """Find all processes of this user that belong to a run. The marks in their environment identify
+    them."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -455,7 +464,8 @@ def find() -> list[ProcessInfo]:
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
-    """End all processes of `run` (None: of all runs), also suspended ones; return their number.
+    """End all processes of `run` (None: of all runs), including suspended ones. Return the number of
+    processes.
 
     The calling process, its ancestors, and processes of the component `spare` are left alone.
     """
@@ -468,7 +478,7 @@ def remove(run: str | None = None, spare: str | None = None) -> int:
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
-    """End processes, also suspended ones: SIGTERM, then SIGKILL after GRACE_SECONDS. Does not reap
+    """End processes, including suspended ones: SIGTERM, then SIGKILL after GRACE_SECONDS. Does not reap
     them."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -481,7 +491,8 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Wait at most `timeout` seconds for all to end; return those that have not. Does not reap them."""
+    """Wait at most `timeout` seconds until all processes have ended. Return those that have not. Does
+    not reap them."""
     deadline = time.monotonic() + timeout
     alive = list(processes)
     while alive := [process for process in alive if is_alive(process)]:
@@ -492,14 +503,14 @@ def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psu
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process is running or suspended; a zombie has ended."""
+    """Whether a process is running or suspended. A zombie has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` TCP ports of 127.0.0.1 on which nobody listens."""
+    """Return `count` TCP ports of 127.0.0.1 on which no process listens."""
     with contextlib.ExitStack() as opened:
         probes = [opened.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]

@@ -1,5 +1,5 @@
-"""State of one run that the modules of the `swarm` runtime share: its nodes, their engines, and the
-specifications to launch."""
+"""State of one run that the modules of the `swarm` runtime share: the run's nodes, their engines, and
+the specifications of what to launch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SwarmContext:
     manager: docker.DockerClient
     """Client of this node's engine, which manages the Swarm."""
     names: Mapping[str, str]
-    """Names of the nodes, by id."""
+    """Names of the nodes, by node id."""
     spec: RunSpec
     launch: ContainerLaunch
     base: str
@@ -46,7 +46,7 @@ class SwarmContext:
     """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids, by tag, of the images that all nodes have. An engine does not look up an id in a registry."""
+    """Ids of the images that all nodes have, by tag. An engine does not look up an id in a registry."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
@@ -62,20 +62,24 @@ class SwarmContext:
         return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:
-        """Names of the devices on a node."""
+        """Names of the devices on the node with the id `node`."""
         plan = self.spec.plan
         return [device.name for device in plan.devices if plan.placement[device.name] == node]
 
     def container_of(self, task: Mapping[str, Any]) -> ContainerRef:
-        """Container of a task."""
+        """The container of a task, with the engine that runs it."""
         engine = self.proxies.engines[task["NodeID"]]
         return ContainerRef(engine, task["Status"]["ContainerStatus"]["ContainerID"])
 
     def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """Wait for tasks of services; see `services.await_tasks`. `components` has the component of each
-        service, for messages."""
+        """Wait until each service has as many running tasks as `expected`, by service id. Return these
+        tasks, by service id.
+
+        `components` has the component of each service, for messages. Tasks with ids in `earlier` do not
+        count. Raises HostError.
+        """
         return services.await_tasks(
             self.manager,
             expected,
@@ -86,7 +90,8 @@ class SwarmContext:
 
     @contextmanager
     def requests_to(self, node: str) -> Iterator[None]:
-        """Context of requests to the engine of `node`. Raises HostError if it does not answer."""
+        """Context for requests to the engine of `node`. Raises HostError if the engine does not
+        answer."""
         try:
             yield
         except docker_engine.ERRORS as error:
@@ -95,13 +100,13 @@ class SwarmContext:
             raise HostError(f"the node {name} no longer answers: {error}") from error
 
     def addresses(self, node: str) -> dict[str, str]:
-        """IPv4 addresses on the bridge of `node`, by container id."""
+        """IPv4 addresses of the containers on the bridge of `node`, by container id."""
         found = executor.addresses(self.proxies.engines[node], short_name(self.object_name("data")))
         return {container: address for container, (_, address) in found.items()}
 
     def pin_infrastructure(self, node: str) -> None:
-        """Restrict the run's infrastructure on `node` to the CPUs that the plan has for it: all
-        containers of the run that are there now, except devices, broker and aggregator."""
+        """Restrict the run's infrastructure on `node` to the CPUs that the plan has for it. This applies
+        to all containers of the run that are there now, except devices, broker and aggregator."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
         engine, run = self.proxies.engines[node], self.spec.directory.run
@@ -112,6 +117,6 @@ class SwarmContext:
 
 
 def without_group(limits: CpuLimits) -> CpuLimits:
-    """Convert `limits` for a device that is not in a control group of the run: its weight competes with
-    those of all processes of the host."""
+    """Convert `limits` for a device that is not in a control group of the run. The device's weight then
+    competes with those of all processes of the host."""
     return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

@@ -1,15 +1,17 @@
-"""Proxies to the Docker engines of a Swarm's other nodes, which do what a Swarm cannot do for its
-services.
+"""Proxies to the Docker engines of a Swarm's other nodes. The controller uses these engines for what a
+Swarm cannot do for its services.
 
     controller ── Unix socket per node ── proxy client ══ TLS, overlay ══ engine proxy ── engine's socket
 
-An engine proxy is a service on each other node (`agents.node.node_agent`), and the only one with the
-engine's socket. It listens on its own overlay network, with TLS and certificates on both sides, for the
-proxy client only: a service on this host, whose Unix sockets are in a folder that only the controller
-may read. So no engine listens on a network of the hosts, and no device can reach an engine proxy.
+An engine proxy is a service on each other node (`agents.node.node_agent`). No other service has the
+engine's socket. The engine proxy listens on an overlay network of its own, with TLS and certificates on
+both sides, and accepts only the proxy client. The proxy client is a service on this host. Its Unix
+sockets are in a folder that only the controller may read. Therefore no engine listens on a network of
+the hosts, and no device can reach an engine proxy.
 
-The proxy's program needs only Python and is sent to the nodes as a file. Its image is the base of all
-others, which hardly ever changes; further images that a node lacks are loaded through its proxy.
+The program of the engine proxy needs only Python, and is sent to the nodes as a file. Its image is the
+base of all other images, and hardly ever changes. Further images that a node lacks are loaded through
+the node's engine proxy.
 """
 
 from __future__ import annotations
@@ -44,13 +46,13 @@ from testbed.runtimes.swarm.services import ServiceFile, ServiceOptions, Volume
 
 PROGRAMS, CONFIG, IDENTITY = "/testbed", "/testbed/node.json", "/testbed/node.pem"
 NAME = "node"
-"""Name in the nodes' certificate."""
+"""Name in the certificate of the nodes."""
 COMPONENTS = ENGINE_PROXY, PROXY_CLIENT = "node.engine-proxy", "node.proxy-client"
-"""Names of the components that connect to the engines of other nodes, and are therefore removed last.
-Each name has a dot, so that no device can have the same name."""
+"""Components that connect to the engines of other nodes, and are therefore removed last. Each name has a
+dot, so that no device can have the same name."""
 IMAGE_LABEL = "testbed.image"
-"""Label with the image of the engine proxies, on the configuration that stays if a node could not be
-cleaned up. The nodes may have that image from a registry."""
+"""Label with the image of the engine proxies. It is on the configuration that stays if a node could not
+be cleaned up. The nodes may have that image from a registry."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -59,7 +61,7 @@ _OPEN_TIMEOUT_SECONDS = 30.0
 
 
 class EngineProxies:
-    """Engine proxies of one run. `engines` has a client of each node's engine, by node id."""
+    """Engine proxies of one run. `engines` has a client for the engine of each node, by node id."""
 
     def __init__(
         self,
@@ -71,9 +73,9 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder`, for sockets, is accessible to this process only; `image` is that of the services.
-        `suffix` distinguishes their names from those of an earlier process of the run, which may still
-        exist."""
+        """`folder` is for sockets, and only this process can access it. `image` is the image of the
+        services. `suffix` distinguishes the services' names from those of an earlier process of the run,
+        which may still exist."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -83,16 +85,16 @@ class EngineProxies:
         self._suffix = suffix
         self._folder_fd: int | None = None
         self._service = ""
-        """Id of the service of the engine proxies; empty before `open`."""
+        """Id of the service of the engine proxies; empty until `open` is called."""
         here = next(node for node in nodes if node.here)
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
         self.unreachable: set[str] = set()
-        """Ids of nodes that have failed to answer, and are not asked again."""
+        """Ids of nodes that did not answer. No further request is sent to them."""
 
     @property
     def others(self) -> list[Node]:
-        """All nodes except this one."""
+        """All nodes except the node of this process."""
         return [node for node in self._nodes if node.id != self.here]
 
     def open(self) -> None:
@@ -159,7 +161,8 @@ class EngineProxies:
         volumes: Sequence[Volume] = (),
         more_configs: Sequence[ServiceFile] = (),
     ) -> str:
-        """Create a service of `agents.node.node_agent` with `config`; return its id."""
+        """Create a service of `agents.node.node_agent` with the configuration `config`. Return the id of
+        the service."""
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
@@ -217,20 +220,23 @@ class EngineProxies:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of the nodes, by id."""
+        """Names of the nodes, by node id."""
         return {node.id: node.name for node in self._nodes}
 
     def set_timeout(self, seconds: int | None = None) -> None:
-        """Set the timeout of requests to the engines of other nodes; None: the long one, for the start
-        and end of a run."""
+        """Set the timeout in seconds of requests to the engines of other nodes. None: the longer timeout
+        for the start and end of a run."""
         for node, engine in self.engines.items():
             if node != self.here and node not in self.unreachable:
                 engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
 
     def close(self, spare: Collection[str] = ()) -> None:
-        """Remove the engine proxies' containers, except on the nodes in `spare`. Each node's engine
-        removes its own proxy; its answer is lost, because that proxy would have to pass it on. The Swarm
-        would remove the containers too, but would not report when it has done so."""
+        """Remove the engine proxies' containers, except on the nodes in `spare`.
+
+        Each node's engine removes its own proxy. The engine's answer is lost, because that proxy would
+        have to pass it on. The Swarm would remove the containers, too, but would not report when it has
+        done so.
+        """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
                 with suppress(*docker_engine.ERRORS):
@@ -239,7 +245,8 @@ class EngineProxies:
         self._disconnect()
 
     def _is_own(self, container: Mapping[str, Any]) -> bool:
-        """Whether a container is one of these proxies, not one of an earlier process that was killed."""
+        """Whether a container is a proxy of this object. Proxies of an earlier process that was killed
+        do not count."""
         return bool(container["Labels"].get(executor.SERVICE_LABEL) == self._service)
 
     def _disconnect(self) -> None:
@@ -256,7 +263,8 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
 
 
 def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
-    """Image of the engine proxies of `run`, even if only its clean-up is pending; None if unknown."""
+    """Image of the engine proxies of `run`; None if unknown. The image is known even if only the
+    clean-up of the run is pending."""
     for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
@@ -273,7 +281,7 @@ def node_container(
     networks: tuple[Attachment, ...],
     mounts: tuple[Mount, ...] = (),
 ) -> Container:
-    """Container of `agents.node.node_agent`, which runs as root without capabilities."""
+    """Container for `agents.node.node_agent`. The node agent runs as root without capabilities."""
     return Container(
         component=component,
         name=name,

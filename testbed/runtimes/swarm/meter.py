@@ -1,4 +1,4 @@
-"""Measures the resources that a run uses on the nodes of a Swarm."""
+"""Meter of the resources that a run uses on the nodes of a Swarm."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from testbed.runtimes.swarm.node_services import NodeAgents
 
 
 class SwarmMeter(Meter):
-    """Implements `testbed.runtimes.Meter`. CPU, memory and traffic of devices are in the telemetry that
-    they send themselves."""
+    """Meter of the run's containers on all nodes.
+
+    CPU, memory and traffic of devices are in the telemetry that devices send themselves.
+    """
 
     def __init__(
         self, context: SwarmContext, containers: RunningContainers, node_agents: NodeAgents
@@ -25,7 +27,7 @@ class SwarmMeter(Meter):
         self._devices = {device.name for device in context.spec.plan.devices}
         self._here = context.devices_on(context.proxies.here)
         self._used: dict[str, float] = {}
-        """Last known CPU seconds of the devices on this node."""
+        """Last known CPU seconds of each device on this node, by device."""
 
     def externally_stopped(self) -> set[str]:
         """Components that were paused when the runtime last listed its containers."""
@@ -39,7 +41,7 @@ class SwarmMeter(Meter):
         )
 
     def device_cpu_seconds(self) -> float | None:
-        """CPU seconds of all devices on this node; devices that have ended count with their last
+        """Total CPU seconds of all devices on this node. Devices that have ended count with their last
         reading."""
         for name in self._here:
             used = ControlGroup.of_process(self._containers.pid(name)).cpu_seconds()

@@ -1,4 +1,4 @@
-"""Measure the speed of the cores of a Swarm's nodes, before a run."""
+"""Measurement of the speed of the nodes' cores in a Swarm, before a run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ from testbed.speed.calibration import (
 )
 
 _SECONDS = 2.0
-"""Duration of the measurement of each kind of work."""
+"""Seconds for which each kind of work is measured."""
 _COMPONENT = "node.calibration"
 
 
 def calibrations(
     nodes: Sequence[Node], registry: str | None, progress: Progress
 ) -> dict[str, Calibration]:
-    """Speed of a core of each node, by node id: from the cache, or else measured on the node in the
-    agents' image, which is sent there if needed. Raises HostError."""
+    """Speed of a core of each node, by node id.
+
+    Speeds that are not in the cache are measured on the node in the agents' image, which is copied there
+    if needed. Raises HostError.
+    """
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
     found = cached_for_nodes(others, image)
@@ -57,7 +60,7 @@ def calibrations(
 
 
 def _measure(proxies: EngineProxies, node: Node, image: str) -> Calibration:
-    """Measure the speed of a node's last core, which is for devices."""
+    """Measure the speed of a node's last core, which the plan uses for devices."""
     script = Path(device_benchmark.__file__).read_text("utf-8")
     output = docker_engine.run_output(
         proxies.engines[node.id],

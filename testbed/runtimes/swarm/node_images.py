@@ -1,5 +1,8 @@
-"""Images on the nodes of a Swarm: pulled from a registry if the topology names one, else copied by the
-engines' save and load. Copied images are recorded, so that they can be removed from the nodes again."""
+"""Images on the nodes of a Swarm.
+
+If the topology names a registry, the nodes pull the images from it. Otherwise the images are copied by
+the engines' save and load; copied images are recorded, so that they can be removed from the nodes again.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +27,18 @@ Progress = Callable[[str], None]
 
 
 class Push(NamedTuple):
-    """An image of this host and its name in a registry."""
+    """An image of this host, with its name in a registry."""
 
     tag: str
-    """Tag on this host."""
+    """Tag of the image on this host."""
     repository: str
-    """Repository in the registry."""
+    """Name of the image's repository in the registry."""
     version: str
 
 
 def images_to_push(built: Images, registry: str) -> list[Push]:
-    """Images that nodes pull. Broker and aggregator run on this host, but are services like all
-    others."""
+    """Images that nodes pull. The images of broker and aggregator are included: both run on this host,
+    but are services like all others."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
         repository, _, version = registry_name(tag, registry).rpartition(":")
@@ -44,8 +47,10 @@ def images_to_push(built: Images, registry: str) -> list[Push]:
 
 
 def registry_name(tag: str, registry: str) -> str:
-    """Name in `registry` of an image of this host; without a version, it is `latest`. The tag of a
-    user's image may contain a registry or a digest, whose `:` and `@` become `-`."""
+    """Name in `registry` of an image of this host. An image without a version gets the version `latest`.
+
+    The tag of a user's image may contain a registry or a digest; their `:` and `@` become `-`.
+    """
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
@@ -53,8 +58,8 @@ def registry_name(tag: str, registry: str) -> str:
 def push(
     manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
 ) -> Images:
-    """Push the images to the registry, and return them with their names there; without a registry,
-    return them unchanged. Raises HostError."""
+    """Push the images to the registry, and return them with their names there. If `registry` is None,
+    return the images unchanged. Raises HostError."""
     if registry is None:
         return built
     for tag, repository, version in images_to_push(built, registry):
@@ -81,8 +86,10 @@ def copy(
     tag: str,
     progress: Progress,
 ) -> None:
-    """Copy an image to those of `nodes` that lack it or have a different one of that name. Images that
-    were copied before, and that no checkout uses any more, are removed from these nodes."""
+    """Copy an image to those of `nodes` that lack it, or that have a different image of that name.
+
+    Images that were copied earlier, and that no checkout uses any more, are removed from these nodes.
+    """
     wanted = _content(manager, tag)
     for node in nodes:
         if _content(proxies.engines[node], tag) != wanted:
@@ -97,8 +104,8 @@ def copy(
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
-    """Layers and environment of an image, which do not depend on how an engine stores it; None if the
-    engine has no image of that name."""
+    """Layers and environment of an image; None if the engine has no image of that name. Layers and
+    environment do not depend on how an engine stores the image."""
     try:
         found = engine.images.get(tag).attrs
     except ImageNotFound:
@@ -109,8 +116,8 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
 def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
-    """The id of an image by its tag, if it is the same on all `nodes`; else empty. Engines that store
-    images in different ways have different ids."""
+    """Id of an image, by its tag; empty if the id differs between nodes. Engines that store images in
+    different ways have different ids."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:
@@ -121,8 +128,8 @@ def common_ids(
 
 
 def prune(manager: docker.DockerClient, progress: Progress) -> None:
-    """Remove copied images that no container uses from the other nodes of the Swarm, if this engine
-    manages one; the next run copies them again. Raises HostError."""
+    """Remove copied images that no container uses from the other nodes of the Swarm. The next run copies
+    them again. No effect if this engine manages no Swarm. Raises HostError."""
     with as_host_error("remove images"):
         nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
         if len(nodes) < 2 or not _read_copied():
@@ -135,7 +142,7 @@ def prune(manager: docker.DockerClient, progress: Progress) -> None:
 
 
 def _remove(proxies: EngineProxies, node: str, tags: Collection[str]) -> set[str]:
-    """Remove images from a node, except those in use; return the tags of those removed."""
+    """Remove images from a node, except images in use. Return the tags of the removed images."""
     removed = set()
     for tag in tags:
         with suppress(APIError):  # in use

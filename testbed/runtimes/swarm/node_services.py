@@ -1,4 +1,4 @@
-"""Services of a run on each node in addition to devices: a node agent, and a router between devices and
+"""Services of a run on each node, in addition to devices: a node agent, and a router between devices and
 broker."""
 
 from __future__ import annotations
@@ -29,39 +29,44 @@ from testbed.runtimes.swarm.engine_proxies import IDENTITY, NAME, node_container
 from testbed.runtimes.swarm.services import ServiceOptions
 
 NODE_AGENT, MANAGER_AGENT = "node.agent", "node.manager-agent"
-"""Components of the node agents: on other nodes, and on this one, the manager."""
+"""Components of the node agents: the first for other nodes, the second for this node, which is the
+manager."""
 _STAT = "stat"
-"""Name of the file in the control folder with the counters of a node's CPUs."""
+"""Name of the file with the counters of a node's CPUs, in the control folder."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent on this node, whose clock is the run's."""
+"""Host name of the agent on this node. The clock of this node is the run's clock."""
 _TIMEOUT_SECONDS = 30.0
-"""Seconds within which a node's clock must have been compared."""
+"""Maximum seconds until the clocks of all nodes must have been compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
-"""Folder with the files of a device, or of a router: a volume. Neither starts before its last file is
-there."""
+"""Folder with the files of a device or of a router, in a volume. Devices and routers do not start before
+their last file is in that folder."""
 _FILES_READY = "files-ready"
 _WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; exec "$@"'
 
 
 class NodeAgents:
-    """The node agents of one run. Each is a proxy from a Unix socket, for its node's devices, to the
-    broker (over TLS), compares the node's clock with the manager's, and reads the counters of the node's
-    CPUs."""
+    """The node agents of one run.
+
+    For the devices of its node, each agent is a proxy from a Unix socket to the broker (over TLS). It
+    also compares the node's clock with the manager's, and reads the counters of the node's CPUs.
+    """
 
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self._containers: dict[str, str] = {}
-        """Container ids, by node."""
+        """Ids of the agents' containers, by node."""
         self._samplers: dict[str, Sampler] = {}
-        """Samplers of the load of other nodes, by node."""
+        """Samplers of the load on other nodes, by node."""
         self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
-        """Input of the samplers, by node: counters of the CPUs, and CPU seconds of the node's
+        """Input of the samplers, by node: the counters of the CPUs, and the CPU seconds of the node's
         devices."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:
-        """Create the services; return the component and the number of tasks of each, by service id.
-        `certificate` is the broker's, in PEM."""
+        """Create the services. Return the component and the number of tasks of each, by service id.
+
+        `certificate` is the broker's certificate in PEM format.
+        """
         context = self._context
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
         trust = services.create_config(
@@ -122,8 +127,8 @@ class NodeAgents:
             self._containers[task["NodeID"]] = task["Status"]["ContainerStatus"]["ContainerID"]
 
     def check(self, alive: Collection[str]) -> None:
-        """Raise HostError if a node agent is not among the containers `alive`: its devices can no longer
-        communicate."""
+        """Raise HostError if the container of a node agent is not in `alive`: the devices of that node
+        can no longer communicate."""
         for node, container in self._containers.items():
             if container not in alive:
                 name = self._context.names.get(node, node)
@@ -135,8 +140,8 @@ class NodeAgents:
         executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Wait until each of `nodes` has an estimate of this node's clock; this node's own is exact.
-        Raises HostError."""
+        """Wait until each of `nodes` has an estimate of this node's clock. This node's own estimate is
+        exact. Raises HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -148,7 +153,8 @@ class NodeAgents:
                 time.sleep(0.1)
 
     def _clock(self, node: str) -> dict[str, Any] | None:
-        """Estimate that a node's agent has of this node's clock; None if there is none yet."""
+        """Estimate of this node's clock by the agent on `node`; None if that agent has no estimate
+        yet."""
         text = self._read(node, agent_configs.CLOCK)
         return None if text is None else dict(json.loads(text))
 
@@ -157,8 +163,10 @@ class NodeAgents:
         return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
 
     def readings(self, at: float, used: Mapping[str, float]) -> dict[str, HostReading]:
-        """Return a reading (clock and load) of each other node, by the node's name. `at`: run time in
-        seconds. `used`: CPU seconds of each device so far."""
+        """Return a reading (clock and load) of each other node, by the node's name.
+
+        `at` is the run time in seconds. `used` has the CPU seconds that each device has used so far.
+        """
         found = {}
         for planned in self._context.spec.plan.nodes:
             if planned.here or planned.id not in self._containers:
@@ -174,7 +182,8 @@ class NodeAgents:
     def _load(
         self, planned: PlannedNode, stat: str, at: float, used: Mapping[str, float]
     ) -> HostSample | None:
-        """Load of a node since the last call; `stat` has its counters now. None at the first call."""
+        """Load of a node since the last call; None at the first call. `stat` has the present counters of
+        the node's CPUs."""
         node = planned.id
         own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
         self._latest[node] = cpu_times(stat), own
@@ -196,13 +205,16 @@ class Routers:
     def __init__(self, context: SwarmContext) -> None:
         self._context = context
         self.containers: dict[str, ContainerRef] = {}
-        """Containers, by component."""
+        """Containers of the routers, by component."""
         self._components: dict[str, str] = {}
-        """Components, by node."""
+        """Components of the routers, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node, which then waits for its configuration. Returns its address on
-        the node's bridge, which has no name service."""
+        """Start a router on each node. Each then waits for its configuration.
+
+        Returns the addresses of the routers on their nodes' bridges, by node. The bridges have no name
+        service.
+        """
         context, router = self._context, self._context.launch.router
         if router is None:
             raise HostError("the plan has no router, which a run on a Swarm needs")
@@ -235,7 +247,8 @@ class Routers:
         places: agent_configs.Places,
         certificate: str,
     ) -> None:
-        """Send each router its configuration, with the addresses of the running `devices`."""
+        """Send each router its configuration. The configuration has the addresses of the running
+        `devices`."""
         context = self._context
         for node, component in self._components.items():
             login = accounts[router_user(node)].at(*places.router, certificate)

@@ -1,4 +1,4 @@
-"""Find and remove everything of a run on a Swarm and its nodes."""
+"""Find and remove everything that a run has on a Swarm and its nodes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, Engin
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
 _PENDING_LABEL = "testbed.owed"
-"""Label with the ids of nodes that could not be cleaned up because they did not answer. It is on a
-configuration that stays in the Swarm, so that `testbed down` finds the run. (The label's text is that
-of version 0.2.0.)"""
+"""Label with the ids of nodes that could not be cleaned up because they did not answer.
+
+The label is on a configuration that stays in the Swarm, so that `testbed down` finds the run. The
+label's text is that of version 0.2.0.
+"""
 _PARALLEL = 8
-"""Number of requests at the same time."""
+"""Maximum number of requests at the same time."""
 
 
 def objects(
     manager: docker.DockerClient, run: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield kind and labels of all objects that this Swarm has of `run` (None: of all runs)."""
+    """Yield the kind and the labels of each object that this Swarm has of `run` (None: of all runs)."""
     api: Any = manager.api
     filters = services.label_filter(run)
     for kind, found in (
@@ -57,10 +59,13 @@ def objects(
 def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
-    """Remove everything of `run` through the nodes' engines; remove the `proxies` to these engines last.
+    """Remove everything of `run` through the nodes' engines. The `proxies` to these engines are removed
+    last.
 
-    Logs, and the files from which devices resume, are saved to `directory`. A node that does not answer
-    is not asked again, and is reported after everything else is removed. Raises HostError."""
+    Logs, and the files from which devices resume, are saved to `directory` unless that is None. A node
+    that does not answer gets no further request, and is reported after everything else is removed.
+    Raises HostError.
+    """
     failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []
 
@@ -115,8 +120,11 @@ def remove(
 def temporary_proxies(
     manager: docker.DockerClient, nodes: Sequence[Node], image: str, purpose: str
 ) -> Iterator[EngineProxies]:
-    """Context with proxies to the engines of all nodes. Their labels have a run id that begins with
-    `purpose`, by which `testbed down` finds them. Raises HostError."""
+    """Context with proxies to the engines of all nodes. Raises HostError.
+
+    The labels of the proxies have a run id that begins with `purpose`, so that `testbed down` finds
+    them.
+    """
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
         proxies = EngineProxies(manager, nodes, image, run, {RUN_LABEL: run}, Path(folder))
@@ -131,8 +139,8 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and that have no
-    connection now, each with a message for the user."""
+    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and to which there is
+    no connection now. Each has a message for the user."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
@@ -144,8 +152,8 @@ def _pending(
 
 
 def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) -> list[str]:
-    """End the devices of a node, and save the files that their clients keep to `directory`. Returns a
-    message for each device whose files could not be saved. Raises ERRORS."""
+    """End the devices of a node, and save their clients' files to `directory`. Returns a message for
+    each device whose files could not be saved. Raises ERRORS."""
     unsaved: list[str] = []
 
     def save(container: Mapping[str, Any]) -> None:
@@ -167,8 +175,11 @@ def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Wait until a node's parts of the networks of `run` are removed, which the Swarm does after the
-    last task that needs them. Without the engine proxy this could not be observed any more."""
+    """Wait until a node's parts of the networks of `run` are removed.
+
+    The Swarm removes them after the end of the last task that needs them. Without the engine proxy,
+    their removal could no longer be observed.
+    """
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
         one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)

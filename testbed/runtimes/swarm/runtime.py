@@ -72,9 +72,10 @@ from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
 _MTU = 1450
-"""MTU of the bridges in bytes: what an overlay network leaves of 1500."""
+"""Maximum size of a packet on the bridges, in bytes. An overlay network reduces the usual 1500 bytes to
+this."""
 _PARALLEL = 8
-"""Number of requests at the same time."""
+"""Maximum number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
 """Timeout in seconds of a request to a node during a run. It is short, because the actions of the
 scenario wait for the answer."""
@@ -97,13 +98,14 @@ def _manager() -> Iterator[docker.DockerClient | None]:
 
 
 def check_host() -> None:
-    """See `testbed.runtimes.Emulator`."""
+    """Raise HostError unless this host manages a Swarm that can be used for runs."""
     swarm_nodes.local_nodes()
 
 
 @contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
-    """See `testbed.runtimes.Emulator`."""
+    """Return the runtime of one run, in a context with a connection to the manager's engine. Build
+    missing images first, and push them if the topology names a registry. Raises HostError."""
     with closing(docker_engine.connect()) as client:
         nodes = swarm_nodes.nodes(client)
         there = {node.id for node in nodes}
@@ -129,7 +131,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[SwarmRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs with a service, network, secret or configuration in this Swarm."""
+    """Runs that have a service, network, secret or configuration in this Swarm."""
     with _manager() as manager:
         if manager is None:
             return []
@@ -148,7 +150,8 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """See `testbed.runtimes.Emulator`."""
+    """Remove what is left of `run` in the Swarm. Save its logs to `directory` unless that is None.
+    Return False if this host manages no Swarm. Raises HostError if something may be left."""
     with _manager() as manager:
         if manager is None:
             return False
@@ -175,7 +178,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """Last `tail` lines of each service of `run`, by component; empty if no Swarm answers."""
+    """Last `tail` lines of the log of each service of `run`, by component; empty if no Swarm answers."""
     with _manager() as manager:
         if manager is None:
             return {}
@@ -191,7 +194,7 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 
 class SwarmRuntime:
-    """Implements `testbed.runtimes.Runtime`."""
+    """Runtime whose devices are containers on the nodes of a Docker Swarm."""
 
     def __init__(
         self,
@@ -273,8 +276,8 @@ class SwarmRuntime:
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
-        """Path of the broker's socket through the folder's descriptor: a socket's path may have at most
-        107 characters."""
+        """Path of the broker's socket, by way of the folder's descriptor: a socket's path may have at
+        most 107 characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
@@ -294,7 +297,7 @@ class SwarmRuntime:
             services.create_network(self._manager, replace(network, internal=True, options=options))
 
     def _start_servers(self, certificate: str) -> None:
-        """Start broker, aggregator and the node agents."""
+        """Start the services of broker, aggregator and the node agents."""
         options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
         servers = (self._launch.broker, self._launch.aggregator)
         made = {self._context.create(one, options): (one.component, 1) for one in servers}
@@ -317,8 +320,8 @@ class SwarmRuntime:
         executor.limit(self._manager, self._containers[component].id, limits, container.memory)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
-        """Start the devices and send them the files that they wait for. `routers` has the address of
-        each node's router."""
+        """Start the devices, and send them the files that they wait for. `routers` has the address of
+        each node's router, by node."""
         servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
         made = dict(
             zip(
@@ -375,7 +378,7 @@ class SwarmRuntime:
         executor.put_files(made.engine, made.id, FILES, files, folders={disk: client})
 
     def _isolate(self, node: str) -> None:
-        """Isolate the devices of a node from each other."""
+        """Isolate the devices on a node from each other."""
         engine = self._proxies.engines[node]
         network = short_name(self._context.object_name("data"))
         ids = {self._containers[name].id for name in self._context.devices_on(node)}
@@ -384,7 +387,7 @@ class SwarmRuntime:
         executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`; no effect on one that has ended."""
+        """Apply the CPU quota of `device`. No effect on a device that has ended."""
         self._devices.limit(device)
 
     def begin(self) -> None:
@@ -392,13 +395,15 @@ class SwarmRuntime:
         self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action as in the docker runtime, by the engine of the device's node."""
+        """Carry out an action as in the docker runtime. The engine of the device's node sets CPU
+        limits."""
         if isinstance(action, SetCpu):
             self._check_share(device, action.cpu)
         return self._devices.act(device, action)
 
     def _check_share(self, device: str, share: float) -> None:
-        """Raise BadInputError if the device's node has too few cores for the CPU share `share`."""
+        """Raise BadInputError if the device's node has too few cores to give the device the CPU share
+        `share`. Plans that are oversubscribed are not checked."""
         node = self._spec.plan.node_of(device)
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}

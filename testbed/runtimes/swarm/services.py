@@ -1,9 +1,9 @@
-"""Services, networks, secrets and configurations of a run on a Swarm: created from the specifications of
-containers (`testbed.runtimes.docker.containers`), found and removed by label.
+"""Services, networks, secrets and configurations of a run on a Swarm. They are created from the
+specifications of containers (`testbed.runtimes.docker.containers`), and found and removed by label.
 
-Limits that a Swarm's service cannot have (swap, CPU quotas of any period) are set by the engine of its
-node after the container has started. Objects are found by their labels, not by their names, which are
-shortened to 63 characters.
+A service of a Swarm cannot have some limits (swap, CPU quotas of any period). The engine of the node
+sets them after the container has started. Objects are found by their labels, not by their names, because
+names are shortened to 63 characters.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from testbed.runtimes.process.log_writer import LOG_BYTES
 _MOST_CHARACTERS = 63
 _SECOND = 10**9
 _START_TIMEOUT_SECONDS = 120.0
-"""Seconds within which a task has to run once its image is on the node."""
+"""Maximum seconds until a task must run, once its image is on the node."""
 _REMOVAL_TIMEOUT_SECONDS = 40.0
 _POLL_SECONDS = 0.1
 _DEAD = ("failed", "rejected", "orphaned", "remove", "shutdown")
-"""States of tasks that will not run any more."""
+"""States of tasks that will never run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class ServiceFile:
     target: str
     """Path in the container."""
     user: int = 0
-    """Id of the user and group that own the file."""
+    """Id of the user and of the group that own the file."""
     mode: int = 0o400
     """Permissions of the file."""
 
     def reference(self, kind: str) -> dict[str, Any]:
-        """Reference to the file in a service's specification; `kind` is `Secret` or `Config`."""
+        """Reference to the file for a service's specification. `kind` is `Secret` or `Config`."""
         owner = {"UID": f"{self.user}", "GID": f"{self.user}"}
         file = {"Name": self.target, **owner, "Mode": self.mode}
         return {f"{kind}ID": self.id, f"{kind}Name": self.name, "File": file}
@@ -66,25 +66,27 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """Settings of a service in addition to its container's specification."""
+    """Settings of a service that are not in its container's specification."""
 
     nodes: tuple[str, ...] = ()
-    """Constraints on its nodes, such as `node.id == x`."""
+    """Constraints on the service's nodes, such as `node.id == x`."""
     everywhere: bool = False
-    """Whether there is a task on each node that meets the constraints; else there is only one task."""
+    """Whether each node that meets the constraints has a task. Otherwise the service has only one
+    task."""
     binds: bool = False
-    """Whether the mounts of the specification exist on its nodes; else they are left out."""
+    """Whether the mounts of the specification exist on the service's nodes. Otherwise the mounts are
+    left out."""
     secrets: Sequence[ServiceFile] = ()
     configs: Sequence[ServiceFile] = ()
     volumes: Sequence[Volume] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    """Additional host names with their addresses."""
+    """Additional host names -> their addresses."""
     cores: float = 0.0
-    """Cores to reserve, which the Swarm then promises to no other service."""
+    """Number of cores to reserve. The Swarm gives reserved cores to no other service."""
 
 
 def short_name(name: str) -> str:
-    """Shorten `name` to one that a Swarm accepts for its objects."""
+    """Convert `name` to a name that a Swarm accepts for its objects. A long name is shortened."""
     name = name.replace(".", "_")
     if len(name) <= _MOST_CHARACTERS:
         return name
@@ -93,8 +95,8 @@ def short_name(name: str) -> str:
 
 
 def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
-    """Arguments of the API's `create_network`: an overlay or, for a network with bridge options, a
-    separate bridge on each node."""
+    """Arguments for `create_network` of the API: an overlay network. A network with bridge options is
+    instead a separate bridge on each node."""
     local = bool(made.options)
     return {
         "name": short_name(made.name),
@@ -107,7 +109,7 @@ def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
 
 
 def service_arguments(container: Container, options: ServiceOptions) -> dict[str, Any]:
-    """Arguments of the API's `create_service` for `container`."""
+    """Arguments for `create_service` of the API, for `container`."""
     labels = dict(container.labels)
     return {
         "task_template": {
@@ -183,7 +185,7 @@ def _container(
 
 
 def label_filter(run: str | None) -> dict[str, str]:
-    """Filter for objects of `run` (None: of all runs)."""
+    """Filter that selects the objects of `run` (None: of all runs)."""
     return {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
 
 
@@ -199,7 +201,7 @@ def create_secret(
     target: str,
     **file: int,
 ) -> ServiceFile:
-    """Create a secret with `data` that is mounted at `target` in a container."""
+    """Create a secret that contains `data`. It is mounted at `target` in a container."""
     made = manager.api.create_secret(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, **file)
 
@@ -207,14 +209,14 @@ def create_secret(
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
-    """Create a configuration, readable for all, with `data` that is mounted at `target` in a
-    container."""
+    """Create a configuration that contains `data`. It is mounted at `target` in a container, readable
+    for all."""
     made = manager.api.create_config(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
 
 def create(manager: docker.DockerClient, container: Container, options: ServiceOptions) -> str:
-    """Create the service of `container`; return its id."""
+    """Create the service of `container`. Return the id of the service."""
     api: Any = manager.api
     created: str = api.create_service(**service_arguments(container, options))["ID"]
     return created
@@ -227,7 +229,7 @@ def list_services(manager: docker.DockerClient, run: str | None = None) -> list[
 
 
 def tasks(manager: docker.DockerClient, service_ids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Tasks of services, by the id of the service."""
+    """Tasks of services, by service id."""
     wanted: dict[str, list[dict[str, Any]]] = {one: [] for one in service_ids}
     api: Any = manager.api
     for task in api.tasks(filters={"service": list(wanted)}):
@@ -243,11 +245,12 @@ def await_tasks(
     nodes: Mapping[str, str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until services have enough running tasks; return these, by service.
+    """Wait until each service has enough running tasks. Return these tasks, by service id.
 
-    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count, nor do
-    tasks on nodes that are not in `nodes` (names by id), such as a node that has just joined the Swarm.
-    `describe` returns the name of a service for messages. Raises HostError."""
+    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count. Neither
+    do tasks on nodes that are not in `nodes` (names by id), such as a node that has just joined the
+    Swarm. `describe` returns the name of a service for messages. Raises HostError.
+    """
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
     while True:
@@ -285,7 +288,7 @@ def await_tasks(
 
 
 def restart(manager: docker.DockerClient, service: str) -> set[str]:
-    """Make the Swarm start a new task of `service`; return the ids of the earlier tasks."""
+    """Make the Swarm start a new task of `service`. Return the ids of the earlier tasks."""
     before = {task["ID"] for task in tasks(manager, [service])[service]}
     api: Any = manager.api
     known = api.inspect_service(service)
@@ -312,7 +315,7 @@ def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
 
 
 def task_address(task: Mapping[str, Any], network_name: str) -> str:
-    """IPv4 address of a task on a network of the Swarm."""
+    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has none."""
     for one in task.get("NetworksAttachments", ()):
         if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
@@ -326,8 +329,8 @@ def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, A
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
-    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Raises
-    ERRORS."""
+    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Left-over
+    services are removed, too. Raises ERRORS."""
     api: Any = manager.api
     filters = label_filter(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS
