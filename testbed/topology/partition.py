@@ -145,9 +145,9 @@ class Shards:
 
     by: ClassVar[Key] = "label"
     shards_per_client: int | None = 2
-    """Number of pieces of each device; null: all pieces of `shard_size` are divided."""
+    """Number of pieces of each device; null if all pieces of `shard_size` are divided."""
     shard_size: int | None = None
-    """Number of samples in a piece; null: it follows from `shards_per_client`."""
+    """Number of samples in a piece; null if it follows from `shards_per_client`."""
     keep_incomplete_shard: bool = False
     """Whether the last piece, if smaller than `shard_size`, is used too."""
 
@@ -205,7 +205,7 @@ class PowerLaw:
 
     by: ClassVar[Key] = "nothing"
     exponent: float = 1.0
-    """Exponent of the power law; 0: all devices get equally many."""
+    """Exponent of the power law; with 0, all devices get equally many samples."""
     min_samples: int = MIN_SAMPLES
     """Minimum number of samples per device."""
 
@@ -262,8 +262,8 @@ class Natural:
 
 
 class FlowerScheme:
-    """Base class of schemes that wrap a partitioner of flwr-datasets: name and fields are those of its
-    class and its constructor.
+    """Base class of schemes that wrap a partitioner of flwr-datasets. The scheme's name is that of the
+    partitioner's class, and its fields are the parameters of the class's constructor.
 
     The number of partitions, the column and the seed come from the topology. Partitions beyond the
     number of devices are left out.
@@ -325,7 +325,7 @@ class DistributionPartitioner(FlowerScheme):
     preassigned_num_samples_per_label: int
     """Number of samples of each of its classes that a device gets before the table applies."""
     rescale: bool = True
-    """Whether the table has shares; false: numbers of samples."""
+    """Whether the table has shares; if false, it has numbers of samples."""
 
     def _arguments(self) -> dict[str, Any]:
         if len({len(row) for row in self.distribution_array}) > 1:

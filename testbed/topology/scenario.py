@@ -78,7 +78,7 @@ Targets = Annotated[
         }
     ),
 ]
-"""Names of devices and groups, as written."""
+"""Names of devices and groups, as written in the file."""
 
 
 class LinkChange(LinkSettings):
@@ -184,7 +184,7 @@ class ScenarioEntry(Model):
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Names of devices and groups, as written."""
+        """Names of devices and groups, as written in the file."""
         return cast(tuple[str, ...], getattr(self, self.verb))
 
     @property

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from agents import events
 
 _POINTS = 500
-"""Number of windows after which their width is doubled, so that long runs have few points, too."""
+"""Number of windows after which the width of windows is doubled, so that long runs have few points,
+too."""
 
 
 @dataclass(frozen=True, slots=True)

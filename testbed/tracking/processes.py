@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds that a tracker has after the end of the run for the remaining figures."""
+"""Seconds that a tracker has after the end of the run to send the remaining figures."""
 
 
 @contextmanager

@@ -240,9 +240,9 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
-    """Write the shards that the task brings to files; answer with their paths.
+    """Write the task's own shards to files; answer with the paths of the files.
 
-    Each answer gets a folder of its own, because answers are cached.
+    Each answer gets a separate folder, because answers are cached.
     """
     brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
@@ -272,8 +272,8 @@ def _shard_layout(shard: Shard) -> str:
 
 
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
-    """Write each split of the dataset that the task brings to SPLIT.npz in the folder `to`; answer with
-    the names of the splits."""
+    """Write each split of the task's own dataset to SPLIT.npz in the folder `to`; answer with the names
+    of the splits."""
     splits = _check_keys("its dataset()", _make(cls, params).dataset(), _SPLITS)
     for split, value in splits.items():
         arrays = _check_keys(split, value, _ARRAYS)

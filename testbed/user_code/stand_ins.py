@@ -124,7 +124,8 @@ def _inspector(code: UserCode) -> Inspector:
 def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
     """Return the stand-in for the class `name`.
 
-    Raises ValueError that says what is wrong with the class, RaisedError if importing it raises.
+    Raises ValueError that says what is wrong with the class, and RaisedError if the import of the class
+    raises.
     """
     found = _ask(code, "class", kind, name)
     fields = []

@@ -57,7 +57,7 @@ class OngoingTraining:
     computed: Nanoseconds
     """Running time at which all steps are computed, at the present CPU share."""
     floor: Nanoseconds
-    """Running time before which the training does not end, because of the device's `timing`."""
+    """Earliest running time at which the training may end, because of the device's `timing`."""
 
     @property
     def end_time(self) -> Nanoseconds:
@@ -96,10 +96,10 @@ class OngoingTraining:
 
 @dataclass(slots=True, kw_only=True)
 class VirtualDevice:
-    """A device from one start to its next end: a crash ends it and loses its messages in flight."""
+    """A device from one start to its next end. A crash ends it, and its messages in flight are lost."""
 
     index: int
-    """Position in device order."""
+    """Position of the device in device order."""
     name: str = ""
     core: client.ClientCore
     line: Line
@@ -109,7 +109,7 @@ class VirtualDevice:
     update_size: int = 0
     """Size of an update in bytes."""
     working_on: OngoingTraining | None = None
-    """The latest training, which may have ended; None before the first."""
+    """The latest training, which may have ended; None before the first training."""
     trainings: dict[int, LazyTraining] = field(default_factory=dict)
     """Trainings whose update is not sent yet, by sequence number: at most one in progress and one in the
     send buffer."""
@@ -194,7 +194,7 @@ class VirtualDevice:
         self.line.drop()
 
     def leave(self, now: Nanoseconds) -> None:
-        """End the device, paused or not; messages in flight from it still arrive."""
+        """End the device, even if it is paused. Messages in flight from it still arrive."""
         self.alive, self.leaving = False, True
         self.line.down.drop()
         self.thaw(now)

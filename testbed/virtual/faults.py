@@ -145,8 +145,8 @@ def _come_back(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Make the client say goodbye, after the messages that it has sent. If the device is silent, the
-    broker reports its end later."""
+    """Send the client's goodbye after the messages that the client has sent. If the device is silent,
+    the broker reports the client's end later."""
     messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
         device.end()

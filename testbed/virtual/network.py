@@ -165,7 +165,7 @@ class Direction:
         """Arrival time of the last message that has passed."""
         self._free: Nanoseconds | None = None
         """Time at which all messages so far would have passed at the device's rate alone, without the
-        bucket; None if none was sent."""
+        bucket; None if no message was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Send a message; call `then` with its arrival time as soon as that time is certain. The time is

@@ -30,7 +30,7 @@ _CACHED_SAMPLES = 640 << 10
 """Bytes of models with gradients, and bytes of samples, to process together. Both fit into a core's
 cache, and are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
-"""Maximum bytes of the models in a stack for vmap."""
+"""Maximum size in bytes of all models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
 """Maximum number of models in a stack for vmap, and the minimum number for which vmap is faster than one
 model after the other on two cores. The numbers do not depend on the host's cores, so that results do not
@@ -58,8 +58,8 @@ class Gradient(Protocol):
         """Return the mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,), and
         write its gradient to `out[k]`.
 
-        `w` and `out` have shape (jobs, d) and contiguous rows. There may be fewer jobs than
-        mini-batches: they then use the first ones.
+        `w` and `out` have shape (jobs, d) and contiguous rows. If there are fewer jobs than
+        mini-batches, the jobs use the first mini-batches.
         """
         ...
 
@@ -86,8 +86,8 @@ class Objective(Protocol):
 def objective(
     task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
 ) -> Objective:
-    """Return the fastest objective for `task` on samples of `train`. `device` is PyTorch's; objectives
-    in numpy ignore it."""
+    """Return the fastest objective for `task` on samples of `train`. `device` is the device for PyTorch;
+    objectives in numpy ignore it."""
     if isinstance(task, Quadratic):
         return Squares(train)
     with torch.random.fork_rng(devices=[]):
@@ -105,8 +105,8 @@ class Softmax:
     """Multinomial logistic regression: with p = softmax(W x + b), the gradient of the cross-entropy is
     (p − onehot(y)) xᵀ for W and p − onehot(y) for b.
 
-    Computed in numpy on one thread: at this size, torch's operators cost more than their arithmetic, and
-    threads spend more time waiting for each other than they save.
+    The gradient is computed in numpy on one thread: at this size, torch's operators cost more than their
+    arithmetic, and threads spend more time waiting for each other than they save.
     """
 
     partial = False

@@ -70,8 +70,8 @@ _REFRESH_EVERY = 0.1
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     """Simulate the run of `spec` to its end; return how it ended.
 
-    Raises RunFailedError if it cannot end, KeyboardInterrupt if it is interrupted. In both cases the run
-    directory is complete.
+    Raises RunFailedError if the run cannot end, and KeyboardInterrupt if the run is interrupted. In both
+    cases the run directory is complete.
     """
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
@@ -195,7 +195,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
 
 
 class _Fleet:
-    """Makes devices when they are needed."""
+    """Maker of devices. A device is made when it is needed."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """Virtual time: an event queue around the same cores that run in containers.
 
 Order within an instant: events on devices, arrivals of updates in device order, timers, then messages
-that the aggregator sends at the end of the instant. This repeats as long as it causes events at the same
-time.
+that the aggregator sends at the end of the instant. The order repeats as long as new events are due at
+the same time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_EVENTS_AT_ONCE = 100
 
 
 class Recorder(Protocol):
-    """Receives a run's records and models."""
+    """Receiver of a run's records and models."""
 
     def input(self, event: inputs.Input) -> None:
         """Called before the aggregator's core gets `event`."""
@@ -51,7 +51,7 @@ class Recorder(Protocol):
 
 
 class Simulation:
-    """Runs one aggregator and its clients to the end of the run.
+    """Simulation of one aggregator and its clients until the end of the run.
 
     `devices` makes a device when it first gets a model, so that only participating devices need memory.
     When a device restarts, `devices` makes it again from its last state. `steps` are the actions on

@@ -84,7 +84,7 @@ class BatchTrainer:
         """Whether trainings draw random numbers from PyTorch's generator. A process has only one such
         generator."""
         self.remark: str | None = None
-        """Sentence for the user on how clients are trained; None if they are trained together."""
+        """Sentence for the user on how clients are trained; None if the clients are trained together."""
         self.together = sys.maxsize
         """Number of jobs that are worth collecting. If jobs are computed one after the other, collecting
         more than the threads need would not be faster, and some results may not be needed at the end of
@@ -246,7 +246,7 @@ class _TrainingWorker:
 
 
 class _Single:
-    """The client's own trainer, used for one job after the other."""
+    """A client's own trainer, which computes one job after the other."""
 
     def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train

@@ -63,7 +63,7 @@ class Activity:
     _pending: deque[UpdateApplied] = field(default_factory=deque)
     """Updates that are not yet in `_seconds`; they are added when the activity is requested."""
     _last: UpdateApplied | None = None
-    """The last update in `_seconds`; None before the first."""
+    """The last update in `_seconds`; None before the first update."""
     _cycle: tuple[Span, ...] = ()
     """Activity for `_last` from its dispatch to its arrival, as spans."""
     _applied: float = -math.inf

@@ -26,7 +26,7 @@ from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
 _MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
-"""Maximum share of a core for drawing: in its own process, and in the controller's."""
+"""Maximum share of a core for drawing: in a separate process, and in the controller's process."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 """Time between two samples of the host, and between two judgements of all samples."""
 _TELEMETRY_BYTES_PER_DEVICE = 4096

@@ -1,7 +1,7 @@
 """View of a run as lines of text, and the summary at its end.
 
-For files, pipes and CI; it prints at most about one line per second. For terminals, see
-`testbed.watching.fullscreen`.
+This view is for files, pipes and CI, and prints at most about one line per second. On a terminal,
+`testbed.watching.fullscreen` is used instead.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LiveView(View):
         self._begun = 0.0
         """Start of the run clock, on the monotonic clock."""
         self._outcome = ""
-        """How the watched run ended; empty while it is running."""
+        """How the watched run ended; empty while the run is running."""
         self.quit = False
         """Whether the user has closed the view."""
         self.judgement: Judgement | None = None

@@ -94,7 +94,7 @@ class Screen:
     validity: Validity | None = None
     """Verdict on the run so far; None if it is unknown or does not apply."""
     outcome: str = ""
-    """How the run ended; empty while it is running."""
+    """How the run ended; empty while the run is running."""
     real: float | None = None
     """Real seconds since the start of a run in virtual time; None for other runs."""
     messages: list[str] = field(default_factory=list)

@@ -52,7 +52,8 @@ class Selection:
     typing: bool = False
     """Whether keys are added to `matching`."""
     grouped: bool | None = None
-    """Whether rows are groups; None: only if the devices do not fit on the screen."""
+    """Whether rows are groups; None if rows are groups only when the devices do not fit on the
+    screen."""
     stacked: bool = False
     """Whether bars show the share of each state in the last minute, instead of the states over time."""
     selected: str | None = None

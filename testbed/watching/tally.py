@@ -74,9 +74,9 @@ class Tally:
     updates: int = 0
     rejected: int = 0
     evaluation: events.Evaluated | None = None
-    """The newest evaluation; None before the first."""
+    """The newest evaluation; None before the first evaluation."""
     ended: events.RunEnded | None = None
-    """The end of the run; None while it is running."""
+    """The end of the run; None while the run is running."""
     _began: float = 0.0
     """Device time of the (last) start of the run clock."""
     _applied: deque[float] = field(default_factory=deque)
