@@ -1,5 +1,5 @@
-"""Texts for messages: texts and values from other processes, limited in length and safe to print, and
-numbers with their noun."""
+"""Parts of messages. Texts and values from other processes are shortened and made safe to print; numbers
+get their noun (`3 runs`)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class ComparisonRow:
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. If not all did, the costs of the target are NaN."""
+    """Number of runs that reached the target. If a run did not reach it, `time`, `rounds`, `updates` and
+    `bytes` are NaN."""
     time: ConfidenceInterval
     """Seconds of device time until the target was reached."""
     rounds: ConfidenceInterval

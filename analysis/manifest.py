@@ -1,4 +1,4 @@
-"""Reading and checking the manifest of a run. A manifest that was read has the types below."""
+"""Reading and checking the manifest of a run. The classes below define the types of its entries."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Reports:
         return self._asked_about.get(client)
 
     def expect_none(self, client: str) -> None:
-        """Cancel the report of `client`."""
+        """Stop expecting a report of `client`."""
         self._timers.cancel(("report", client))
         self._asked_about.pop(client, None)
 
@@ -82,7 +82,7 @@ class Reports:
         return [unfinished(client, lost, about, at, at), again]
 
     def suspend(self) -> None:
-        """Cancel all reports, because all processes start again."""
+        """Stop expecting reports: when the run resumes, all of its processes are new."""
         for client in [*self._asked_about]:
             self.expect_none(client)
 

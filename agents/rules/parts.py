@@ -13,8 +13,8 @@ from agents.models.vectors import Vector, add_and_clear, add_scaled, mix, trimme
 from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
 
 Trim = float | Literal["median"]
-"""Share of the updates removed at each end of every coordinate, from 0 to below 0.5. `median`: all but
-the middle one or two are removed."""
+"""Share of the updates whose values are removed at each end (lowest, highest) of every coordinate, from
+0 to below 0.5. `median`: only the middle one or two values are left."""
 
 
 def make_sum(server: Server, trim: Trim) -> WeightedSum | RobustSum:

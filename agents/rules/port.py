@@ -67,9 +67,9 @@ class Port(Rule):
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates removed at each end of every coordinate, as protection against a few
-    attackers; 0 removes none, `median` all but the middle one or two (Yin et al. 2018, arXiv
-    1803.01498)."""
+    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
+    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
+    values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         for name in ("min_updates", "staleness_bound", "concurrency"):

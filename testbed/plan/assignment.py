@@ -31,7 +31,8 @@ from testbed.traits import Traits, traits
 _STRETCH = 1.02
 """Factor by which the dilation grows until the devices fit on the nodes."""
 _ROUNDING = 1e-9
-"""Error allowed when a dilation is rounded up to two decimals."""
+"""Tolerance, in hundredths, when a dilation is rounded up to two decimals: a floating-point error must
+not add 0.01."""
 _NO_CATALOG = Catalog()
 
 

@@ -96,10 +96,8 @@ def double_product() -> Callable[[], object]:
 
 
 def step() -> Callable[[], object]:
-    """Return a function that does a training step of a small network with all kinds of work.
-
-    A batch has 16 images of 64 × 64.
-    """
+    """Return a function that does one training step of a small network. The step contains every kind of
+    work that training consists of. The batch has 16 images of 64 × 64 pixels."""
     import torch
     from torch import nn
 

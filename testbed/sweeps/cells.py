@@ -166,7 +166,8 @@ def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
 
 
 def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
-    """Yield invalid paths, paths with two values, and values that are listed twice."""
+    """Yield a problem for each invalid path, each path of a variant that is also in the grid, and each
+    value that a list of the grid has twice."""
     settings: list[Where] = [("grid", path) for path in sweep_file.grid]
     settings += [
         ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths

@@ -19,8 +19,11 @@ def new_seed() -> bytes:
 
 
 def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
-    """Return `count` uniform elements that `secret` determines: words of the key stream, reduced to the
-    field's bits. A word that is equal to p is drawn again, so that all elements are equally likely."""
+    """Return `count` uniform elements of the field; the same `secret` always gives the same elements.
+
+    An element is the lowest bits of a 32-bit word of the key stream, as many as the field has. If they
+    are equal to p, another word is drawn, so that all elements are equally likely.
+    """
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)
     at = 0
