@@ -47,8 +47,7 @@ class Shape:
 
 
 def on_wire(size: int) -> int:
-    """Return the bytes on the wire for `size` bytes of TCP payload: full packets, each with its
-    headers."""
+    """Return how many bytes `size` bytes of TCP payload take on the wire, in full packets with headers."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
@@ -105,7 +104,7 @@ class LinkPipe(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender has to wait, for room or for the end of an outage."""
+        """Whether the sender has to wait until the pipe has room or an outage ends."""
         if not self._open:
             return True
         rate = self._shape.rate
@@ -120,7 +119,8 @@ class LinkPipe(Generic[T]):
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload; size 0 if it takes no time, such as a stream's end."""
+        """Add an item of `size` bytes of payload. An item of size 0, such as a stream's end, takes no
+        time."""
         self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size
