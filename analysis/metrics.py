@@ -53,9 +53,9 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
-    """Return the seconds until the global model first has an accuracy (share) of at least `level`, or a
-    loss of at most `level`; infinite if it never has. Interpolated linearly between evaluations with
-    finite values."""
+    """Return the seconds until the global model first has an accuracy (share) of at least `level`,
+    or a loss of at most `level`; infinite if that never happens. Interpolated linearly between
+    evaluations with finite values."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
@@ -248,8 +248,9 @@ class ConfidenceInterval:
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterval:
-    """Return the mean and Student's confidence interval of values from runs with different seeds. The
-    ends are NaN for fewer than two values. If a value is NaN (a target never reached), all are NaN."""
+    """Return the mean and Student's confidence interval of values from runs with different seeds.
+    The ends are NaN for fewer than two values. Mean and ends are NaN if a value is NaN, for
+    example because a run never reached a target."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))

@@ -103,8 +103,8 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `client` the global model: as it is now or, if `deferred`, as it is after all arrivals of
-    this instant have been handled (a reply after aggregation)."""
+    """Send `client` the global model as it is now. If `deferred`, send it as it is after all
+    arrivals of this instant have been handled (a reply after aggregation)."""
 
     client: str
     deferred: bool = False

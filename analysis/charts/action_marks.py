@@ -102,8 +102,8 @@ def with_actions(
     came at `since` seconds or later. A mark of a single run has the colour of the run (`colors`, by the
     run's id).
 
-    If there is space for the descriptions of all marks, these are the labels; otherwise marks are
-    numbered. The chart's `key` explains the numbers, and its note says what is left out.
+    The labels of the marks are their descriptions if there is space for all of them; otherwise
+    numbers. The chart's `key` explains the numbers, and its note says what is left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]

@@ -98,8 +98,8 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
 
 
 def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
-    """Return the states at evenly spaced moments, as spans, because a long run has more spans than can
-    be seen. `cells`: number of devices × moments.
+    """Return spans with the states at evenly spaced moments. A long run has more spans than can be
+    seen. `cells`: number of devices × moments.
 
     `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration` s.
     """

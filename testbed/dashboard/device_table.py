@@ -104,8 +104,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`; devices
-    with unknown figures last."""
+    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`.
+    Devices with unknown figures come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]

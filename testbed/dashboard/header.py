@@ -80,8 +80,8 @@ def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return the number of updates applied per second. For a live run it is over the last seconds, for
-    an ended run over the whole run."""
+    """Return the number of updates applied per second. For a live run, it is the mean over the
+    last seconds; for an ended run, the mean over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)

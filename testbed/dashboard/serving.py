@@ -26,7 +26,7 @@ _NICE = 10
 """Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
 host."""
 _STOP_TIMEOUT_SECONDS = 10.0
-"""Maximum time in which the page's process must show the end of the run, in seconds."""
+"""Maximum number of seconds that the page's process may take to show the end of the run."""
 
 
 def main(descriptor: str, runs: str, *named: str) -> None:
@@ -127,7 +127,7 @@ def serve_page(
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
     """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. Raises BadInputError, which names the `option`."""
+    listens on any free port. Raises BadInputError, which names `option`, if the port is in use."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

@@ -199,8 +199,8 @@ class Activity:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, all of it
-        gets the state that took longer in the last cycle."""
+        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, the
+        whole span gets the state that took longer in the last cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
