@@ -46,8 +46,8 @@ class RankAgreement:
     configurations: tuple[RankedConfiguration, ...]
     """Configurations, in the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN if all times are equal in
-    one of the runtimes."""
+    """Kendall's tau-b: 1 if both runtimes have the same order, −1 if the order is reversed. NaN if
+    all times are equal in one of the runtimes."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float

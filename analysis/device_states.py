@@ -14,8 +14,8 @@ BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
 _PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
-"""States in order of precedence. If several states apply at the same moment, the first of them is
-used."""
+"""States in order of precedence. If several states apply at the same moment, the one that comes
+first here is used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),

@@ -40,8 +40,8 @@ class Reached:
 def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It
-    is not interpolated, so its resolution is the evaluation interval.
+    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al.
+    2024). The time is not interpolated, so its resolution is the evaluation interval.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
@@ -86,7 +86,8 @@ def speed_up(time: float, baseline: float) -> float:
     """Return how much faster a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
     as in `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
-    NaN if one of them never reached it; infinite if only `time` is 0; 1 if both are 0.
+    NaN if one of the two runs never reached the target; infinite if only `time` is 0; 1 if both
+    times are 0.
     """
     if time > 0 or isnan(time):
         return baseline / time

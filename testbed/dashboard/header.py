@@ -61,7 +61,8 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 
 
 def _stop(run: Run) -> config.StopConditions:
-    """Return the stop conditions of the run; none if its topology is of another version."""
+    """Return the stop conditions of the run. All conditions are None if they cannot be read,
+    because the topology has another version."""
     with suppress(ValueError, TypeError):
         stop: config.StopConditions = StopSettings.model_validate(run.topology.get("stop")).build()
         return stop

@@ -99,8 +99,8 @@ class Terminal:
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
-        """Return the pressed keys, as characters or key names. Wait up to `timeout` seconds for the
-        first."""
+        """Wait up to `timeout` seconds for a key. Return all pressed keys, as characters or key
+        names."""
         if self._suspended:
             self._suspend()
         if self._in is None or not self.active:
