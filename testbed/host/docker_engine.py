@@ -55,7 +55,7 @@ class Unfit:
 
     reason: str
     fix: str
-    """Instruction that fixes the problem."""
+    """Instruction to the user that fixes the problem."""
 
 
 @dataclass(frozen=True, slots=True)

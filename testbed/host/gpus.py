@@ -170,8 +170,8 @@ class Use:
     """Whether the process is a client of MPS."""
     sm: float | None
     """Share of the time since the previous reading in which the process had a kernel running; None if
-    NVML does not report it. NVML never reports it for clients of MPS, because it counts their time as
-    that of MPS's server."""
+    NVML does not report it. NVML never reports this share for clients of MPS, because it counts their
+    time as time of MPS's server."""
 
 
 class GpuMeter:

@@ -153,7 +153,7 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """CPU weight against other devices that want the same core, proportional to the share.
+        """CPU weight among devices that compete for the same core. It is proportional to the CPU share.
 
         With these weights, a device gets its quota in each period even if another device's slice is as
         long as the period.
@@ -162,7 +162,7 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads: more threads than cores in the quota would only wait."""
+        """Number of torch threads. Threads beyond the number of cores in the quota would only wait."""
         return max(1, -(-self.quota // self.period))
 
     @property

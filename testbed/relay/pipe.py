@@ -47,7 +47,7 @@ class Shape:
 
 
 def on_wire(size: int) -> int:
-    """Return how many bytes `size` bytes of TCP payload take on the wire, in full packets with headers."""
+    """Return how many bytes `size` bytes of TCP payload take on the wire, with packet headers."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
@@ -146,7 +146,8 @@ class LinkPipe(Generic[T]):
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
-        """Change the shape: waiting items use the new rate, items in flight are due as before."""
+        """Change the shape. Waiting items use the new rate; items in flight are due at the same time as
+        before."""
         self._advance(now)
         if shape.rate is not None:
             depth = float(burst(shape.rate))
@@ -159,7 +160,7 @@ class LinkPipe(Generic[T]):
         self._count_passed(now)
 
     def cut(self, now: float) -> None:
-        """Start an outage: nothing passes, and items stay in the pipe."""
+        """Start an outage. Nothing passes, and items stay in the pipe."""
         self._advance(now)
         self._backlog.pause()
         self._open = False

@@ -38,7 +38,7 @@ class AwaitedDevices:
                 self._deadlines[record.device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
-        """Yield one sentence per device that did not come back in time. A device is reported only once."""
+        """Yield one sentence per device that did not come back in time. Each device is reported once."""
         late = [device for device, deadline in self._deadlines.items() if deadline <= now]
         for device in late:
             del self._deadlines[device]

@@ -267,9 +267,9 @@ class Controller:
     def _hold_barrier(self, connection: Connection) -> None:
         """Wait until all living devices are ready, or a quorum at the timeout.
 
-        Each device gets its CPU limit as soon as it is ready; the kernel's files must then show that
-        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too
-        many have ended.
+        Each device gets its CPU limit as soon as it is ready. The kernel's files must then show that
+        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too many
+        have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))

@@ -63,8 +63,8 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether `action` only ends a state, such as a pause: it has no effect on a device that was present
-    at the start and is in its initial state."""
+    """Whether `action` only ends a state, such as a pause. Such an action has no effect on a device that
+    was present at the start and is in its initial state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
