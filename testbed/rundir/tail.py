@@ -79,8 +79,8 @@ class Samples:
     """Reader of a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """`last`: number of bytes before the end at which to start reading; None: read from the
-        start."""
+        """`last`: number of bytes before the end at which to start reading; None if reading starts at
+        the first byte."""
         self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)

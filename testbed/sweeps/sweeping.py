@@ -168,8 +168,8 @@ def run(
     """Run the cells of `sweep` that are not done. Return the directories of all cells that are then
     done.
 
-    `jobs` is the number of parallel runs in virtual time; None: one per core. Call this function from
-    the main thread.
+    `jobs` is the number of parallel runs in virtual time; None means one per core. Call this function
+    from the main thread.
 
     Raises HostError before anything is run if this host does not meet the requirements of a cell. A cell
     that fails is reported, and the others continue. After them, runs that are not valid are repeated, as

@@ -44,7 +44,7 @@ class Response:
     device: ContainerDevice
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
-    """New CPU limits of the device's container; None: unchanged."""
+    """New CPU limits of the device's container; None if they stay unchanged."""
 
 
 def respond(

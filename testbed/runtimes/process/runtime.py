@@ -130,7 +130,7 @@ class Programs:
     """
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
-    """Path of the Mosquitto broker; None: use the embedded broker."""
+    """Path of the Mosquitto broker; None if the embedded broker is used."""
     aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
     client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
     relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
