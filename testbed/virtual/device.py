@@ -24,8 +24,8 @@ class LazyTraining(Protocol):
 
     steps: int
     due: Nanoseconds
-    """Device time at which the training will end, as known so far. Trainings that end first are computed
-    first."""
+    """Device time at which the training is expected to end, in nanoseconds. Trainings that end first are
+    computed first."""
 
     def outcome(self) -> client.Outcome:
         """Compute the result, or return it if it is already computed."""
