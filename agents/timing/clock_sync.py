@@ -69,8 +69,8 @@ class Exchanges:
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
     def add(self, asked: int, other: int, answered: int) -> None:
-        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`, on
-        this node's clock; the other clock showed `other` in between."""
+        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`,
+        on this node's clock; between these times, the other clock showed `other`."""
         middle = (asked + answered) // 2
         new = _ClockReading(middle, other - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:
