@@ -143,7 +143,7 @@ def _scenario_steps(
 
 def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
     """Return one `SetCpu` per device at its `thermal.after`. The new CPU share is the device's share at
-    that time, multiplied by `thermal.to`. A share that the scenario sets later is not reduced."""
+    that time, multiplied by `thermal.to`. A share that the scenario sets later is not multiplied."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():

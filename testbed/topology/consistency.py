@@ -150,8 +150,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
-    """Yield the places of compression, and the places of a group's own steps, which may change
-    updates."""
+    """Yield the places of compression and of groups' own steps. Both may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")

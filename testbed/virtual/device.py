@@ -34,7 +34,7 @@ class LazyTraining(Protocol):
         """Reduce the training to its first `steps` steps."""
 
     def request_result(self) -> None:
-        """Announce that the result will be needed soon."""
+        """Report that the result will be needed soon."""
 
 
 _PATIENCE = from_seconds(silence_timeout())

@@ -230,9 +230,9 @@ class Direction:
             self._arrive()
 
     def _send_start(self) -> Nanoseconds:
-        """Return the time at which a message sent now would have to start without the bucket, in order
-        to arrive at the same time. This is the present time minus the time that filling the bucket's
-        content took."""
+        """Return the start time for a message sent now that would give the same arrival time if there
+        were no bucket. This is the present time minus the time that filling the bucket's content
+        took."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 

@@ -38,7 +38,7 @@ from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
 _OTHERS = (0.2, 0.2)
-"""CPU shares of the two other processes, as on a core whose devices do not train all the time."""
+"""CPU shares of the two other processes, as on a core with devices that do not train all the time."""
 _SLICE = 5e-3
 """CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
