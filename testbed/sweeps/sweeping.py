@@ -42,8 +42,8 @@ _MAX_BYTES = 256 * 2**20
 """Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Durations for runs in virtual time that earlier runs have measured, by `_step_key` or
-`_protocol_key`."""
+"""Durations that earlier runs have measured, for runs in virtual time. The keys are made by `_step_key`
+and `_protocol_key`."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 

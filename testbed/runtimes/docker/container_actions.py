@@ -34,7 +34,7 @@ class ContainerDevice:
 
     planned: PlannedDevice
     away: bool
-    """Whether its client is absent or was ordered to end. Such a client may start again."""
+    """Whether the device's client is absent or was ordered to end. Such a client may start again."""
 
 
 @dataclass(frozen=True, slots=True)
