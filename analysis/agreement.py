@@ -18,8 +18,8 @@ from analysis.load import Run
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
-"""Minimum number of configurations for resampling them. With two, each resample has the same tau as the
-original, or none if it contains one configuration twice."""
+"""Minimum number of configurations for resampling them. With two, each resample has the same tau
+as the original, or no tau if it contains one configuration twice."""
 
 Times = npt.NDArray[np.float64]
 """Times in seconds: one row per configuration or seed, and one column for each of the two runtimes."""
@@ -46,12 +46,12 @@ class RankAgreement:
     configurations: tuple[RankedConfiguration, ...]
     """Configurations, in the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b: 1 is the same order, -1 the reverse. NaN if all times are equal in
-    one of the runtimes."""
+    """Kendall's tau-b: 1 if both runtimes have the same order, −1 if the order is reversed. NaN if
+    all times are equal in one of the runtimes."""
     low: float
-    """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is none."""
+    """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float
-    """Upper end of the 95% interval; NaN if there is none."""
+    """Upper end of the 95% interval; NaN if there is no interval."""
     resampled: Literal["seeds", "configurations"]
     """Items that the bootstrap resamples: seeds if every configuration has several, otherwise
     configurations."""
@@ -80,9 +80,10 @@ def times(
 def agreement(times: pd.DataFrame) -> RankAgreement:
     """Return the agreement of the two runtimes on the order of the configurations by time.
 
-    `times` has a row for each seed of a configuration, with the columns `configuration`, `virtual_s` and
-    `real_s`: seconds to the target in virtual time and in the real runtime; infinite or NaN if it was
-    not reached. Raises ValueError for fewer than two configurations.
+    `times` has a row for each seed of a configuration, with the columns `configuration`,
+    `virtual_s` and `real_s`: seconds to the target in virtual time and in the real runtime;
+    infinite or NaN if the target was not reached. Raises ValueError for fewer than two
+    configurations.
     """
     columns = times[["virtual_s", "real_s"]].astype(np.float64).fillna(inf)
     runs = {
@@ -133,7 +134,8 @@ Resample = Callable[[np.random.Generator], Times]
 
 
 def _seeds(runs: list[Times]) -> Resample:
-    """Return a function that resamples the seeds of each configuration, the same for both runtimes."""
+    """Return a function that resamples the seeds of each configuration. Both runtimes get the same
+    seeds."""
     return lambda random: np.array(
         [own[random.integers(len(own), size=len(own))].mean(axis=0) for own in runs]
     )

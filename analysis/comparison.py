@@ -52,8 +52,8 @@ class ComparisonRow:
     not_judged: int
     """Number of runs in which something could not be checked."""
     repeats: int
-    """Number of runs that a sweep has repeated because they were not valid; they do not count
-    elsewhere."""
+    """Number of runs that a sweep has repeated because they were not valid. No other column
+    includes them."""
     speed_up: float
     """Mean time to the target of the first row of the same task ÷ that of this row; NaN if one of them
     is NaN."""

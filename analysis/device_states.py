@@ -14,8 +14,8 @@ BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
 _PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
-"""States in order of precedence. If several states apply at the same moment, the first of them is
-used."""
+"""States in order of precedence. If several states apply at the same moment, the one that comes
+first here is used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
@@ -42,12 +42,12 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `upload`: from the first byte until the aggregator had the whole update.
     - `paused`: frozen by the scenario or by hand.
     - `offline`: absent or crashed, until it reports that it is ready; or cut off from the network.
-    - `unfinished`: in a round without applied update, because the run ended, the device left, or the
-      update was rejected or is still in the rule's buffer. From the dispatch until the update arrived,
-      or until no update was expected any more. Which part of it was training is unknown. During a run,
-      and after a crash, unanswered dispatches are not recorded. Then the state is inferred from
-      telemetry: a device is `unfinished` whenever it uses at least half of its CPU share after its last
-      update arrived.
+    - `unfinished`: in a round without applied update, because the run ended, the device left, or
+      the update was rejected or is still in the rule's buffer. It lasts from the dispatch until
+      the update arrived, or until no update was expected any more. The part of it that was
+      training is unknown. During a run, and after a crash, unanswered dispatches are not recorded.
+      Then the state is inferred from telemetry: a device is `unfinished` whenever it uses at least
+      half of its CPU share after its last update arrived.
     - `wait`: otherwise. The device waits for the aggregator, or has think time.
 
     If several states apply, the first of offline, paused, train, mask, upload, download, unfinished is
@@ -172,8 +172,8 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
     """Remove overlaps: at each moment, keep the span of the first state in `_PRECEDENCE` and, among
     several of that state, the one that began last.
 
-    Sweeps over all begins and ends, and counts how many spans of each state are open, and which of them
-    began last.
+    Sweeps over all begins and ends, and tracks how many spans of each state are open, and which of
+    them began last.
     """
     count = len(spans)
     rows = np.arange(2 * count, dtype=np.int32)

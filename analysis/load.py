@@ -35,7 +35,7 @@ from analysis import manifest as manifests
 from analysis import records
 
 _MAX_TABLES = 50
-"""Maximum number of tables of one kind of record; more are concatenated."""
+"""Maximum number of tables of one kind of record. If there are more, they are concatenated."""
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
@@ -91,12 +91,13 @@ class Run:
     """`events.Acted`, the actions on devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
     and `details`, the whole action as JSON."""
     telemetry: pd.DataFrame
-    """One row per sample. Counters since the start of the device: `cpu` (CPU seconds of one host core),
-    `periods`, `throttled_periods` (CFS), `throttled` (s), `received`, `sent` (bytes); for the uplink
-    `up_busy` (s in which packets waited in its queue), `up_left` (bytes that left the queue in that
-    time) and `up_allowed` (bytes that its rate allows in that time); the same for `down`. Other columns:
-    `device`, `at` (s), `memory` (bytes), `monotonic` (the host's clock in the last segment of the run,
-    s). Without `monotonic_zero` in the manifest, `at` is NaN."""
+    """One row per sample. Counters since the start of the device: `cpu` (CPU seconds of one host
+    core), `periods`, `throttled_periods` (CFS), `throttled` (s), `received`, `sent` (bytes); for
+    the uplink `up_busy` (s in which packets waited in its queue), `up_left` (bytes that left the
+    queue in that time) and `up_allowed` (bytes that its rate allows in that time); `down_busy`,
+    `down_left` and `down_allowed` are these values of the downlink. Other columns: `device`, `at`
+    (s), `memory` (bytes), `monotonic` (the host's clock in the last segment of the run, s).
+    Without `monotonic_zero` in the manifest, `at` is NaN."""
     probes: pd.DataFrame
     """Links as measured by the devices: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter` (s),
     `loss` (share), `monotonic` (s)."""

@@ -25,8 +25,8 @@ _Unix = Annotated[float, Field(ge=0, le=2.5e11)]
 
 
 class _Entries(BaseModel):
-    """A table of the manifest. Every entry may be missing, as in a run that has just started, and there
-    may be further entries."""
+    """A table of the manifest. Every entry may be missing, for example in a run that has just
+    started. There may be further entries."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 

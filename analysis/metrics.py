@@ -40,8 +40,8 @@ class Reached:
 def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). It
-    is not interpolated, so its resolution is the evaluation interval.
+    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al.
+    2024). The time is not interpolated, so its resolution is the evaluation interval.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
@@ -53,9 +53,9 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
-    """Return the seconds until the global model first has an accuracy (share) of at least `level`, or a
-    loss of at most `level`; infinite if it never has. Interpolated linearly between evaluations with
-    finite values."""
+    """Return the seconds until the global model first has an accuracy (share) of at least `level`,
+    or a loss of at most `level`; infinite if that never happens. Interpolated linearly between
+    evaluations with finite values."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
@@ -86,7 +86,8 @@ def speed_up(time: float, baseline: float) -> float:
     """Return how much faster a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
     as in `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
-    NaN if one of them never reached it; infinite if only `time` is 0; 1 if both are 0.
+    NaN if one of the two runs never reached the target; infinite if only `time` is 0; 1 if both
+    times are 0.
     """
     if time > 0 or isnan(time):
         return baseline / time
@@ -248,8 +249,9 @@ class ConfidenceInterval:
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterval:
-    """Return the mean and Student's confidence interval of values from runs with different seeds. The
-    ends are NaN for fewer than two values. If a value is NaN (a target never reached), all are NaN."""
+    """Return the mean and Student's confidence interval of values from runs with different seeds.
+    The ends are NaN for fewer than two values. Mean and ends are NaN if a value is NaN, for
+    example because a run never reached a target."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))

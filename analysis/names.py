@@ -30,8 +30,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
     A name consists of the run's label in a sweep, or its rule, and if needed of the settings that
-    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all runs,
-    run directories are the names.
+    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
+    runs, the names are those of the run directories.
     """
     settings = _differing(runs)
     for parts in _NAMES:

@@ -43,8 +43,8 @@ def epsilon(spent: float, delta: float) -> float:
 
 
 def participations(run: Run) -> pd.DataFrame:
-    """Return the participations in a run with differential privacy, in order of time: `client`, `at`
-    (s), and `spent`, its 1/z².
+    """Return the participations in a run with differential privacy, in order of time: `client`,
+    `at` (s), and `spent`, which is 1/z² of the participation.
 
     With noise at the client, each update that arrived is a participation, even if it was rejected or
     lost. With noise at the server, each version is a participation of every client that contributed to

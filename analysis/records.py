@@ -25,7 +25,8 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Number of bytes read at a time. It limits the memory used besides the tables."""
+"""Number of bytes read at a time. This number limits the memory that is used in addition to the
+tables."""
 _TEXTS = ("reason", "message", "details")
 """Fields whose strings rarely repeat. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -60,9 +61,9 @@ _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()]
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
-"""Columns of samples and probes: device; time on the host's monotonic clock; Unix time at which that
-clock was 0, in the segment of the run. A separate line at the start of each segment has
-`monotonic_zero`; older runs lack it."""
+"""Columns of samples and probes: device; time on the host's monotonic clock; Unix time at which
+that clock was 0, in the segment of the run. A separate line at the start of each segment has
+`monotonic_zero`; older runs do not have this line."""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
 """Field of a sample for each direction of a link, and the fields of its value
 (`agents.wire.messages.QueueUse`)."""
@@ -73,8 +74,8 @@ _SAMPLE = pa.schema(
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
-"""A closing brace that is followed neither by the next object nor by the rest of an outer one. Lines of
-objects have this only inside strings."""
+"""A closing brace that is followed neither by the next object nor by the rest of an outer one. In
+lines of objects, this pattern occurs only inside strings."""
 SAMPLES = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]

@@ -172,7 +172,8 @@ def _participation(run: Run) -> _ReportTable:
 
 
 def _parts(run: Run, part: str) -> _ReportTable:
-    """Return the last evaluation by class or device; if there are many, only the best and the worst."""
+    """Return the last evaluation by class or device. If there are many classes or devices, return
+    only the best and the worst."""
     last = summary.last_parts(run, part)
     shown = last if len(last) <= _ROWS else pd.concat([last.head(_ROWS // 2), last.tail(_ROWS // 2)])
     rows = [
@@ -186,7 +187,8 @@ def _parts(run: Run, part: str) -> _ReportTable:
 
 
 def _fidelity(run: Run) -> _ReportTable:
-    """Return one row per requested figure of a device; if there are many, the worst of each group."""
+    """Return one row per requested figure of a device. If there are many rows, return only the
+    worst row of each figure in each group."""
     requested = run.fidelity[run.fidelity["asked"].notna()]
     if len(requested) > 4 * _ROWS:
         worst = requested["error"].abs().fillna(0.0)

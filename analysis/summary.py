@@ -111,7 +111,8 @@ def devices(run: Run) -> pd.DataFrame:
     - `group`, `profile`, `cpu` (share of one host core), `samples`: as planned.
     - `updates`: number of applied updates of the device.
     - `staleness`: mean staleness of these updates, in versions; NaN without updates.
-    - `share`: these updates ÷ all applied updates, whatever their weights; NaN if there are none at all.
+    - `share`: number of these updates ÷ number of all applied updates; weights do not count. NaN
+      if the run has no applied update.
 
     Shares of the run's duration, which sum to 1 (states as in `device_states`); NaN without duration:
 

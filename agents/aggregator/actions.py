@@ -21,7 +21,7 @@ class Dispatch:
     number: int
     """Number of the dispatch."""
     lr: float | None = None
-    """Step size that the rule assigns; None: the client uses the step size in its settings."""
+    """Step size that the rule assigns; None if the client uses the step size in its settings."""
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 for none."""
     waiting: tuple[int, ...] = ()
@@ -52,8 +52,8 @@ class BroadcastModel:
 
 @dataclass(frozen=True, slots=True)
 class EndInstant:
-    """Pass `inputs.InstantOver` to the core when it has received all inputs of this instant. A
-    broadcast, models or requests wait for that input."""
+    """Pass `inputs.InstantOver` to the core when the core has received all inputs of this instant.
+    A broadcast, models or requests wait for `InstantOver`."""
 
 
 @dataclass(frozen=True, slots=True)

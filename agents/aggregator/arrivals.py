@@ -1,7 +1,7 @@
 """Updates that were passed to the rule and are not applied yet, and their records. No I/O and no clock.
 
-The updates' vectors are not kept, so that a rule with a running sum needs the memory of one model only,
-however many updates it sums.
+The updates' vectors are not kept. So a rule with a running sum needs memory for only one model,
+regardless of the number of updates.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Arrivals:
     def averaged_buffers(
         self, old: Buffers, contributions: Sequence[Contribution], *, shares: bool
     ) -> Buffers:
-        """Return the buffers of the version that is made from `contributions`: a weighted mean of the
-        updates' buffers. `contributions` must not be empty. `shares`: whether the weights are shares in
-        a mean of models, so that the `old` buffers have the remaining share."""
+        """Return the buffers of the version that is made from `contributions`: a weighted mean of
+        the updates' buffers. `contributions` must not be empty. If `shares` is true, the weights
+        are shares in a mean of models, and the `old` buffers have the remaining share."""
         weights = {(used.client, used.dispatch): used.weight for used in contributions}
         arrived = [key for key in self._waiting if key in weights]
         used = [(weights[key], self._waiting[key].buffers) for key in arrived]
@@ -109,7 +109,7 @@ class Arrivals:
         return _unapplied(self._waiting.pop((client, dispatch)), at)
 
     def unapplied_records(self, at: Nanoseconds) -> list[Log]:
-        """Return the records of all updates that still wait when the run ends, at time `at`."""
+        """Return the records of the updates that are still waiting when the run ends at time `at`."""
         return [_unapplied(arrival, at) for arrival in self._waiting.values()]
 
 

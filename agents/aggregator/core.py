@@ -166,8 +166,8 @@ class AggregatorCore:
         return self.progress.silent_since(at, present, open_since, all_wait=all_wait)
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
-        """Return the clients that take far longer to answer than in their earlier rounds, each with the
-        time at which its model was sent."""
+        """Return the clients that take far longer to answer than in their earlier rounds, and for
+        each client the time at which its model was sent."""
         if self._phase is not RunPhase.RUNNING:
             return {}
         return self.progress.overdue(at, self._sending.open_since())
@@ -400,8 +400,8 @@ class AggregatorCore:
         return [*unanswered, *self._carry_out(self._rule.leave(client), at)]
 
     def _rejoin(self, client: str, at: Nanoseconds) -> list[Action]:
-        """Let `client` leave and join again for the rule, because its work was lost. The client waits
-        for a model, and the rule may wait for the client's update."""
+        """Make `client` leave and rejoin from the rule's point of view, because the client's work
+        was lost. The client waits for a model, and the rule may wait for the client's update."""
         return [*self._leave(client, at), *self._join(client, at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
@@ -504,8 +504,8 @@ class AggregatorCore:
     # Secure sums
 
     def _sum_up(self, wanted: SumUp, sums: SecureSums, at: Nanoseconds) -> list[Action]:
-        """Begin the sum of the updates in `wanted`: ask each client that holds shares of their masks for
-        the sum of its shares."""
+        """Begin the sum of the updates in `wanted`: request the sum of mask shares from each client
+        that holds shares."""
         begun = sums.begin(wanted, self._server.clients.keys())
         if not isinstance(begun, SumBegun):
             return self._settle(begun, at)
@@ -514,7 +514,8 @@ class AggregatorCore:
         return [AskForShares(client, begun.number, begun.updates) for client in asked]
 
     def _shares_summed(self, client: str, message: inputs.SharesSum, at: Nanoseconds) -> Actions:
-        """Handle an answer to `AskForShares`. Ignore the answer if enough other clients were faster."""
+        """Handle an answer to `AskForShares`. Ignore the answer if enough other clients have
+        answered already."""
         sums, shares = self._sums, message.words
         if sums is None:  # such messages belong only to runs with secure aggregation
             return []
@@ -557,9 +558,9 @@ class AggregatorCore:
         return self._give_up(end, "the run was interrupted")
 
     def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
-        """End the run. The last records are written after the evaluation of the final model. They are
-        written without it after the timeout in the settings or after `timeout` host seconds, whichever
-        is shorter."""
+        """End the run. The last records are written after the evaluation of the final model. If
+        that evaluation takes longer than the timeout in the settings or than `timeout` host
+        seconds, the records are written without it."""
         if self._ending.end is not None:
             return []
         self._phase = RunPhase.ENDED

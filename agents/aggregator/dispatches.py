@@ -47,7 +47,7 @@ class Dispatches:
         """Numbers of the broadcasts, ascending."""
         self._answered: dict[str, int] = {}
         self._dealt_with: dict[str, deque[int]] = {}
-        """Dispatches that a client's latest updates answered, by client."""
+        """Dispatches that each client's latest updates answered, by client."""
 
     def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
         """Add a dispatch to `client`; return its number."""

@@ -98,7 +98,8 @@ class DurableCore:
         self._size = 0
         self._due = False
         self._evaluated: list[Path] = []
-        """Files of models whose evaluation is done; they are removed when its result is durable."""
+        """Files of models whose evaluation is done. Each file is removed when the evaluation's
+        result is durable."""
         if self._checkpoint.is_file():
             self._recover(segment)
             return
@@ -267,8 +268,8 @@ class DurableCore:
         return journal
 
     def _check_log(self, state: DurableState) -> Extent:
-        """Return the range of the log's entries. Raises RecordingError unless they continue from the
-        checkpoint."""
+        """Return the range of the log's entries. Raises RecordingError if the entries do not
+        continue from the checkpoint."""
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
@@ -279,7 +280,7 @@ class DurableCore:
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
-        """Context manager: an error in reading the files also says which of the files are intact."""
+        """Context manager: add to the message of a read error which of the files are intact."""
         try:
             yield
         except OSError as error:

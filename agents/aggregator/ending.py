@@ -13,8 +13,8 @@ from agents.aggregator.timers import Timers
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 
 GRACE_S = 1.5
-"""Host seconds after which the run notes that it waits for a last evaluation. An interrupted run waits
-no longer than this, because its process will soon be killed."""
+"""Host seconds after which the run notes that it waits for a last evaluation. An interrupted run
+waits at most this long, because its process will soon be killed."""
 _CUT_SHORT = ("interrupted", "no clients left")
 
 
@@ -33,7 +33,7 @@ class End:
 
 
 class Ending:
-    """State of a run's end."""
+    """End of a run, if it has ended, and the wait for its last evaluations."""
 
     def __init__(self, settings: Settings, timers: Timers, evaluations: Evaluations) -> None:
         self._last = settings.last_evaluation
@@ -66,7 +66,7 @@ class Ending:
             self._timers.set("give up", at + from_seconds(timeout / self._last.dilation))
 
     def undo(self) -> None:
-        """Resume a run that had ended early, with the timers that were set then."""
+        """Resume a run that had ended early, and restore the timers that were set when it ended."""
         self.end = None
         self._timers.bring_back()
 

@@ -23,7 +23,7 @@ from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
 _NICE = 19
-"""Niceness of the evaluating thread; on Linux each thread has its own."""
+"""Niceness of the evaluating thread. On Linux each thread has its own niceness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Evaluator:
     """Evaluates models in its own thread, with low priority. `done` is called with a future for each
     result or error.
 
-    `kept` loads the model of a version that is kept in a file; None: no models are kept.
+    `kept` loads the model of a version that is kept in a file; it is None if no models are kept.
     `until_released`: whether models are evaluated only after `release`. `cpus`: CPUs of the thread;
-    empty: the thread uses the CPUs of the process.
+    if it is empty, the thread uses the CPUs of the process.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Evaluator:
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._kept = kept
         self._waiting: list[int] | None = [] if until_released else None
-        """Versions that wait for `release`, in order; None: models are evaluated at once."""
+        """Versions that wait for `release`, in order; None if models are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
         """Evaluate a copy of `w`, shape (d,), with `buffers`. Before `release`, `w` is not used: the
@@ -135,9 +135,9 @@ class Evaluator:
         return Evaluation(version, whole.loss, whole.accuracy, tuple(parts))
 
     def _on(self, samples: _Samples, batches: int | list[int] = _BATCH) -> list[Vector]:
-        """Return the loss of each sample, its weight in the mean, and whether its prediction is correct
-        (NaN if the task has no accuracy). `batches`: one size for all batches, or a list with the size
-        of each batch."""
+        """Return the loss of each sample, the sample's weight in the mean, and whether the
+        prediction is correct (NaN if the task has no accuracy). `batches`: one size for all
+        batches, or a list with the size of each batch."""
         losses: list[Vector] = []
         weights: list[Vector] = []
         right: list[Vector] = []

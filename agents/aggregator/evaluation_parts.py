@@ -27,7 +27,7 @@ class Parts:
     classes: bool = False
     """Whether each class of the test set is a part."""
     device_set: Shard | None = None
-    """Samples of the devices, one device after the other; None: devices are not parts."""
+    """Samples of the devices, one device after the other; None if devices are not parts."""
     device_samples: Mapping[str, int] = field(default_factory=dict)
     """Number of samples of each device in `device_set`, in the same order."""
 

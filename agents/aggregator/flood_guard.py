@@ -25,7 +25,7 @@ number is above 1 because a restarting client sends a few status messages."""
 
 
 class FloodGuard:
-    """Decides which messages of clients the aggregator handles."""
+    """Decides which messages from clients the aggregator handles."""
 
     def __init__(self) -> None:
         self._rate_limit = RateLimit(*_MESSAGE_RATE)
@@ -72,9 +72,9 @@ class FloodGuard:
         return True
 
     def end_of_flood(self) -> int | None:
-        """Return the number of messages of shut-out clients that were refused during a flood that has
-        ended. Return None if no flood has ended since the last call. A flood has ended when almost no
-        such messages have come between two calls."""
+        """Return the number of messages of shut-out clients that were refused during a flood that
+        has ended. Return None if no flood has ended since the last call. A flood has ended when
+        shut-out clients have sent almost no messages between two calls."""
         few, self._since_look = self._since_look < _TRICKLE_MESSAGES, 0
         if not (self._flooded and few):
             return None

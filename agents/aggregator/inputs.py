@@ -109,7 +109,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Stalled:
-    """Nothing has arrived since `since`, although something should have
+    """No update has arrived since `since`, although one was expected
     (`AggregatorCore.silent_since`)."""
 
     at: Nanoseconds
@@ -158,7 +158,8 @@ class TimersDue:
 
 @dataclass(frozen=True, slots=True)
 class InstantOver:
-    """The core has received all inputs of the instant `at`: send what waited for its end."""
+    """The core has received all inputs of the instant `at`: send the messages that wait for the end
+    of the instant."""
 
     at: Nanoseconds
 

@@ -37,7 +37,8 @@ class Verdict:
     """Update for the rule; None if it is rejected."""
     last: tuple[Action, ...] = ()
     is_model_due: bool = False
-    """Whether the update is rejected and its client has no other model to train."""
+    """Whether the client needs a new model: its update is rejected, and it has no other model to
+    train."""
 
 
 class Intake:
@@ -108,8 +109,8 @@ class Intake:
         return Verdict(first, update, last)
 
     def _unasked(self, event: UpdateArrived, answer: NoAnswer, *, is_ours: bool) -> Verdict:
-        """Decide about an update that answers no open dispatch. `is_ours`: the update names this run and
-        its sender."""
+        """Decide about an update that answers no open dispatch. `is_ours`: whether the update names
+        this run and its sender."""
         sender, message, number = event.sender, event.message, event.message.dispatch
         if answer is NoAnswer.DUPLICATE:
             return Verdict([Acknowledge(sender, number)])
@@ -134,8 +135,8 @@ class Intake:
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Return the record that a message of `sender` is rejected. `dispatch`: the dispatch that it
-        answers, 0 if unknown."""
+        """Return the record that a message of `sender` is rejected. `dispatch`: the dispatch that
+        the message answers; 0 if it is unknown."""
         if self._ending.end is not None:
             return []
         why = make_printable(reason, _MAX_REASON)

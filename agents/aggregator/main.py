@@ -64,8 +64,8 @@ _READY, _OVER, _OFFLINE = (
 
 @dataclass(frozen=True, slots=True)
 class _ConnectionRestored:
-    """The connection to the broker was restored; it was lost at `since`, on the host's monotonic
-    clock."""
+    """The connection to the broker was lost at `since`, on the host's monotonic clock, and is now
+    restored."""
 
     since: Nanoseconds
 
@@ -247,17 +247,19 @@ class Aggregator:
             self._connection.subscribe_again()  # status messages and updates may have been lost
 
     def _now(self) -> Nanoseconds:
-        """Return the device time; while the run clock stands still, the time of the last input."""
+        """Return the device time. While the run clock stands still, return the time of the last
+        input."""
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
-        """Return the device time, but at most the time of the run's end, so that no record is later."""
+        """Return the device time, but at most the time of the run's end, so that no record has a
+        later time."""
         now, ended = self._now(), self._core.ended
         return now if ended is None else min(now, ended)
 
     def _wait(self, timer: Nanoseconds | None) -> list[_Input]:
-        """Wait for an input, at most until `timer` is due or the next check of the run. Return all
-        inputs that have arrived."""
+        """Wait until an input arrives, `timer` is due, or the next check of the run is due. Return
+        all inputs that have arrived."""
         timeout = _WATCH_EVERY_S
         if timer is not None:
             timeout = min(timeout, self._clock.takes(max(0, timer - self._now())))

@@ -40,8 +40,8 @@ class Membership:
         return [client for client in self._importance if client not in self._server.clients]
 
     def report(self, client: str, state: str) -> MembershipChange | None:
-        """Handle a status of `client`, which may come from its last will. Return the change of
-        membership; None if there is no change."""
+        """Handle a status of `client`. The status may come from the client's last will. Return the
+        change of membership; None if there is no change."""
         was_ready = client in self._ready
         if state == "ready":
             self._ready.add(client)

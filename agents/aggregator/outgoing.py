@@ -1,7 +1,7 @@
 """Messages that the aggregator sends after it has handled all inputs of one time (an instant).
 
-The broadcast is sent first, then the deferred models, then the requests. So a client gets a model before
-the request for an update of it. This module does no input or output.
+The broadcast is sent first, then the deferred models, then the requests. So a client gets a model
+before the request for an update of it. No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.waits = False
-        """Whether messages wait. An attribute for speed: it is read after each input."""
+        """Whether messages wait. This is an attribute and not a property for speed: it is read
+        after each input."""
         self._broadcast = False
         self._sends: dict[str, Send] = {}
         self._requests: dict[str, RequestUpdate] = {}
@@ -37,8 +38,8 @@ class Outgoing:
         self.waits = True
 
     def request_again(self, client: str) -> None:
-        """Send the open request to `client` again, because no useful update has come. Do nothing if no
-        request is open."""
+        """Send the open request to `client` again, because no valid update has arrived. Do nothing
+        if no request is open."""
         if client in self._open_requests:
             self._requests[client] = self._open_requests[client]
             self.waits = True

@@ -49,8 +49,8 @@ class RunProgress:
         self.last = max(self.last, at)
 
     def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
-        """Note an update of `client` that arrived `took` after its model was sent. If it ends a stall,
-        return the record of the stall."""
+        """Note an update of `client` that arrived `took` after its model was sent. If the update
+        ends a stall, return the record of the stall."""
         self.last = at
         self._longest[client] = max(took, self._longest.get(client, 0))
         self._changed.discard(client)
@@ -84,9 +84,10 @@ class RunProgress:
         *,
         all_wait: bool,
     ) -> Nanoseconds | None:
-        """Return the time since which nothing has arrived. Return None if nothing had to arrive by the
-        time `at`. `open_since`: time at which its model was sent, for each client that trains.
-        `all_wait`: whether all clients of the run are present and the rule waits for no timer."""
+        """Return the time since which nothing has arrived. Return None if nothing had to arrive by
+        the time `at`. `open_since`: for each client that trains, the time at which its model was
+        sent. `all_wait`: whether all clients of the run are present and the rule waits for no
+        timer."""
         since = max([self.last, *open_since.values()])
         if not open_since and not all_wait:
             return None

@@ -14,8 +14,8 @@ core, with number 0; or, if older entries were removed, a `Cut` with the number 
 The log is flushed to the operating system before the journal, so the journal never has records whose
 inputs the log lacks.
 
-The format of version 0.2.0 has no magic number, entry numbers and checksums: a head is the two lengths.
-Such a file can be read, but not continued.
+The format of version 0.2.0 has no magic number, entry numbers and checksums: a head has only the
+two lengths. Such a file can be read, but not continued.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""A file of version 0.2.0 cannot begin with these bytes: read as the length of a text, they are above
-the limit."""
+"""Magic number of the format. A file of version 0.2.0 cannot begin with it, because these bytes
+would be a text length above the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
@@ -68,7 +68,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Range of the complete entries of a file, without an incomplete one at its end."""
+    """Range of the complete entries of a file. An incomplete entry at the file's end does not count."""
 
     first: int
     """Number of the first entry, a `Setup` or `Cut`; the file has the inputs after it."""
@@ -160,7 +160,8 @@ class Torn:
 
 
 def has_checksums(path: Path) -> bool:
-    """Return whether the file has the present format, not that of 0.2.0. Raises OSError."""
+    """Return whether the file has the present format and not the format of version 0.2.0. Raises
+    OSError."""
     with files.open_regular(path) as file:
         return _is_present(file)
 
@@ -318,9 +319,10 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
 
 
 def _name_steps(settings: dict[str, Any]) -> None:
-    """Add `steps` to settings of older versions, which had none. The steps are the server's noise, if
-    there was any, and then either secure aggregation or compression. The compression method in these
-    steps does not matter, because each compressed update names its own method."""
+    """Add the field `steps` to settings of older versions, which lack it. The steps are the
+    server's noise if it was used, and then either secure aggregation or compression. The
+    compression method in these steps does not matter, because each compressed update names its own
+    method."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:

@@ -20,7 +20,8 @@ class RunPhase(IntEnum):
     """All processes were started again, and the run clock stands still until `Started`. Updates that
     clients have kept are accepted."""
     ENDED = 3
-    """The run is over: no models are sent and no versions made; the last evaluation is not done."""
+    """The run is over: no models are sent and no versions are made. The last evaluation is not done
+    yet."""
     FINISHED = 4
     """All records are written. A run that ended early can be resumed by `Suspended`."""
 
@@ -28,8 +29,8 @@ class RunPhase(IntEnum):
         return self.name.lower()
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[RunPhase], tuple[int]]:
-        """Pickle by number: Python 3.11.2 would refer to `getattr`, which checkpoints must not
-        contain."""
+        """Pickle the phase by its number: Python 3.11.2 would refer to `getattr`, which checkpoints
+        must not contain."""
         return RunPhase, (self.value,)
 
 
@@ -38,7 +39,7 @@ class Reaction(Enum):
 
     HANDLED = "handled"
     IGNORED = "ignored"
-    """Messages or other processes can cause this input; it has no effect."""
+    """Messages or other processes can cause this input. The input has no effect."""
     ILLEGAL = "illegal"
     """Only a defect of the program can cause this input."""
 

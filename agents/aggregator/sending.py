@@ -136,7 +136,6 @@ class Sending:
 def unfinished(
     client: str, dispatch: Dispatched, number: int, at: Nanoseconds, until: Nanoseconds
 ) -> Log:
-    """Return the record that the dispatches from `dispatch` to `number` have no answer that was
-    applied."""
+    """Return the record that no answer to the dispatches from `dispatch` to `number` was applied."""
     begun, now = to_seconds(dispatch.at), to_seconds(at)
     return Log(events.RoundUnfinished(now, client, dispatch.version, begun, to_seconds(until), number))

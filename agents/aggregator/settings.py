@@ -15,7 +15,7 @@ class LastEvaluation:
     """Settings for the time that a finished run waits for its last evaluation."""
 
     timeout: float | None = 30.0
-    """Maximum waiting time in host seconds; None: no limit."""
+    """Maximum waiting time in host seconds; None if there is no limit."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
 
@@ -38,8 +38,8 @@ class Settings:
     evaluate_every: Nanoseconds
     """Period of the evaluations in ns of device time."""
     checkpoint_every: Nanoseconds | None = None
-    """Period in ns of device time with which the model is saved; None: only the first and the last model
-    are saved."""
+    """Period in ns of device time with which the model is saved; None if only the first and the
+    last model are saved."""
     keeps_models: bool = False
     """Whether models are kept because updates are encoded as differences to them."""
     bounds: UpdateBounds = field(default_factory=UpdateBounds)

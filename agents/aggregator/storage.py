@@ -17,8 +17,8 @@ _PIECE = 2**20
 
 
 class Journal:
-    """Writer of the journal at `path`. It appends to the file; if a run is recovered, it writes from
-    byte `begin` on, and the same lines are written again."""
+    """Writer of the journal at `path`. It appends to the file. When a run is recovered, the writer
+    starts at byte `begin` and writes the same lines again."""
 
     def __init__(self, path: Path, begin: int | None = None) -> None:
         path.touch()
@@ -31,7 +31,7 @@ class Journal:
             self._sum.update(piece)
             left -= len(piece)
         self._lines: list[str] = []
-        """Lines that are not written yet: the log of inputs has to be written first."""
+        """Lines that are not written yet, because the log of inputs has to be written first."""
 
     def write(self, *records: events.Record) -> None:
         self._lines.extend(map(events.to_line, records))
@@ -51,11 +51,11 @@ class Journal:
         os.fdatasync(self._file.fileno())
 
     def size(self) -> int:
-        """Return the bytes written so far, after a flush."""
+        """Return the length of the file in bytes up to the last flush."""
         return self._file.tell()
 
     def sum(self) -> int:
-        """Return the checksum of these bytes."""
+        """Return the checksum of the file up to the last flush."""
         return self._sum.intdigest()
 
     def compare(self) -> tuple[bool, list[str]]:
@@ -79,7 +79,7 @@ class Journal:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file without flushing."""
+        """Close the file without writing the buffered records."""
         self._file.close()
 
 

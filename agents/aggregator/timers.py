@@ -16,13 +16,13 @@ Timer = (
 )
 """Name of a timer: its purpose."""
 _ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}
-"""Order of timers that are due at the same time. Timers without an entry, such as the rule's, come
-first."""
+"""Order of timers that are due at the same time. Timers without an entry, such as the rule's
+timers, come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DueTime:
-    """When a timer is due."""
+    """Time at which a timer is due, and its period."""
 
     at: Nanoseconds
     period: Nanoseconds | None = None
@@ -30,7 +30,7 @@ class _DueTime:
 
 
 class Timers:
-    """Timers by name; setting a timer again replaces it."""
+    """Timers by name. Setting a timer again replaces the earlier one."""
 
     def __init__(self) -> None:
         self._due: dict[Timer, _DueTime] = {}

@@ -15,7 +15,7 @@ from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import UpdateMessage
 
 MAX_COUNT = 2**63 - 1
-"""Largest integer that tables of the records can hold."""
+"""Largest integer that the tables made from the records can hold."""
 _MAX_EFFECTIVE_STEPS = 1e12
 """Maximum of an update's `effective_steps`. A rule multiplies vectors of norm up to 1.8e19 by this
 number; the limit keeps the model finite."""
@@ -100,7 +100,9 @@ class Validation:
         return None if length <= bound else length
 
     def clip(self, message: UpdateMessage, length: float) -> Vector:
-        """Return the update's vector, shape (d,), scaled from its norm `length` down to the bound."""
+        """Scale the update so that its norm is the bound, and return its vector, shape (d,).
+        `length` is the norm that `over_norm` returned. If the update is a model, its difference to
+        the global model is scaled."""
         share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
         vector = message.vector.astype(w.dtype)
         if message.kind != "model":

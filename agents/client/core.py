@@ -111,7 +111,7 @@ class ClientIdentity:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A finished training, not sent yet."""
+    """A finished training whose update is not sent yet."""
 
     sequence: int
     model: ModelMessage

@@ -35,7 +35,7 @@ def timing(setup: ClientSetup, begun: int = 0) -> Timing:
 
 def steps(setup: ClientSetup, parameters: int, *, simulated: bool = False) -> list[ClientStep]:
     """Return the client's steps of the update pipeline, for a model of `parameters` parameters.
-    `simulated`: in virtual time."""
+    `simulated`: whether the run is in virtual time."""
     client = ClientContext(
         run=setup.run,
         name=setup.client,

@@ -106,12 +106,14 @@ class ClientProcess:
             self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
         self._pace = Pace()
         self._busy_since = time.monotonic()
-        """Host's monotonic time in seconds since which the client has had work without a pause."""
+        """Time on the host's monotonic clock, in seconds, since which the client has worked without
+        a pause."""
         self._ready = True
         self._publish_state("ready")
 
     def _wait(self, elapsed: Nanoseconds) -> Nanoseconds:
-        """Return the delay before the update is sent. `elapsed`: time since its training could begin."""
+        """Return the delay before the update is sent. `elapsed`: time since the update's training
+        could begin."""
         return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:
@@ -260,8 +262,8 @@ class ClientProcess:
             sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
-        """Wait until the training has taken as long as at the device's CPU share, or until it must
-        end. Messages are handled meanwhile."""
+        """Wait until the training has taken as long as it would take at the device's CPU share.
+        Stop waiting if the training must end. Messages are handled during the wait."""
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):

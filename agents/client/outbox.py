@@ -28,7 +28,7 @@ class Outbox:
     def __init__(self, folder: Path, report: Callable[[str], object]) -> None:
         self._folder, self._report = folder, report
         self._open: list[int] = []
-        """Dispatches that the updates in the folder answer, oldest first."""
+        """Dispatches that are answered by the updates in the folder, oldest first."""
         self._spare = folder / _SPARE
         """File of an acknowledged update, reused for the next one: writing into pages that exist already
         takes less than half the time."""

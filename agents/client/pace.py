@@ -37,8 +37,9 @@ class Pace:
         self._ended = self._began
 
     def begin(self, since: float | None = None) -> None:
-        """Begin a piece of work. `since`: clock reading, in seconds, at which it began; None: now. If
-        the previous piece ended later than `since`, that end is used."""
+        """Begin a piece of work at `since`, in seconds of the clock. If `since` is None, the work
+        begins now. If the previous piece ended later than `since`, the work begins at that end, or
+        now if that end is in the future."""
         now = self._clock()
         self._began = now if since is None else min(now, max(since, self._ended))
         self._share_then = self._share()

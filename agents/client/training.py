@@ -26,7 +26,7 @@ class Result:
     end: Vector
     """Shape (d,): the trained parameters, or the gradient if it was requested."""
     steps: int
-    """Number of steps that were done; counted also if the training was interrupted."""
+    """Number of steps that were done, even if the training was interrupted."""
     loss: float
     """Mean loss over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
@@ -91,8 +91,9 @@ class Trainer:
         """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
         training ends early when it returns true.
 
-        Mini-batches come from a random permutation of the shard; after each pass a new one is drawn.
-        `lr`: step size before `lr_by_step` is applied; None: the step size of the local settings.
+        Mini-batches come from a random permutation of the shard; after each pass a new one is
+        drawn. `lr`: step size before `lr_by_step` is applied; None for the step size of the local
+        settings.
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
@@ -257,8 +258,8 @@ class _Optimizer(Protocol):
         """Forget the state of the previous training."""
 
     def step(self, lr: float, skipped: Sequence[slice]) -> None:
-        """Update the parameters, except the parts `skipped`, for which the step does not count. The
-        gradient may be overwritten."""
+        """Update the parameters, except the parts `skipped`. The step does not count for these
+        parts. The gradient may be overwritten."""
 
 
 def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:

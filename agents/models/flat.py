@@ -159,8 +159,8 @@ def vector_of(tensor: torch.Tensor) -> Vector:
 
 
 def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return names and tensors of the parameters that are trained and sent: all that require a
-    gradient."""
+    """Return names and tensors of the parameters that are trained and sent: all parameters that
+    require a gradient."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
@@ -205,9 +205,9 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError unless the state of `module` can be trained and sent. It needs at least one
-    parameter to train. Parameters must be float32 and must not share memory. Buffers must be finite and
-    of types that can be sent. The state must have no other entries."""
+    """Raise ValueError unless the state of `module` can be trained and sent. The module needs at
+    least one parameter to train. Parameters must be float32 and must not share memory. Buffers must
+    be finite and of types that can be sent. The state must have no other entries."""
     if lazy := [name for name, t in _tensors(module) if is_lazy(t)]:
         raise ValueError(
             f"the model has lazy parameters, which have no shape yet ({_some(lazy)}): set the input "

@@ -33,7 +33,7 @@ _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
 _NLMSG_ERROR, _RTM_GETNSID, _REQUEST = 2, 90, 1
 _NETNSA_NSID, _NETNSA_PID = 1, 2
 _NSID_QUESTION = struct.Struct("=IHHIIB3xHHI")
-"""Question for a namespace's id: a netlink header, an rtgenmsg and one attribute. The formats are
+"""Request for a namespace's id: a netlink header, an rtgenmsg and one attribute. The formats are
 defined in linux/netlink.h and linux/net_namespace.h."""
 _NSID_ANSWER = struct.Struct("=IHHIIB3xHHi")
 _NETLINK_ERROR = struct.Struct("=IHHIIi")

@@ -25,7 +25,7 @@ LOGS = "/tmp"  # noqa: S108  # of its container, which others do not see
 _LOGS = ("control.log", "server.log")
 _QUESTION = "get_default_active_thread_percentage"
 _ASK_EVERY, _LOOK_EVERY = 0.1, 1.0
-"""Seconds between two questions to the daemon, and between two checks of its logs."""
+"""Seconds between two requests to the daemon, and seconds between two checks of its logs."""
 _ANSWER_TIMEOUT_SECONDS = 5.0
 
 

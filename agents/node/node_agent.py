@@ -111,7 +111,7 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def serve_clock(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer each question with this node's monotonic clock."""
+    """Answer each question with the time of this node's monotonic clock, in nanoseconds."""
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
         while await reader.readexactly(1) == _ASK:
             writer.write(time.monotonic_ns().to_bytes(_STAMP_BYTES, "big"))

@@ -53,8 +53,8 @@ def main() -> None:
 
 
 def impairment(link: Mapping[str, float]) -> Impairment:
-    """Return the impairment of one direction of a link. The delay is half of the link's round-trip time.
-    Jitter and loss of a link are per direction already."""
+    """Return the impairment of one direction of a link. The delay is half of the link's round-trip
+    time. The link's jitter and loss are already per direction."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
 
 

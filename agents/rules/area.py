@@ -408,9 +408,10 @@ class AreaState(State):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The two vectors that may be a client's y_i, each with the sequence number of its update. One is
-    the end of the last training that the aggregator is known to have applied, the other the end of a
-    later training that it may have applied. The next dispatch says which of the two is y_i.
+    """The two vectors that may be a client's y_i, each with the sequence number of its update. One
+    is the end of the last training that the aggregator is known to have applied. The other is the
+    end of a later training that the aggregator may have applied. The next dispatch says which of
+    the two is y_i.
 
     With secure aggregation, a message may be discarded after it has arrived, together with its sum. y_i
     is then the sum of all messages that were sent and are not known to be discarded.

@@ -110,9 +110,9 @@ class ClientState:
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Return the models that the client sends back with its goodbye, each with its sequence number.
-        They are all models that may be the last one that the server has applied. Empty if the rule needs
-        no models."""
+        """Return the models that the client sends back with its goodbye, each with its sequence
+        number. They are all models that may be the last one that the server has applied. The
+        result is empty if the rule needs no models."""
         return ()
 
 

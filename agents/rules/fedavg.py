@@ -145,7 +145,8 @@ class FedAvgState(State):
         return [aggregated, *self._new_round()]
 
     def _scale(self) -> float:
-        """Return the factor of Σ p_i Δ_i: η_g τ_eff, times the factor from p to p'."""
+        """Return the factor of Σ p_i Δ_i: η_g τ_eff, multiplied by the factor that converts p to
+        p'."""
         arrived, total = self._sum.contributions, self._sum.weight
         weighted = zip(arrived, self._effective_steps, strict=True)
         tau_eff = sum(update.weight * steps for update, steps in weighted) / total

@@ -57,7 +57,8 @@ class Update:
 
     client: str
     dispatch: int
-    """Number of the dispatch that the update answers; unique to this update within the run."""
+    """Number of the dispatch that the update answers. No other update of the run has this
+    number."""
     base_version: int
     vector: Vector
     kind: Kind = "delta"
@@ -103,8 +104,8 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `client` the global model: as it is now or, if `deferred`, as it is after all arrivals of
-    this instant have been handled (a reply after aggregation)."""
+    """Send `client` the global model as it is now. If `deferred`, send it as it is after all
+    arrivals of this instant have been handled (a reply after aggregation)."""
 
     client: str
     deferred: bool = False
@@ -161,8 +162,8 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """Secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the sum
-    is known. By default it does
+    """Secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the
+    sum is known. By default, it does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
@@ -272,9 +273,9 @@ class State(ABC):
         return []
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
-        """Handle the goodbye of `client`. `memory` is the memory that it sends back, shape (d,); None if
-        no update of `client` was applied since `client` joined. `leave` is called next. If the client
-        returns later, it joins as a new client."""
+        """Handle the goodbye of `client`. `memory` is the vector that the client sends back, shape
+        (d,); None if no update of `client` was applied since `client` joined. `leave` is called
+        next. If the client returns later, it joins as a new client."""
         return []
 
     def timer(self, name: str) -> Actions:

@@ -191,8 +191,8 @@ class ClientPool:
     """The present clients. At most `concurrency` of them train or wait for an aggregation at the same
     time. If `concurrency` is None, there is no limit.
 
-    Each client is training, waiting for the aggregation that it contributed to, or idle. Drawing an idle
-    client takes constant time.
+    A client is in one of three states: training, waiting for the aggregation that it contributed
+    to, or idle. Drawing an idle client takes constant time.
     """
 
     def __init__(self, server: Server, concurrency: int | None) -> None:

@@ -103,7 +103,8 @@ class PortState(State):
         self._sum = make_sum(server, params.trim)
         self._pool = ClientPool(server, params.concurrency)
         self._deferred: set[str] = set()
-        """Clients whose model is sent at the end of this instant, in the version of that moment."""
+        """Clients that get a model at the end of this instant. They get the version that is
+        current then."""
         self._interrupted: set[str] = set()
         """Training clients that were asked to send their result so far."""
         self.models: dict[int, Vector] = {}

@@ -182,8 +182,8 @@ class FlowerModule(torch.nn.Module):
 
 
 def client_app(candidate: Any) -> Any:
-    """Return the ClientApp that `candidate` is or, if `candidate` is a function, returns. Raises
-    ValueError if there is no ClientApp."""
+    """Return `candidate` if it is a ClientApp; if it is a function, return the ClientApp that it
+    returns. Raises ValueError if there is no ClientApp."""
     app = candidate
     if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
         app = candidate()
@@ -224,9 +224,8 @@ def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
 
 
 def _figure(content: flower.RecordDict, names: tuple[str, ...]) -> float:
-    """Return the reply's metric under the first of `names` that it has.
-
-    NaN if it has none of them, or if the metric is not a number.
+    """Return the reply's metric under the first of `names` that the reply has. NaN if the reply
+    has none of them, or if the metric is not a number.
     """
     values: dict[str, Any] = {}
     for record in (*content.config_records.values(), *content.metric_records.values()):

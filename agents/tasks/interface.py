@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from agents.shards import Shard
 
 Splits = Mapping[str, Mapping[str, Any]]
-"""A dataset: arrays `x`, `y` and `client` for each of the splits `train`, `test` and `validation`, with
-one row per sample. All but `x` of `train` may be missing (docs/guide/data.md)."""
+"""A dataset: arrays `x`, `y` and `client` for each of the splits `train`, `test` and `validation`,
+with one row per sample. Every array except `x` of `train` may be missing (docs/guide/data.md)."""
 
 
 class Task(Protocol):

@@ -1,9 +1,10 @@
 """Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
 
 In each exchange, the other clock is read between the sending of the question and the arrival of the
-answer. The middle of these two times is the best estimate, and its error is at most half of the round
-trip. So the shortest round trips are the most accurate. Clocks drift, and the drift is assumed constant
-over the window: a line is fitted through the best exchange of each second, weighted by accuracy.
+answer. The middle of these two times is the best estimate, and its error is at most half of the
+round trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift, and
+the drift is assumed constant over the window: a line is fitted through the best exchange of each
+second, weighted by accuracy.
 
 This module imports only Python's standard library, because it is sent to nodes as it is. All times are
 whole nanoseconds.
@@ -69,8 +70,8 @@ class Exchanges:
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
     def add(self, asked: int, other: int, answered: int) -> None:
-        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`, on
-        this node's clock; the other clock showed `other` in between."""
+        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`,
+        on this node's clock; between these times, the other clock showed `other`."""
         middle = (asked + answered) // 2
         new = _ClockReading(middle, other - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:

@@ -65,7 +65,7 @@ class Uniform:
     def __post_init__(self) -> None:
         at_least("low", self.low, 0)
         if self.high < self.low:
-            raise ValueError(f"high is {self.high:g}, expected at least low, {self.low:g}")
+            raise ValueError(f"high is {self.high:g}, expected at least low ({self.low:g})")
 
     @property
     def expectation(self) -> float:
@@ -88,7 +88,7 @@ class Normal:
         at_least("low", self.low, 0)
         at_least("std", self.std, 0)
         if not self.mean >= self.low:  # so that at least half of the draws are accepted
-            raise ValueError(f"mean is {self.mean:g}, expected at least low, {self.low:g}")
+            raise ValueError(f"mean is {self.mean:g}, expected at least low ({self.low:g})")
 
     @property
     def expectation(self) -> float:

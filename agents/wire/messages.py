@@ -380,7 +380,7 @@ def encode(message: Message | GpuSample) -> bytes:
         case _:
             payload = msgspec.json.encode(fields)
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
+        raise MessageError(f"message has {len(payload)} bytes, expected at most {MAX_PAYLOAD_BYTES}")
     return payload
 
 
@@ -392,7 +392,7 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     except ValueError as error:
         raise MessageError(str(error)) from error
     if len(payload) > MAX_PAYLOAD_BYTES:
-        raise MessageError(f"a message of {len(payload)} bytes, at most {MAX_PAYLOAD_BYTES} are read")
+        raise MessageError(f"message has {len(payload)} bytes, expected at most {MAX_PAYLOAD_BYTES}")
     match kind:
         case "control":
             return _order(name, _json(payload))

@@ -1,5 +1,5 @@
-"""Charts of runs. Each is a function from runs to a `Chart`, which is then drawn for print or for the
-screen.
+"""Charts of runs. Each chart is a function from runs to a `Chart`, which is then drawn for print
+or for the screen.
 
     paper.draw(CHARTS["accuracy"]([run])).savefig("accuracy.pdf")   # matplotlib
     drawn = screen.draw(CHARTS["accuracy"]([run]))                  # Bokeh: drawn.figure

@@ -20,8 +20,8 @@ _MAX_MARKS = 30
 _AXIS_CHARACTERS = 70
 """Characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Maximum number of kinds of action that a mark lists, and of devices named for each; others are
-counted."""
+"""Maximum number of kinds of action that a mark lists, and of devices that it names for each kind.
+For other kinds and devices, the mark has their number."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
 """Factor and unit with which each field of a link is shown."""
@@ -102,8 +102,8 @@ def with_actions(
     came at `since` seconds or later. A mark of a single run has the colour of the run (`colors`, by the
     run's id).
 
-    If there is space for the descriptions of all marks, these are the labels; otherwise marks are
-    numbered. The chart's `key` explains the numbers, and its note says what is left out.
+    The labels of the marks are their descriptions if there is space for all of them; otherwise
+    numbers. The chart's `key` explains the numbers, and its note says what is left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]

@@ -54,8 +54,8 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether nothing has changed. This is the usual case, and comparing is much cheaper than
-    hashing."""
+    """Whether nothing has changed. It is checked first, because this is the usual case, and
+    comparing is much cheaper than hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)

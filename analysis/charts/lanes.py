@@ -24,9 +24,10 @@ STATE_COLORS = {
 }
 """Colours of the states. The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000
-"""Maximum number of updates shown, the newest ones. A browser can still scroll through them."""
+"""Maximum number of updates shown: the newest ones. A browser can still scroll through this
+many."""
 _NAMED = 40
-"""Maximum number of lanes with a label each. If there are more, groups are labelled."""
+"""Maximum number of lanes that each have a label. If there are more, only groups have labels."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",

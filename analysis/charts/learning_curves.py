@@ -41,7 +41,8 @@ _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _MAX_GRID = 400
 """Maximum number of points of a mean over seeds."""
 _MAX_TARGETS = 4
-"""Maximum number of targets shown: the highest that any run reached."""
+"""Maximum number of targets shown. If there are more, the highest that any run reached are
+shown."""
 
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:

@@ -94,7 +94,7 @@ def _add_legend(figure: Figure, axes: Axes, chart: Chart, ink: Ink) -> None:
 
 
 def _add_key(axes: Axes, chart: Chart, ink: Ink) -> None:
-    """Write `chart.key` below the plot: it explains the numbers that stand above the plot."""
+    """Write `chart.key` below the plot. The key explains the numbers above the plot."""
     entries = [shorten(entry, _MAX_KEY, placeholder=" …") for entry in chart.key]
     rows = ceil(len(entries) / _KEY_COLUMNS)
     for column in range(_KEY_COLUMNS if entries else 0):

@@ -292,8 +292,8 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """Return a copy of `column` for the browser. It must be a copy, because `exchange` changes the
-    result in place. Numbers are sent in binary, which supports 64-bit floats, but not 64-bit
+    """Return a copy of `column` for the browser. The result must be a copy, because `exchange`
+    changes it in place. Numbers are sent in binary, which supports 64-bit floats, but not 64-bit
     integers."""
     if column.dtype.kind in "OUST":
         return column.astype(str).tolist()

@@ -31,8 +31,8 @@ _LANE = 0.022
 """Height of a device's lane, and of its name, relative to a usual chart. The height of a strip is at
 least 0.1 and at most 0.5."""
 _MAX_CELLS = 100_000
-"""Maximum number of lanes × moments of all strips together. It applies if the strips have more updates
-than `MAX_UPDATES`."""
+"""Maximum number of lanes × moments of all strips together. This limit applies if the strips have
+more updates than `MAX_UPDATES`."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
@@ -62,7 +62,8 @@ def story(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
-    """Return the name of a set. If some of its runs are not valid or not judged, add their number."""
+    """Return the name of a set. If some of the set's runs are not valid or not judged, add the
+    number of these runs."""
     doubtful = [
         f"{one}: {count}" for one, count in verdicts(runs).items() if one in ("not valid", "not judged")
     ]
@@ -98,8 +99,8 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
 
 
 def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
-    """Return the states at evenly spaced moments, as spans, because a long run has more spans than can
-    be seen. `cells`: number of devices × moments.
+    """Return spans with the states at evenly spaced moments. A long run has more spans than can be
+    seen. `cells`: number of devices × moments.
 
     `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration` s.
     """

@@ -14,7 +14,8 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_LINES = 8
-"""Maximum number of devices with one line each. If there are more, each group has a mean and a band."""
+"""Maximum number of devices that each have a line. If there are more, each group has a mean and a
+band."""
 _MAX_POINTS, _MIN_STEP_SECONDS = 150, 2.0
 """At most this many points per line; steps below 2 s look jagged."""
 _MAX_GAP = 3.0
@@ -148,8 +149,8 @@ def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """Return one value per step: whether the device was present in the middle of the step. The device
-    was present if that time is between two samples that are not far apart."""
+    """Return one value per step: whether the device was present in the middle of the step. The
+    device was present if the middle of the step is between two samples that are not far apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

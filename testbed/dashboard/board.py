@@ -21,7 +21,8 @@ from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
-"""Maximum number of runs in columns of their own. For more runs, only the common charts are shown."""
+"""Maximum number of runs that each have a column. If there are more, only the charts of all runs
+are shown."""
 BY_DEVICE = "loss-by-device"
 """Chart of all runs, shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
@@ -29,8 +30,8 @@ APART = ("devices", "staleness", "staleness-histogram", "contributions")
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
 """Charts of single emulated runs; in virtual time there is nothing to measure."""
 _LIVE_LANE_UPDATES = 2_000
-"""Maximum number of updates in the lanes of a live run, the newest ones. A browser redraws them twice a
-second."""
+"""Maximum number of updates in the lanes of a live run: the newest ones. A browser redraws the
+lanes twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files. It is longer if reading is slow: see the next two
 constants."""
@@ -140,8 +141,8 @@ class Board:
 
 
 def _evaluates_by_device(run: Run) -> bool:
-    """Whether the topology requests evaluation by device. The records cannot show this yet when the page
-    is made, and the page has all its figures from the start."""
+    """Whether the topology requests evaluation by device. When the page is made, the records do
+    not show this yet, but the page has all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 

@@ -20,7 +20,8 @@ MAX_ROWS = 40
 """Maximum number of devices that are all shown. If there are more, groups and `SOME_ROWS` devices are
 shown."""
 SOME_ROWS = 15
-"""Number of devices shown if there are many: the first ones in the order that the visitor chooses."""
+"""Number of devices shown if there are more than `MAX_ROWS`: the first ones in the order that the
+visitor chooses."""
 _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
@@ -104,8 +105,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`; devices
-    with unknown figures last."""
+    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`.
+    Devices with unknown figures come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]

@@ -61,7 +61,8 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 
 
 def _stop(run: Run) -> config.StopConditions:
-    """Return the stop conditions of the run; none if its topology is of another version."""
+    """Return the stop conditions of the run. All conditions are None if they cannot be read,
+    because the topology has another version."""
     with suppress(ValueError, TypeError):
         stop: config.StopConditions = StopSettings.model_validate(run.topology.get("stop")).build()
         return stop
@@ -80,8 +81,8 @@ def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return the number of updates applied per second. For a live run it is over the last seconds, for
-    an ended run over the whole run."""
+    """Return the number of updates applied per second. For a live run, it is the mean over the
+    last seconds; for an ended run, the mean over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)

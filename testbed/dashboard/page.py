@@ -28,7 +28,8 @@ from testbed.traits import is_simulated
 _REFRESH_INTERVAL_MS = 150
 """Milliseconds between two checks for news on the board."""
 _FEW_DEVICES = 8
-"""Maximum number of devices for which the page has no controls to find and sort them."""
+"""Maximum number of devices without controls. If there are more, the page has controls to find and
+sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Characters per line of text in a chart, by the number of columns."""
 

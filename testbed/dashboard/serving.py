@@ -26,7 +26,7 @@ _NICE = 10
 """Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
 host."""
 _STOP_TIMEOUT_SECONDS = 10.0
-"""Maximum time in which the page's process must show the end of the run, in seconds."""
+"""Maximum number of seconds that the page's process may take to show the end of the run."""
 
 
 def main(descriptor: str, runs: str, *named: str) -> None:
@@ -92,9 +92,10 @@ def serve_page(
     """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
     runs in the folder `runs`.
 
-    The page has its own process, which has a lower priority than runs in real time. That process uses
-    the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends with this process, however
-    this process ends. Errors go to the file `log`; if `log` is None, they go to this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. That process
+    uses the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends when this
+    process ends, for whatever reason. Errors go to the file `log`; if `log` is None, they go to
+    this process's stderr.
 
     Raises BadInputError if `port` is in use.
     """
@@ -127,7 +128,8 @@ def serve_page(
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
     """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. Raises BadInputError, which names the `option`."""
+    listens on any free port. Raises BadInputError, which names `option`, if it cannot listen on
+    the port."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

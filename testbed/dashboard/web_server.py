@@ -38,7 +38,7 @@ from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Maximum number of lines shown of a log, the last ones of the log."""
+"""Maximum number of lines of a log that are shown: the last ones."""
 _NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
@@ -133,7 +133,7 @@ class _ListHandler(tornado.web.RequestHandler):
 
 
 def _sorted_by(row: dict[str, Any], name: str) -> str:
-    """Return the value by which a browser sorts a cell; empty if unknown."""
+    """Return the value by which a browser sorts a cell; empty if the value is unknown."""
     value = row["created" if name == "started" else name]
     return "" if value is None else str(value)
 
@@ -176,7 +176,8 @@ def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
 
 
 class _OwnRequests(Matcher):
-    """Matches requests to this server's own names, from its own pages."""
+    """Matches requests that are sent to this server's own names and do not come from foreign
+    pages."""
 
     def __init__(self, hosts: OwnHosts) -> None:
         self._hosts = hosts

@@ -258,7 +258,7 @@ def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> lis
             )
         if (found := _shard_layout(shard)) != (first := _shard_layout(brought[0])):
             raise _RefusedError(
-                f"its shards[{number}] has {found}, but the first has {first}: make them alike"
+                f"its shards[{number}] has {found}, but the first one has {first}: make them equal"
             )
         paths.append(own / f"shard-{number}.safetensors")
         shards.save(shard, paths[-1])

@@ -65,7 +65,7 @@ class Activity:
     _last: UpdateApplied | None = None
     """The last update in `_seconds`; None before the first update."""
     _cycle: tuple[Span, ...] = ()
-    """Activity for `_last` from its dispatch to its arrival, as spans."""
+    """Spans of the activity for `_last`, from its dispatch to its arrival."""
     _applied: float = -math.inf
     """Time at which `_last` was applied, if the device is expected to wait for that before it gets its
     next model; otherwise −infinity. A device is expected to wait if it also waited before `_last`: its
@@ -180,8 +180,8 @@ class Activity:
         self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
     def _inferred(self, at: float) -> Iterator[Span]:
-        """Yield the inferred activity after the last known one. Times in which the device is held do not
-        count, because work continues after them."""
+        """Yield the inferred activity after the last known one. Times in which the device is held
+        do not shorten its work, because the work continues after them."""
         begin = min(max(self._until, self._applied), at)
         yield from self._free(Span(self._until, begin, WAIT, inferred=True))
         free = list(self._free(Span(begin, at, WAIT, inferred=True)))
@@ -199,8 +199,8 @@ class Activity:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, all of it
-        gets the state that took longer in the last cycle."""
+        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, the
+        whole span gets the state that took longer in the last cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
@@ -267,8 +267,8 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
 
 
 def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
-    """Return the activity of a client for `update`, from dispatch to arrival, as spans. Times before
-    `since` and spans with unknown times are left out."""
+    """Return spans of the activity of a client for `update`, from dispatch to arrival. Times
+    before `since` and spans with unknown times are left out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),

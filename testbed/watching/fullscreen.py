@@ -156,8 +156,8 @@ class FullScreenView(LiveView):
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
-        """Read new telemetry samples, whose times are on the host's clock. Samples later than the time
-        shown are ignored."""
+        """Read new telemetry samples, whose times are on the host's clock. Samples that are later
+        than the time shown are ignored."""
         if self._overview.is_virtual or not self._tally.started:
             return
         if self._samples is None:

@@ -31,7 +31,8 @@ _MAX_ROWS = 20
 _PRINT_INTERVAL_SECONDS = 1.0
 """Minimum time between two lines."""
 _SECTIONS = 10
-"""Sections of a run in virtual time; a line is printed for each, however little time it takes."""
+"""Number of sections of a run in virtual time. A line is printed for each section, even if the
+section takes very little real time."""
 
 
 class LiveView(View):

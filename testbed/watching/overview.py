@@ -53,9 +53,9 @@ class Overview:
         return is_simulated(self.runtime)
 
     def progress(self, at: float, updates: int) -> float:
-        """Return the progress of the run, from 0 to 1, at device time `at` in seconds, after `updates`
-        updates. The stop condition that is closest counts. The progress is 0 if the run stops only at an
-        accuracy."""
+        """Return the progress of the run, from 0 to 1, at device time `at` in seconds, after
+        `updates` updates. If there are several stop conditions, the closest one counts. The
+        progress is 0 if the run stops only at an accuracy."""
         ends = ((at, self.stop.after), (updates, self.stop.updates))
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 

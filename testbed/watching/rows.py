@@ -34,8 +34,8 @@ class Row:
     cpu: float
     """Requested share of a core, mean over the devices."""
     used: float
-    """Share of a core used in the last seconds, mean over the devices. Less than requested if a device
-    waited."""
+    """Share of a core used in the last seconds, mean over the devices. The share is less than the
+    requested one if a device waited."""
     memory: float
     """Memory in use in bytes, mean over the devices."""
     up: float
@@ -63,7 +63,7 @@ SORTS: dict[str, _Key | None] = {
     "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
 }
-"""Sort keys by the name of a column. They put the most remarkable rows first."""
+"""Sort keys by the name of a column. The keys put the most remarkable rows first."""
 
 
 def rows(

@@ -40,7 +40,8 @@ class _Style(NamedTuple):
     signs: str
     """Two characters: for known and for inferred activity."""
     ascii: str
-    """Same two characters on a terminal that supports only ASCII."""
+    """Two characters for a terminal that supports only ASCII: for known and for inferred
+    activity."""
 
 
 _STYLES = {

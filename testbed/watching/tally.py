@@ -198,7 +198,8 @@ class Tally:
 
 
 def merge_notices(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """Merge notices of the same kind into one, at the time of the first; each reason is given once."""
+    """Merge notices of the same kind into one. It has the time of the first notice, and each
+    reason once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)

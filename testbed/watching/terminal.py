@@ -31,7 +31,7 @@ _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
 """Sequence that restores the terminal. It clears the screen first, because some terminals show old
 content in areas that were added when they were enlarged."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Start and end of a frame. Terminals that support them show the frame in one step."""
+"""Sequences that begin and end a frame. Terminals that support them show the frame in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
 """Time after which the whole screen is written again, in case another program has written to the
 terminal."""
@@ -99,8 +99,8 @@ class Terminal:
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
-        """Return the pressed keys, as characters or key names. Wait up to `timeout` seconds for the
-        first."""
+        """Wait up to `timeout` seconds for a key. Return all pressed keys, as characters or key
+        names."""
         if self._suspended:
             self._suspend()
         if self._in is None or not self.active:

@@ -13,7 +13,7 @@ from agents.events import LARGEST
 _WINDOW_SECONDS = 5.0
 """Window for rates. Rates over shorter windows fluctuate."""
 _MAX_AGE_SECONDS = 3.0
-"""Maximum age of the newest sample. If it is older, present figures are unknown."""
+"""Maximum age of the newest sample. If the newest sample is older, present figures are unknown."""
 
 
 class _TimedFigures(NamedTuple):

@@ -24,7 +24,7 @@ from testbed.watching.overview import Overview
 
 _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
-"""Time between two checks whether the run has ended."""
+"""Seconds between two checks of whether the run has ended."""
 _READ_BYTES = 4 * 2**20
 """Number of bytes of events to read at a time. A long run is read in pieces, so that keys stay
 responsive."""

@@ -281,7 +281,7 @@ OF_PI = NAMES.telemetry(PI)
         (TO_PI, b"\xff\xfe", "not a JSON"),
         (TO_PI, DEEP, "not a JSON"),
         (TO_PI, b'{"do": ' + DEEP, "not a JSON"),
-        (TO_PI, b" " * 65_537, "65537 bytes, at most 65536"),
+        (TO_PI, b" " * 65_537, "65537 bytes, expected at most 65536"),
         (TO_PI, b"[]", "not a JSON object"),
         (TO_PI, b"null", "not a JSON object"),
         (TO_AGGREGATOR, b"{}", "`do`"),
