@@ -1,9 +1,9 @@
 """Location of everything that belongs to the package `testbed`: `agents`, `analysis`, images/,
 topologies/.
 
-In a checkout they are beside it. A wheel has them in `testbed/_bundled/`, because other projects install
-a top-level package `agents`, too. In both cases `import testbed` ensures that `import agents` and
-`import analysis` find the testbed's own packages.
+In a checkout they are in the same folder as the package. A wheel has them in `testbed/_bundled/`,
+because other projects install a top-level package `agents`, too. In both cases `import testbed` ensures
+that `import agents` and `import analysis` find the testbed's own packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ IMAGES = ROOT / "images"
 TOPOLOGIES = ROOT / "topologies"
 NOTEBOOKS = ROOT / "analysis" / "notebooks"
 COMMIT = ROOT / "COMMIT"
-"""File with the commit that a wheel was built from; missing in a checkout, or if it was not known."""
+"""File with the commit that a wheel was built from. The file is missing in a checkout, and in a wheel
+whose commit was not known.
+"""
 
 _PACKAGES = ("agents", "analysis")
 

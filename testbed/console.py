@@ -86,7 +86,7 @@ def print_text(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """Print progress or a hint on what to do next; nothing with `--quiet`."""
+    """Print progress or a hint on what to do next. With `--quiet`, print nothing."""
     if verbosity >= 0:
         print_text(text)
 
@@ -94,7 +94,8 @@ def remark(text: str) -> None:
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. For work whose duration cannot be predicted."""
+    output is a terminal. Use it for work whose duration cannot be predicted.
+    """
     if verbosity < 0 or not out().is_terminal:
         yield
         return

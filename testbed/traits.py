@@ -1,4 +1,4 @@
-"""Table of the runtimes: what each of them can do. Code asks for a trait, never for a runtime's name.
+"""Table of the runtimes and their abilities. Code asks for a trait, never for a runtime's name.
 
 To add a runtime, write a module that implements `testbed.runtimes.Emulator`, and add a row to RUNTIMES.
 The table does not import the runtimes, so that topology and plan can read it.
@@ -98,7 +98,9 @@ def traits(name: str) -> Traits:
 
 
 def is_simulated(name: Any) -> bool:
-    """Whether `name` is a runtime with a simulated clock; False for None, as in an early manifest."""
+    """Whether `name` is a runtime with a simulated clock; False if `name` is None, as in the early
+    manifest of a run.
+    """
     return name in RUNTIMES and RUNTIMES[name].simulated
 
 
@@ -118,6 +120,8 @@ def emulated_runtime_names() -> list[str]:
 
 
 def runtime_names(which: Callable[[Traits], bool] = lambda _: True) -> str:
-    """Return the names of the runtimes whose traits satisfy `which`, as in `process or virtual`."""
+    """Return the names of the runtimes whose traits satisfy `which`. They are joined to a text
+    such as `process or virtual`.
+    """
     *others, last = [name for name, found in RUNTIMES.items() if which(found)]
     return f"{', '.join(others)} or {last}" if others else last

@@ -10,8 +10,9 @@ from testbed.fidelity.validity import Judgement
 
 
 class View:
-    """Display that ignores everything; subclasses override what they show. A context manager around a
-    run."""
+    """Display that shows nothing. Subclasses override the methods for what they show. A display is a
+    context manager around a run.
+    """
 
     def __enter__(self) -> Self:
         return self

@@ -74,8 +74,9 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises BadInputError with a similar name, or with all names, if
-    there is none."""
+    """Return the entry called `name`. Raises BadInputError if there is none; its message has a similar
+    name, or all names.
+    """
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -157,13 +158,13 @@ def schema() -> dict[str, Any]:
 
 
 def brief(entry: CatalogEntry) -> str:
-    """Return a short description: name, facts, and the parameters with their defaults."""
+    """Return a short description of an entry: name, facts, and the parameters with their defaults."""
     parameters = ", ".join(map(_with_default, entry.parameters)) or "no parameters"
     return f"{_heading(entry)}\n{_wrap(parameters, '    ', '  ')}"
 
 
 def full(entry: CatalogEntry) -> str:
-    """Return the full description: what it does, its source, and every parameter."""
+    """Return the full description of an entry: what it does, its source, and every parameter."""
     blocks = [_heading(entry), *map(_reflow, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))

@@ -40,7 +40,7 @@ _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
 """Bytes of events that are read at a time."""
 _END_SECONDS = 10.0
-"""Seconds that `on_event` has for the last events after `down`."""
+"""Maximum number of seconds after `down` in which `on_event` receives the last events."""
 
 
 class RunHandle:
@@ -58,7 +58,9 @@ class RunHandle:
         on_event: OnEvent | None = None,
     ) -> None:
         """`controller`: process of the run's controller if the run has to end when the calling process
-        ends; None if the run continues then. `on_event`: see `testbed.up`."""
+        ends; None if the run continues after that. `on_event`: called with each record of the run in a
+        separate thread; None for no callback.
+        """
         self._directory = directory
         self._controller = controller
         self._taken_down = False
@@ -210,21 +212,27 @@ class RunHandle:
         return self.act(devices, *changes(cpu, given))
 
     def kill(self, devices: Devices) -> Done:
-        """Kill devices at once, as a crash does; `restart` starts them again. Raises BadInputError as
-        `set` does."""
+        """Kill devices at once, as a crash does; `restart` starts them again. Raises BadInputError if a
+        device is unknown, or the run is over or in virtual time.
+        """
         return self.act(devices, Crash())
 
     def restart(self, devices: Devices) -> Done:
-        """Restart devices that were killed or have crashed. Raises BadInputError as `set` does."""
+        """Restart devices that were killed or have crashed. Raises BadInputError if a device is unknown,
+        or the run is over or in virtual time.
+        """
         return self.act(devices, Restart())
 
     def pause(self, devices: Devices) -> Done:
-        """Freeze devices; `resume` lets them continue where they stopped. Raises BadInputError as `set`
-        does."""
+        """Freeze devices; `resume` lets them continue where they stopped. Raises BadInputError if a
+        device is unknown, or the run is over or in virtual time.
+        """
         return self.act(devices, Pause())
 
     def resume(self, devices: Devices) -> Done:
-        """Let paused devices continue. Raises BadInputError as `set` does."""
+        """Let paused devices continue. Raises BadInputError if a device is unknown, or the run is over
+        or in virtual time.
+        """
         return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
@@ -256,7 +264,8 @@ class RunHandle:
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
         """Return the last `lines` lines of logs by component, for all components or only for
-        `component`. Raises BadInputError as `logs` does."""
+        `component`. Raises BadInputError if there is no such log.
+        """
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))
@@ -271,7 +280,8 @@ class RunHandle:
     def replay(self) -> ReplayResult:
         """Repeat the aggregation of the recorded updates, and compare its results with those of the run
         (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError if the
-        final model is not bit-identical, BadInputError if the run was not recorded."""
+        final model is not bit-identical, and BadInputError if the run was not recorded.
+        """
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -299,9 +309,10 @@ class RunHandle:
         """Evaluate all kept models of a finished run on its test set.
 
         `classes`: also evaluate on each class. `devices`: maximum number of training samples per device
-        on which the models are also evaluated; None for no evaluation on training data. `data`: see
-        `testbed.up`. Returns one row per model and part of the data, with `model`, `version`, `part`,
-        `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
+        on which the models are also evaluated; None for no evaluation on training data. `data`: folder
+        with datasets as parquet files; None for the folder TESTBED_DATA if it is set, else the hub.
+        Returns one row per model and part of the data, with `model`, `version`, `part`, `name`,
+        `samples`, `loss`, `accuracy`. Raises BadInputError.
         """
         from testbed.run import saved_models
 
@@ -314,8 +325,8 @@ class RunHandle:
         exit code.
 
         `device`: name of a device, or of a group with a single device. The shell has the rights and
-        limits of the device's client, so it affects the run. Raises BadInputError if there is no such
-        container, HostError.
+        limits of the device's client, so it affects the run. Raises HostError. Raises BadInputError if
+        there is no such container.
         """
         from testbed.run import shell
 
@@ -323,7 +334,8 @@ class RunHandle:
 
     def act(self, devices: Devices, *actions: Action) -> Done:
         """Carry out `actions` (`agents.device_actions`) on each of `devices`; return the actions that
-        were sent. Raises BadInputError as `set` does."""
+        were sent. Raises BadInputError if a device is unknown, or the run is over or in virtual time.
+        """
         names = [devices] if isinstance(devices, str) else devices
         expanded = dict.fromkeys(device for name in names for device in self._directory.devices(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
@@ -379,8 +391,9 @@ class _Listener(threading.Thread):
 
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
     """Return the actions for the settings that are not None: a share of a core, and values of a link in
-    the notation of a topology. Raises BadInputError, whose message puts `prefix` before the names of
-    settings."""
+    the notation of a topology. Raises BadInputError. Its message has `prefix` before the names of
+    settings.
+    """
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,
         "down": units.rate,

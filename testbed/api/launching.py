@@ -137,8 +137,8 @@ class Launch:
 
         Trackers, the dashboard and the metrics server are active during the run. A process can make only
         one run at a time, because the user's own code and PyTorch's random generator have process-wide
-        state. Raises BadInputError, HostError, RunFailedError and KeyboardInterrupt; in any case nothing
-        is left running.
+        state. Raises BadInputError, HostError, RunFailedError and KeyboardInterrupt. Nothing is left
+        running in any case.
         """
         cpus = self.plan.infrastructure_cpus
         with (
@@ -196,7 +196,7 @@ def plan_run(
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
     run; 0 for any free port; None if not served. `verbose`: clients log each round. `resume`:
     interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None. Other
-    parameters: see `up`. Raises BadInputError, which lists all errors.
+    parameters are those of `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)

@@ -285,8 +285,9 @@ def torch() -> Finding:
 
 
 def calibrate(*, force: bool = False) -> Calibration:
-    """Return the speed of this host's cores, which converts device profiles to CPU shares. It is
-    measured once; with `force` it is measured again."""
+    """Return the speed of this host's cores, which converts device profiles to CPU shares. The speed is
+    measured once; if `force` is set, it is measured again.
+    """
     return measured(refresh=force)
 
 
@@ -300,8 +301,9 @@ def list_images() -> list[StoredImage]:
 def build_images(
     *, force: bool = False, gpu: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> Images:
-    """Build missing images and return the tags of all. `force`: rebuild existing ones. `gpu`: also build
-    those with CUDA (gigabytes). Raises HostError."""
+    """Build missing images and return the tags of all. `force`: also rebuild existing images. `gpu`:
+    also build the images with CUDA, which take gigabytes. Raises HostError.
+    """
     with closing(docker_engine.connect()) as client:
         return images.ensure(client, on_progress, force=force, cuda=gpu)
 

@@ -84,8 +84,9 @@ def report(
     results: Sequence[Result], to: str | Path = "report.html", target: float | None = None
 ) -> Path:
     """Write an HTML report with charts, tables and facts about runs; return its path. The report works
-    offline. `target`: as in `compare`. Raises BadInputError if there are no runs, or the file cannot be
-    written."""
+    offline. `target`: test accuracy to reach; None for the highest accuracy that all runs of the
+    task reached. Raises BadInputError if there are no runs, or the file cannot be written.
+    """
     from analysis import report as writer
 
     _check_some(results)

@@ -20,7 +20,7 @@ from testbed.watching import live, overview
 
 
 def main(path: str, *more: str) -> int:
-    """Run the launch in the directory `path`; return the exit code, as `testbed up` does."""
+    """Run the launch in the directory `path`; return the exit code that `testbed up` would have."""
     if "tied" in more:
         interrupt_at_end_of_input()
     directory = RunDirectory(Path(path))

@@ -63,7 +63,7 @@ def start(
     on_progress: Callable[[str], object] | None = None,
     detach: bool = False,
 ) -> RunHandle:
-    """Start a run that `plan_run` has planned; parameters and errors: see `up`."""
+    """Start a run that `plan_run` has planned. Parameters and errors are those of `up`."""
     directory = launch.directory()
     report = (lambda _: None) if on_progress is None else on_progress
     for hint in launch.hints:
@@ -77,8 +77,8 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
     """Return the handle of a run that was started elsewhere, or is over. The run continues when this
     process ends.
 
-    `run`: run id, run directory, or the beginning of an id if only one run, or only one of the live
-    runs, has it. Raises BadInputError if there is no such run.
+    `run`: run id, run directory, or the beginning of an id. Only one run, or only one live run, may have
+    that beginning. Raises BadInputError if there is no such run.
     """
     return RunHandle(live_runs.locate(str(run), Path(runs), live=True), None, on_event)
 
@@ -112,8 +112,8 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (id, beginning of an id, or directory; None for all runs on this machine) and remove its
     containers, networks and processes. Returns the runs that were ended.
 
-    Raises BadInputError. Raises HostError with the names of the runs of which a container, network or
-    process may remain; all other runs have been ended.
+    Raises BadInputError. Raises HostError if a container, network or process may remain. Its message
+    names the runs concerned; all other runs have been ended.
     """
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
@@ -168,8 +168,8 @@ def page(
     """Serve the dashboard in a separate process during the `with` block; yield that process.
 
     `shown`: runs to show, or a single folder of runs such as a sweep's. The runs of a single folder are
-    listed. If `shown` is empty, all runs in the folder `runs` are listed. `port`: port to listen on; 0:
-    any free port. `on_progress` is called with the address. Raises BadInputError.
+    listed. If `shown` is empty, all runs in the folder `runs` are listed. `port`: port to listen on; 0
+    for any free port. `on_progress` is called with the address. Raises BadInputError.
     """
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:

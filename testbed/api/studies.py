@@ -72,9 +72,9 @@ def sweep(
     `study`: a sweep file, or a mapping with its keys, in which `topology` is relative to the working
     directory. `jobs`: number of parallel runs in virtual time; None for one per core. Emulated runs are
     made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
-    `runs`; None for the name of the file, or for `sweep` if `study` is a mapping. Other parameters: see
-    `up`. A failed run does not stop the others. Ctrl-C in the main thread ends the running ones and
-    keeps the finished ones. Raises BadInputError.
+    `runs`; None for the name of the file, or for `sweep` if `study` is a mapping. Other parameters are
+    those of `up`. A failed run does not stop the others. Ctrl-C in the main thread ends the running ones
+    and keeps the finished ones. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping
@@ -120,8 +120,9 @@ def agree(
     runs: str | Path = "runs",
 ) -> AgreeResult:
     """Run a sweep file in virtual time and with the real `runtime`, and compare how the two rank its
-    configurations. Other parameters: see `sweep`. Raises BadInputError, RunFailedError if a run
-    failed."""
+    configurations. Other parameters are those of `sweep`. Raises BadInputError. Raises RunFailedError if
+    a run failed.
+    """
     from analysis import agreement, comparison
     from testbed import sweeps
 

@@ -23,7 +23,9 @@ class TopologyInput:
     """A topology as text."""
 
     name: str
-    """Path of its file, or a placeholder; used in errors, and to find the files beside it."""
+    """Path of the topology's file, or a placeholder. It is used in errors, and to find files in the same
+    folder.
+    """
     text: str
     """The topology in YAML."""
 

@@ -131,7 +131,7 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
 
 
 def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
-    """Return Mosquitto's configuration, for version 2.0 or newer.
+    """Return the configuration of Mosquitto 2.0 or newer.
 
     `directory`: path of its files as the broker sees it.
     """
@@ -254,7 +254,9 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read. This holds from the file's creation on."""
+    """Write `text` to a file that only this user may read. The file has these permissions from its
+    creation.
+    """
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

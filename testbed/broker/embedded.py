@@ -33,7 +33,7 @@ _OF_A_CONNECTION = (
 
 
 class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
-    """Stream that ends, like a closed connection, at a packet of more than `most` bytes."""
+    """Stream that ends like a closed connection if a packet has more than `most` bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, most: int) -> None:
         super().__init__(reader)
@@ -68,8 +68,9 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     def __init__(
         self, listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]
     ) -> None:
-        """`listeners`: in amqtt's format. `packet`: maximum length of a packet in bytes. `accounts`:
-        with password hashes instead of passwords."""
+        """`listeners`: addresses in amqtt's format. `packet`: maximum length of a packet in bytes.
+        `accounts`: accounts with password hashes instead of passwords.
+        """
         self._packet, self._accounts = packet, accounts
         super().__init__({"listeners": dict(listeners), "plugins": {}})
 

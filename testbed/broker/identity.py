@@ -1,4 +1,4 @@
-"""TLS identity of a broker. Each run has a new one, whose certificate its clients know."""
+"""TLS identity of a broker. Each run has a new identity. The run's clients know its certificate."""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ from agents.config import BrokerAccess
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER, Topics
 
 _ITERATIONS = 101
-"""PBKDF2 iterations: Mosquitto's default. More would only help guessable passwords; ours have 192 random
-bits."""
+"""PBKDF2 iterations: Mosquitto's default. More iterations would only help guessable passwords; the
+passwords of accounts have 192 random bits.
+"""
 
 
 @dataclass(frozen=True, slots=True)

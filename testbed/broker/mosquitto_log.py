@@ -15,8 +15,8 @@ _TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 
 
 def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
-    """Count the refusals in a broker's `log` by login: foreign topics, last wills, and failed logins
-    (under `?`).
+    """Count the refusals in a broker's `log` by login: foreign topics, last wills, and failed logins.
+    Failed logins are counted under `?`.
 
     Mosquitto logs each publication that it refuses. It accepts any subscription, but delivers nothing
     for foreign topics. Therefore this function checks subscriptions and wills against `accounts`.

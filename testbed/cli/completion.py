@@ -24,7 +24,7 @@ _CATALOG = Path(__file__).parents[1] / "catalog"
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete run ids, newest first by the date in the id, or paths of run directories."""
+    """Complete run ids, or paths of run directories. Ids are sorted by their date, newest first."""
     if "/" in incomplete:
         folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
         known: Iterable[str] = map(str, finding.runs_in(folder).values())
@@ -117,8 +117,9 @@ def _manifest(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _keys(module: Path, table: str) -> list[str]:
-    """Read the keys of the dictionary `table` from a module's source: importing it would take a
-    second."""
+    """Read the keys of the dictionary `table` from a module's source, because importing the module would
+    take a second.
+    """
     import ast
 
     for statement in ast.parse(module.read_bytes()).body:

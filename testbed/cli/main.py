@@ -431,7 +431,9 @@ def plan_command(
 
 
 def _up(launch: Launch, *, as_json: bool) -> Verdict:
-    """Run in the foreground; at the end print the outcome and what to do next. Returns the verdict."""
+    """Run a topology in the foreground. At the end, print the outcome and what to do next. Returns the
+    verdict.
+    """
     from testbed.watching import fullscreen, live, overview
 
     plan = launch.plan

@@ -406,7 +406,7 @@ def _as_names(column: Array) -> Array:
     if column.ndim > 1:
         raise DataError("client", "found lists, expected names or numbers")
     if column.dtype.kind in "iu":  # padded, so that names sort like the numbers (unless negative)
-        # The same width in all batches, or an id would have two names.
+        # All batches need the same width; otherwise an id would have two names.
         return np.array([f"{value:0{_ID_DIGITS}d}" for value in column.tolist()], dtype=np.str_)
     return column.astype(np.str_)
 

@@ -209,7 +209,9 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
-    """Return the samples in numpy `arrays` (by column). `name`: for errors. Raises DataError."""
+    """Return the samples in numpy `arrays` (by column). `name`: name of the data in errors. Raises
+    DataError.
+    """
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
 
@@ -260,7 +262,7 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
             with _reporting_progress(stages, report):
                 builder.download_and_prepare()
             splits = builder.as_dataset()
-    except Exception as error:  # their libraries share no base class
+    except Exception as error:  # errors of these libraries share no base class
         raise HostError(_not_fetched_message(data, _first_line(error))) from error
     yield {name: _split_of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
 

@@ -117,7 +117,7 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits (None if there is no such split). Raises DataError."""
+        """Decode the splits. A split is None if it does not exist. Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -150,7 +150,8 @@ class Columns:
 
 _SPLIT_VERSION = 1
 """Version of the results of `_split`, which are kept in the cache. Increase it whenever a change of
-`_split` makes other splits."""
+`_split` changes its results.
+"""
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
@@ -397,7 +398,7 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
     `root`: data root; None if there is none. `report` is called with progress lines. Raises
-    BadInputError if files cannot be used, HostError if there are none and the hub cannot be reached.
+    BadInputError if files cannot be used, and HostError if there are none and the hub cannot be reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)

@@ -55,8 +55,9 @@ class Prepared:
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
     """Return the number of samples by client without decoding or partitioning the data. The numbers come
-    from the cache, or follow from the partition scheme. None if the data must be prepared first. Raises
-    BadInputError if `root` is not a folder, or the data is missing."""
+    from the cache, or follow from the partition scheme. Return None if the data must be prepared first.
+    Raises BadInputError if `root` is not a folder, or the data is missing.
+    """
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -90,11 +91,12 @@ def _array(path: Path, name: str) -> NDArray[Any]:
 
 
 def prepare(topology: Topology, root: Path | None, report: Report = silent) -> Prepared:
-    """Load the task's data and partition it among the devices. `root`, `report`: see `datasets.load`.
+    """Load the task's data and partition it among the devices. `root`: data root; None if there is none.
+    `report` is called with progress lines.
 
-    The same topology always gets the same partition. Raises BadInputError and HostError as
-    `datasets.load` does. Raises BadInputError with the name of the setting if the data cannot be
-    partitioned.
+    The same topology always gets the same partition. Raises BadInputError if files cannot be used, or if
+    the data cannot be partitioned; then its message names the setting. Raises HostError if there are no
+    files and the hub cannot be reached.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)

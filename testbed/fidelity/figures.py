@@ -21,11 +21,14 @@ FORMAT = 1
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures."""
 ENOUGH_SECONDS = 3.0
-"""Seconds that a CPU figure must be based on to count against a run. Over one second, one period more or
-less changes the figure by some per cent."""
+"""Minimum time that a CPU figure must be based on to count against a run, in seconds. Over one second,
+one period more or less changes the figure by some per cent.
+"""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Seconds that the figure `demand` must be based on to count against a run. If a client ran or waited
-for a CPU for less than this time in total, its device cannot have lost more CPU time than this."""
+"""Minimum time that the figure `demand` must be based on to count against a run, in seconds. If a client
+ran or waited for a CPU for less than this time in total, its device cannot have lost more CPU time
+than that.
+"""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two delays, each uniform in ± 1."""
 _RTT_SLACK_SECONDS = 0.002
@@ -56,8 +59,9 @@ class RequestedCpu:
     period: float | None = None
     """Seconds of a CFS period, as set in the kernel; None if no control group limits the device."""
     at: float = 0.0
-    """Device time from which the request was in force, in seconds; for a change, the time when it was
-    completed."""
+    """Device time from which the request was in force, in seconds. For a change, this is the time at
+    which the change was completed.
+    """
     limits: RequestedLimits | None = None
     """Limits of the device's control group; None if no control group limits the device."""
 
@@ -126,7 +130,7 @@ class GpuFidelity:
         return limit is not None and (self.memory or 0) > limit + _CONTEXT_BYTES
 
     def unjudged(self) -> Iterator[str]:
-        """Yield what could not be checked, with the reason."""
+        """Yield a sentence for each check that was not possible, with the reason."""
         if not self.samples:
             yield "its GPU: NVML saw no process of the device there"
             return
@@ -286,8 +290,9 @@ class DeviceFidelity:
 
     @property
     def unrequested_delay(self) -> float | None:
-        """Measured round trip in seconds if no delay was requested and the round trip takes longer than
-        sending it; else None."""
+        """Measured round-trip time in seconds. None if a delay was requested, or if the round trip took
+        no longer than sending the probe and the tolerance together.
+        """
         rtt, rates = self.figures["rtt"], [self.figures[name].requested for name in RATES]
         if rtt.requested or rtt.got is None:
             return None
@@ -295,7 +300,7 @@ class DeviceFidelity:
         return rtt.got if rtt.got > _UNREQUESTED_RTT_SECONDS + sending else None
 
     def unjudged(self) -> Iterator[str]:
-        """Yield what could not be checked about this device, with the reason."""
+        """Yield a sentence for each check of this device that was not possible, with the reason."""
         if self.present >= ENOUGH_SECONDS:
             if self.observed < self.present / 2:
                 yield f"CPU: telemetry covers only {self.observed:.0f} of {self.present:.0f} s"

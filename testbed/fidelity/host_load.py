@@ -230,7 +230,9 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return the counters of each CPU of this host by number. (psutil lists online CPUs by position.)"""
+    """Return the counters of each CPU of this host by number. psutil cannot be used, because it lists
+    online CPUs by position.
+    """
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux

@@ -133,7 +133,7 @@ def measure(
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            before = when < clock.begin  # of the link as first requested, also for a resumed run
+            before = when < clock.begin  # a probe of the first requested link, also in a resumed run
             probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
         elif "limits" in sample:
             with suppress(MessageError):

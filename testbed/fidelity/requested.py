@@ -43,7 +43,7 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
-    """Return the steps of the scenario that were carried out, with the time at which each was due."""
+    """Return the steps of the scenario that were carried out. Each has the time at which it was due."""
     return [
         StepDone(
             f"{record.details['action']} of {record.device}", record.at - record.lateness, record.at
@@ -93,8 +93,9 @@ class _DeviceRequests:
     """State of the device after the actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
-    """Reasons why the device is not computing, each with the device time at which it began, in
-    seconds."""
+    """Device time at which each absence of the device began, in seconds, by the reason for the
+    absence.
+    """
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -124,7 +125,8 @@ class _DeviceRequests:
 
     def on_resume(self, at: float, *, ready: bool) -> None:
         """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
-        it is ready, not absent."""
+        the device is ready; if not, it is absent.
+        """
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:

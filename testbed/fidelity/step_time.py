@@ -88,7 +88,9 @@ def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, An
 
 
 def _work(run: Run) -> dict[str, Any]:
-    """Return the settings that determine the work of a step, to compare runs."""
+    """Return the settings that determine the work of a training step. Only runs with equal settings can
+    be compared.
+    """
     task = dict(run.topology["task"])
     local = task.pop("local")
     task.pop("partition", None)

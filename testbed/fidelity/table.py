@@ -97,7 +97,7 @@ def render(fidelity: Fidelity) -> RenderableType:
 
 
 def summary(fidelity: Fidelity) -> str:
-    """Return one line: the worst CPU error and, if links were requested, their worst error."""
+    """Return a line with the worst CPU error and, if links were requested, the worst error of a link."""
     line = "CPU: every device got its share whenever it wanted to run"
     if all((one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS for one in fidelity.devices):
         line = "CPU: no device was busy long enough to be judged"
