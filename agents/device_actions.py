@@ -203,7 +203,7 @@ class DeviceState:
         return any(holds(last)[hold] for hold, last in self.switched.items())
 
     def actions(self) -> Iterator[Action]:
-        """Yield the fewest actions that bring a new device into this state."""
+        """Yield the shortest list of actions that brings a new device into this state."""
         if self.cpu is not None:
             yield SetCpu(self.cpu)
         if self.link:

@@ -1,5 +1,5 @@
 """Unplanned disturbances of a run, such as a process that stands still or a link that carries nothing.
-Each is reported when it is noticed, and again when it is over."""
+Each disturbance is reported when it is noticed, and again when it is over."""
 
 from __future__ import annotations
 

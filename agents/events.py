@@ -206,8 +206,8 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When the action was done. If another process carries out the action (links, and in containers
-    everything except CPU shares): when the order was sent."""
+    """When the action was done. If another process carries out the action, this is when the order was
+    sent: for links, and in containers for everything except CPU shares."""
     device: str
     source: str
     """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the

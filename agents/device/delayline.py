@@ -110,7 +110,8 @@ class _DelayedQueue:
 
 
 class DelayLine:
-    """Decides which packets of which queue to drop, and when to accept the others. No I/O and no clock.
+    """Decides for each packet of each queue whether to drop it, or when to accept it. No I/O and no
+    clock.
 
     Packets of a queue never overtake each other. If a packet would be due before the previous one,
     because its jitter is smaller or the delay was reduced, both are due at the same time. `uniform`

@@ -84,7 +84,7 @@ class Init:
         """Time of the next reading of the link's counters, on the monotonic clock; infinite if no
         reading is needed before the next sample."""
         self._plugged = True
-        """Whether the interface was last ordered to be up."""
+        """Whether the interface should be up, by the last order about it."""
         self._suspected: dict[str, float] = {}
         """Time on the monotonic clock at which each disturbance was first seen, by its reason."""
         self._disturbances = Ongoing()

@@ -21,8 +21,8 @@ _ROOM = bytearray(2**20)
 """Buffer for MSG_PEEK; its size limits how much waiting data is read to find the last packet's
 timestamp."""
 _LONGEST: Nanoseconds = 10**9
-"""Longest plausible wait in ns: a period of a CPU quota is at most a second. A longer one means that the
-process was paused or a clock was set."""
+"""Longest plausible wait in ns: a period of a CPU quota is at most a second. A longer wait means that
+the process was paused or a clock was set."""
 
 
 def enable_timestamps(sock: socket.socket) -> None:

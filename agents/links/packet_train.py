@@ -161,8 +161,8 @@ def _send_train(sock: socket.socket, rate: int) -> None:
 
 
 def _receive_train(sock: socket.socket, rate: int, found: TrainArrivals) -> TrainArrivals:
-    """Receive a train until it is over, and add its packets to `found`. A repeated request is answered
-    again, because the first answer was lost."""
+    """Receive a train until it is over, and add its packets to `found`. If the request arrives again,
+    it is answered again, because the first answer was lost."""
     with suppress(TimeoutError):
         while found.count + found.missed < train_length(rate):
             sock.settimeout(_silence(rate) if found.count else _FIRST_PACKET_TIMEOUT_SECONDS)

@@ -26,7 +26,7 @@ HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
 """Maximum memory reserved for a payload, as a multiple of the bytes that have arrived. So a sender
-cannot reserve memory by announcing a size. With a larger multiple, less is copied."""
+cannot reserve memory by announcing a size. With a larger multiple, fewer bytes are copied."""
 
 
 class Chunk(bytes):

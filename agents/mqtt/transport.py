@@ -134,7 +134,8 @@ class Connection:
         self._paho.on_socket_open = _set_socket_options
 
     def open(self, timeout: float = 30.0) -> None:
-        """Connect and subscribe; `timeout` in seconds. Raises ConnectionFailedError."""
+        """Connect and subscribe. `timeout`: seconds within which the broker must answer. Raises
+        ConnectionFailedError."""
         deadline = time.monotonic() + timeout
         host, port = self._broker.host, self._broker.port
         try:

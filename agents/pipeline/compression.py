@@ -54,7 +54,7 @@ class Compressed:
 
     @property
     def encoded(self) -> Encoded:
-        """This update in the form in which it is sent."""
+        """This update as header fields and arrays, as it is sent."""
         fields = {"compression": self.method, "parameters": str(self.size), "chunk": str(self.chunk)}
         return Encoded(fields, self.arrays)
 

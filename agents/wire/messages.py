@@ -139,8 +139,8 @@ class LimitsRequest(_Fields, frozen=True):
 
 
 class QueueUse(_Fields, frozen=True):
-    """Totals of the queue of one direction of a link, over the time during which packets waited in
-    it."""
+    """Totals of one queue of a link, uplink or downlink, over the time during which packets waited in
+    the queue."""
 
     busy: Seconds
     """Seconds during which packets waited."""

@@ -36,7 +36,7 @@ class Masked:
 
     @property
     def encoded(self) -> Encoded:
-        """This update in the form in which it is sent."""
+        """This update as header fields and arrays, as it is sent."""
         numbers = {"outside": str(self.outside), "took": str(self.took)}
         words = np.ascontiguousarray(self.words, "<u4")
         return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})

@@ -31,7 +31,7 @@ _NOTHING = np.zeros(0, np.float32)
 
 @dataclass(frozen=True, slots=True)
 class SumBegun:
-    """Sum `number` has begun, and waits for answers of `holders`."""
+    """Sum `number` has begun and waits for the answers of the clients `holders`."""
 
     number: int
     holders: Set[str]
