@@ -58,8 +58,7 @@ class BrokerAccess:
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """Certificate of the broker (PEM), the only one that is trusted with TLS; None if TLS is not
-    used."""
+    """PEM certificate of the broker, the only certificate that is trusted; None if TLS is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +286,17 @@ class StopConditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateBounds:
-    """Bounds of an update. One beyond a bound is rejected with a reason, or clipped."""
+    """Bounds of an update. An update beyond a bound is rejected with a reason, or clipped."""
 
     norm: Positive | None = None
-    """C, maximum ℓ2 norm of an update; for an update that is a model, of its difference to the global
-    model. None: no bound."""
+    """C, maximum ℓ2 norm of an update. If the update is a model, C is the maximum norm of its
+    difference to the global model. None: no bound."""
     over_norm: Literal["clip", "drop"] = "clip"
     """Treatment of an update with a larger norm. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
     1911.07963). drop: reject it."""
     staleness: Annotated[int, "count from 0"] | None = None
-    """Maximum number of versions between the model that it was trained from and the one at its arrival.
-    None: no bound."""
+    """Maximum number of versions between the model that the update was trained from and the model at
+    its arrival. None: no bound."""
 
     def __post_init__(self) -> None:
         if self.norm is None and self.over_norm == "drop":
@@ -440,7 +439,7 @@ class DeviceConfig:
     client_config: str
     """Path of the ClientConfig of the client process that the init starts."""
     isolated: str
-    """Path of a file that appears when the device is isolated; no client starts before."""
+    """Path of a file that appears when the device is isolated; no client starts before that."""
     user: int
     """Numeric user and group of the client process."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -16,8 +16,8 @@ _BEAT_SECONDS = 0.5
 
 
 def cut(device: str) -> str:
-    """Return the reason for a cut connection of `device`. The device itself cannot distinguish a cut
-    connection from an outage that the scenario ordered."""
+    """Return the text that reports a cut connection of `device`. The device itself cannot distinguish
+    a cut connection from an outage that the scenario ordered."""
     return f"nothing came back to {device} over its network"
 
 

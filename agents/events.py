@@ -96,14 +96,15 @@ class UpdateApplied:
     """Payload size in bytes if the update were sent as float32; NaN in older runs, which did not record
     it."""
     masking: float = 0.0
-    """Seconds, before `train_start`, in which the client made a mask and its shares (secure
+    """Seconds that the client took to make a mask and its shares, before `train_start` (secure
     aggregation)."""
     outside: int = 0
     """Number of coordinates that were clipped to the range of secure aggregation."""
 
     @property
     def at(self) -> float:
-        """Time of the record, which every record has: equal to `applied`. Not stored."""
+        """Time of the record, equal to `applied`. Every kind of record has this field; here it is not
+        stored."""
         return self.applied
 
 
@@ -144,8 +145,8 @@ class RoundUnfinished:
     """When the aggregator took the model that it sent. If several models were unanswered, this is the
     time of the first one."""
     until: float
-    """When the rejected update arrived. If no update was rejected: when no update was expected any more
-    (`at`)."""
+    """When the rejected update arrived. If no update was rejected, this is `at`: the time from which
+    no update was expected any more."""
     dispatch: int = 0
     """Number of the newest dispatch that this record covers. The record covers all updates of the client
     that answer this dispatch or an earlier one and have no record of their own: none of them was
@@ -160,7 +161,7 @@ class VersionMade:
     at: float
     version: int
     updates: int
-    """Number of updates in it."""
+    """Number of updates in this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class EvaluatedPart:
     loss: float
     """Mean loss on the part."""
     accuracy: float
-    """Share of correct answers on the part; NaN as in `Evaluated`."""
+    """Share of correct predictions on the part, from 0 to 1; NaN if the task has no accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class Acted:
 
 @dataclass(frozen=True, slots=True)
 class Disrupted:
-    """From `since` to `at` the testbed itself, not the experiment, hindered the run. A disruption that
+    """The testbed itself, not the experiment, hindered the run from `since` to `at`. A disruption that
     lasts is recorded again when it is over, with the same `since`."""
 
     event: ClassVar[str] = "disrupted"

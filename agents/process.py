@@ -17,7 +17,8 @@ larger block."""
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 64 MiB of freed memory in this process, in blocks of up to 32 MiB. Only with glibc.
+    """Keep up to 64 MiB of freed memory in this process, in blocks of up to 32 MiB. This works only
+    with glibc.
 
     Vectors of the model's size are allocated and freed with every update. If the pages were returned,
     the kernel would zero them for each new vector, which takes longer than computing with it."""

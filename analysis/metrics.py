@@ -173,8 +173,8 @@ def window(run: Run) -> int:
     client that contributed to the run; 0 without updates. An aggregation without updates (an empty tick)
     counts.
 
-    Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum. Real
-    runs have no such windows; W is the part of the assumption that can be measured.
+    Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum.
+    Real runs have no such windows. W is the part of the assumption that can be measured.
     """
     aggregations = _aggregations(run)
     place = pd.Series(np.searchsorted(aggregations, run.updates["applied_version"]))

@@ -23,7 +23,7 @@ _NAMES = (
 _MAX_SETTINGS = 3
 """Maximum number of settings in a name. If runs differ in more, other parts distinguish them."""
 _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
-"""Settings that other parts of a name show."""
+"""Settings that a name shows in its other parts, not as a setting."""
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:

@@ -17,7 +17,7 @@ from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
 
 SHARES = ("busy", "transfer", "idle", "paused", "offline")
-"""Columns of `devices` with shares of a device's time."""
+"""Columns of `devices` that are shares of a device's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Headline:
     perplexity: float = nan
     """Perplexity of the last evaluation; NaN if the task has none."""
     ended: str | None
-    """Why the run ended; None if it has not ended."""
+    """Reason why the run ended; None if the run has not ended."""
 
     @property
     def applied(self) -> str:

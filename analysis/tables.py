@@ -17,8 +17,9 @@ from analysis.load import Run
 def export_runs(
     runs: Iterable[Run], folder: str | Path, form: Literal["parquet", "csv"] = "parquet"
 ) -> Iterator[Path]:
-    """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`: one row per
-    run, whose column `run` is the name of its folder. Yields each file after it was written.
+    """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`: one row
+    per run, whose column `run` is the name of its folder. Each file is yielded after it was
+    written.
 
     Raises ValueError for another form, OSError if a file cannot be written.
     """

@@ -166,8 +166,8 @@ class AggregatorCore:
         return self.progress.silent_since(at, present, open_since, all_wait=all_wait)
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
-        """Return the clients that take far longer to answer than in their earlier rounds, each with the
-        time at which its model was sent."""
+        """Return the clients that take far longer to answer than in their earlier rounds, and for
+        each client the time at which its model was sent."""
         if self._phase is not RunPhase.RUNNING:
             return {}
         return self.progress.overdue(at, self._sending.open_since())

@@ -79,7 +79,8 @@ class Evaluations:
         return self._taken[0]
 
     def problems(self, version: int) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `version`: the newest version."""
+        """Yield a sentence for each inconsistency of this state. `version`: number of the newest
+        version."""
         if self._newest > version:
             yield f"version {self._newest} is evaluated, and {version} is the newest"
         if [*self._taken] != sorted(self._taken):

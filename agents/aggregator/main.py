@@ -64,8 +64,8 @@ _READY, _OVER, _OFFLINE = (
 
 @dataclass(frozen=True, slots=True)
 class _ConnectionRestored:
-    """The connection to the broker was restored; it was lost at `since`, on the host's monotonic
-    clock."""
+    """The connection to the broker was lost at `since`, on the host's monotonic clock, and is now
+    restored."""
 
     since: Nanoseconds
 

@@ -68,7 +68,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Range of the complete entries of a file, without an incomplete one at its end."""
+    """Range of the complete entries of a file. An incomplete entry at the file's end does not count."""
 
     first: int
     """Number of the first entry, a `Setup` or `Cut`; the file has the inputs after it."""
@@ -160,7 +160,8 @@ class Torn:
 
 
 def has_checksums(path: Path) -> bool:
-    """Return whether the file has the present format, not that of 0.2.0. Raises OSError."""
+    """Return whether the file has the present format and not the format of version 0.2.0. Raises
+    OSError."""
     with files.open_regular(path) as file:
         return _is_present(file)
 

@@ -56,8 +56,8 @@ class Versions:
         ]
 
     def problems(self, sent: Callable[[int], bool]) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `sent`: function that returns whether a
-        dispatch was sent."""
+        """Yield a sentence for each inconsistency of this state. `sent` returns whether a dispatch
+        was sent."""
         for client, number in self.arrivals:
             if client not in self._settings.importance or not sent(number):
                 yield f"{client} answered dispatch {number}, which it was never sent"

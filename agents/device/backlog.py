@@ -77,5 +77,5 @@ class Backlog:
 
     @property
     def use(self) -> QueueUse:
-        """The use of the queue while packets waited."""
+        """Totals of the queue over the time during which packets waited."""
         return QueueUse(self._busy, self._left, round(self._allowed))

@@ -190,8 +190,8 @@ def _pairs(file: Path) -> dict[str, int]:
 
 
 def _read(file: Path) -> str:
-    """Return the content of `file`. Plain system calls are used, because a device reads every second and
-    this uses its own CPU share."""
+    """Return the content of `file`. Plain system calls are used, because a device reads every second,
+    and reading uses the device's own CPU share."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, _FILE_BYTES).decode("ascii").strip()

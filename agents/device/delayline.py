@@ -89,8 +89,8 @@ class SharedRate:
     """Time at which the last packet will have passed, in seconds."""
 
     def time_through(self, now: float, size: int) -> float | None:
-        """Return the time at which a packet of `size` bytes (of IP) will have passed; None if the queue
-        is full."""
+        """Return the time at which a packet with an IP length of `size` bytes will have passed; None
+        if the queue is full."""
         wait = self.free - now
         if wait > max(_WAITING, 8 * _PACKETS / self.rate):
             return None
@@ -102,7 +102,7 @@ class SharedRate:
 class _DelayedQueue:
     impairment: Impairment
     shared: SharedRate | None = None
-    """The rate that the queue shares with others; None if it shares none."""
+    """Rate that this queue shares with other queues; None if the queue has no shared rate."""
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
     """(due time, arrival time, packet number) of each held packet, oldest first; due times never
     decrease."""
@@ -235,8 +235,8 @@ class DelayServer:
         os.close(self._wake)
 
     def change(self, queue: int, impairment: Impairment) -> None:
-        """Set the impairment of packets that arrive from now on. Raises KeyError for a queue not
-        served."""
+        """Set the impairment of packets that arrive from now on. Raises KeyError for a queue that is
+        not served."""
         self._line.change(queue, impairment)
         self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
 
@@ -270,7 +270,7 @@ class DelayServer:
 
     def _accept(self) -> None:
         """Accept the packets that are due. Waking up takes a varying time, so this method adapts how
-        early to wake."""
+        early the thread wakes up."""
         now, due = time.monotonic(), self._line.next_due()
         if due is not None and due <= now + self._early:
             late = min(now - due, _EARLY_MAX)

@@ -40,7 +40,7 @@ _PEAK = 2 * LIFTED
 _MTU = 1500
 """Bytes of a full packet, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
-"""Packets that netem may hold: more than 1 Gbit/s sends in a minute."""
+"""Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer in a minute."""
 _MAX_JITTER_SECONDS = 2.1
 """Upper limit of the jitter: the kernel draws from twice the jitter in 32 bits of nanoseconds."""
 
@@ -138,7 +138,7 @@ class LinkUsage:
             backlog.pause()
 
     def uses(self) -> dict[str, QueueUse]:
-        """Return the use of each direction's queue."""
+        """Return the totals of each direction's queue over the time during which packets waited."""
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
@@ -187,7 +187,7 @@ def _limit_packets(interface: str) -> None:
 
 
 def _complete(link: AccessLink) -> AccessLink:
-    """Return `link` with a rate in both directions."""
+    """Return `link` with a rate in both directions: LIFTED replaces a missing rate."""
     return replace(link, up=link.up or LIFTED, down=link.down or LIFTED)
 
 

@@ -25,13 +25,13 @@ from agents.wire.messages import LinkFigures
 
 _MAX_ROUND_TRIPS = 500
 _ROUND_TRIPS_SECONDS = 2.0
-"""Time spent on all round trips."""
+"""Seconds spent on all round trips together."""
 _MIN_INTERVAL_SECONDS = 0.002
-"""Minimum time between two round trips."""
+"""Minimum number of seconds between two round trips."""
 _MAX_LINK_SHARE = 0.25
 """Maximum share of the link's rate that round trips use, so that none queues behind another."""
 _LOST_AFTER_SECONDS = 1.0
-"""Time after which an answer counts as lost, in addition to the link's own delay."""
+"""Seconds after which an answer counts as lost; the link's own delay is added."""
 _MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
 """Maximum number of transfers, and the share of the rate above which no further transfer is made. A busy
 host can make a transfer slower, but nothing can make it faster than the link."""
@@ -42,7 +42,7 @@ _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
-"""Maximum number of echoes sent before the measurement, until one is answered."""
+"""Maximum number of echoes sent before the measurement; no more are sent once one is answered."""
 
 
 def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:

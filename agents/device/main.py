@@ -54,8 +54,8 @@ from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, Messa
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS; set here because not every engine can set it."""
 _READ_SECONDS = 0.1
-"""Time between two readings of a link's queue while packets wait: half of the time in which a full queue
-drains."""
+"""Seconds between two readings of a link's queue while packets wait: half of the time in which a full
+queue drains."""
 
 
 def main() -> None:

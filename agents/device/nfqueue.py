@@ -128,7 +128,8 @@ class PacketQueues:
         self._socket.send(_message(_CONFIG, queue, _flags(merged=merged), _REQUEST))
 
     def receive(self, limit: int = 64) -> list[Notice]:
-        """Return the packets that have arrived, oldest first, at most about `limit`; does not wait.
+        """Return the packets that have arrived, oldest first, without waiting. At most about `limit`
+        packets are returned.
 
         Raises QueueError if the kernel reports that a queue is no longer bound to this socket.
         """
@@ -149,7 +150,7 @@ class PacketQueues:
         return packets
 
     def accept(self, upto: Iterable[tuple[int, int]]) -> None:
-        """For each (queue, packet), accept the packet and all held packets before it."""
+        """Accept the packet of each (queue, packet), and all held packets before it in that queue."""
         self._verdicts(_VERDICT_BATCH, _ACCEPT, upto)
 
     def drop(self, packets: Iterable[tuple[int, int]]) -> None:
@@ -201,8 +202,8 @@ class PacketQueues:
 
 
 def _size(notice: bytes) -> int:
-    """Return the length of a packet, from the copied bytes at the end of its notice; 0 if there are
-    none."""
+    """Return the length of a packet, from the copied bytes at the end of its notice; 0 if no bytes
+    were copied."""
     if notice[-8:-4] != _PAYLOAD_ATTRIBUTE:
         return 0
     size: int = _LENGTH.unpack_from(notice, len(notice) - _COPIED)[0]

@@ -34,7 +34,7 @@ MAX_VALUES = 200_000
 class Loader(Composer, _Parser, SafeConstructor, Resolver):
     """A safe loader. Raises YAMLError, and RecursionError for a file that is nested too deeply.
 
-    The composer is Python's, because libyaml's overflows its stack in a deeply nested file.
+    The composer is Python's, because libyaml's composer overflows its stack in a deeply nested file.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (declared so by PyYAML)

@@ -159,8 +159,8 @@ def vector_of(tensor: torch.Tensor) -> Vector:
 
 
 def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return names and tensors of the parameters that are trained and sent: all that require a
-    gradient."""
+    """Return names and tensors of the parameters that are trained and sent: all parameters that
+    require a gradient."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 

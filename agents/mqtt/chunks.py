@@ -30,7 +30,8 @@ cannot reserve memory by announcing a size. With a larger multiple, less is copi
 
 
 class Chunk(bytes):
-    """Beginning of a chunk; its part of the payload is sent after it without being copied."""
+    """Beginning of a chunk. The chunk's part of the payload, `share`, is sent afterwards without being
+    copied."""
 
     share: memoryview
     """The chunk's part of the payload; must not change before the message is sent."""
@@ -122,7 +123,8 @@ class Joiner:
     of a topic. (A correct sender finishes a payload before it sends the next, on any topic.)"""
 
     most: Callable[[str], int]
-    """Function that returns the maximum bytes of a payload on a topic. A larger payload is dropped."""
+    """Function that returns the maximum length in bytes of a payload on a topic. A larger payload is
+    dropped."""
     _unfinished: dict[str, _Unfinished] = field(default_factory=dict)
     """Unfinished payload of each sender."""
 

@@ -17,8 +17,8 @@ class RateLimit:
         """Number of refused items, by sender."""
 
     def admits(self, sender: str, at: float) -> bool:
-        """Count one item of `sender` at `at`, in seconds of any clock; return whether it is within the
-        limit."""
+        """Count one item that `sender` sent at `at`, a time in seconds of any clock. Return whether
+        the item is within the limit."""
         full = max(at, self._full.get(sender, at)) + self._interval
         if full - at > self._burst * self._interval:
             self.refused[sender] += 1

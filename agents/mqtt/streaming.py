@@ -32,10 +32,11 @@ from agents.mqtt import chunks
 from agents.timing.nanoseconds import Nanoseconds
 
 _LARGE = 2**15
-"""Minimum bytes of a packet that is handled here instead of by paho."""
+"""Minimum length in bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Number of bytes of a large packet that are read first; they include topic, identifier and the head of
-a chunk. Also the number of bytes of a payload that are sent together with the packet's head."""
+"""Number of bytes of a large packet that are read first. These bytes include topic, identifier and the
+head of a chunk. Also the number of bytes of a payload that are sent together with the packet's
+head."""
 _AT_ONCE = 2**14
 """Number of received bytes of a large packet that wake paho's thread. Without this minimum, each IP
 packet of a slow link would wake the thread (docs/concepts/cpu.md)."""

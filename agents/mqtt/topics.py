@@ -59,7 +59,8 @@ class Topics:
         return f"{ROOT}/{self.run}/report/{client}"
 
     def key(self, client: str) -> str:
-        """client -> all clients, retained: its public key, for shares."""
+        """client -> all clients, retained: the client's public key, with which shares are
+        encrypted."""
         return f"{ROOT}/{self.run}/key/{client}"
 
     def share(self, recipient: str, sender: str) -> str:

@@ -268,8 +268,8 @@ class Connection:
 
 
 def _set_socket_options(_client: paho.Client, _data: Any, sock: Any) -> None:
-    """Switch off Nagle's algorithm, so that small messages are sent at once, and switch on arrival
-    timestamps of the kernel."""
+    """Switch off Nagle's algorithm, so that small messages are sent at once, and switch on the
+    kernel's arrival timestamps."""
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":

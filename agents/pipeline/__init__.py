@@ -65,7 +65,8 @@ class ServerSteps:
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None
     ) -> Vector | str:
         """Return the update in `encoded`, shape (d,), or the reason to reject it. With secure
-        aggregation, the vector is `base` for an update of kind `model`, and empty for any other update.
+        aggregation, the returned vector is `base` for an update of kind `model`, and empty for any
+        other update.
 
         `message`: the rest of the update, which has passed all other checks. `base`: the model that the
         update was trained from; None if that model is not kept."""

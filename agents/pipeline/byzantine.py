@@ -65,8 +65,8 @@ class Noise:
 
 @dataclass(frozen=True)
 class StaleReplay:
-    """Send the first Δ of the client in every update. After a restart of its process, the first Δ of
-    the new process is used."""
+    """Send the first Δ of the client in every update. After a restart of the client's process, the
+    first Δ of the new process is used."""
 
     def forge(self, progress: Vector, first: Vector, rng: Callable[[], np.random.Generator]) -> Vector:
         return first
@@ -82,7 +82,7 @@ ATTACKS: dict[str, type[Attack]] = {
 
 @dataclass(frozen=True)
 class ByzantineStep(UpdateStep):
-    """The attack of a client, as a step."""
+    """Step that forges a client's updates by an attack."""
 
     kind: str
     """Name in ATTACKS."""
@@ -94,7 +94,8 @@ class ByzantineStep(UpdateStep):
 
 
 class Attacker(ClientStep):
-    """The attack of one client process. `rng` returns the generator of update `sequence`."""
+    """Client half of the attack: forges the updates of one client process. `rng` returns the generator
+    of update `sequence`."""
 
     before_rule: ClassVar[bool] = True
 

@@ -1,5 +1,5 @@
 """Compression of updates on their way from client to aggregator: float32 vectors of shape (d,) are
-converted to fewer bytes, and back. No clock and no socket.
+converted to fewer bytes, and back. No I/O and no clock.
 
 `METHODS` are the methods that a topology may choose. Each makes a `Compressed`, whose arrays are sent
 unchanged (`agents.wire.payloads.Encoded`); their size in bytes depends on d only. Received arrays are
@@ -60,7 +60,7 @@ class Compressed:
 
     @classmethod
     def from_encoded(cls, encoded: Encoded) -> Compressed:
-        """Return the compressed update that was `encoded`. Raises ValueError if its method does not
+        """Return the compressed update in `encoded`. Raises ValueError if the update's method does not
         make arrays of these types and lengths."""
         fields, arrays = encoded.fields, encoded.arrays
         method = fields["compression"]
@@ -206,11 +206,11 @@ METHODS: dict[str, type[Method]] = {"fp16": Fp16, "int8": Int8, "topk": TopK}
 
 @dataclass(frozen=True)
 class CompressionStep(UpdateStep):
-    """Compression of a client's updates, as a step."""
+    """Step that compresses a client's updates."""
 
     field: ClassVar[str | None] = "compression"
     kind: str
-    """One of METHODS."""
+    """Name in METHODS."""
     params: Mapping[str, Any]
     """Values of the fields of the method's dataclass."""
 

@@ -40,13 +40,13 @@ class DifferentialPrivacy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferentialRun(DifferentialPrivacy, UpdateStep):
-    """Differential privacy of one run, as a step."""
+    """Step that applies the differential privacy of one run."""
 
     seed: int
     """Seed of the noise at the server."""
     rounding: float = 0.0
-    """Step of secure aggregation's rounding: each coordinate is rounded up or down to a multiple of this
-    value. 0 if nothing is rounded."""
+    """Secure aggregation rounds each coordinate up or down to a multiple of this value; 0 if nothing
+    is rounded."""
 
     def at_client(self, client: ClientContext) -> Privatiser:
         return Privatiser(self, partial(client.rng, NOISE))
@@ -60,7 +60,7 @@ class Privatiser(ClientStep):
     dispatch.
 
     Two updates of a run never answer the same dispatch, even after a restart of the client. So no two
-    updates have equal noise, which would reveal their exact difference."""
+    updates have equal noise. Equal noise would reveal the exact difference of two updates."""
 
     def __init__(self, settings: DifferentialRun, rng: Callable[[int], np.random.Generator]) -> None:
         self._settings, self._rng = settings, rng
@@ -110,6 +110,6 @@ def _round_down(factor: float) -> np.float32:
 
 
 def rounding_growth(step: float, size: int) -> float:
-    """Return the maximum increase of the ℓ2 norm of a vector of `size` elements by rounding to multiples
-    of `step`."""
+    """Return by how much rounding to multiples of `step` can increase the ℓ2 norm of a vector of
+    `size` elements."""
     return step * math.sqrt(size)

@@ -84,10 +84,10 @@ class ClientStep(ABC):
     simulated_exchange: SimulatedExchange | None = None
     """Messages between clients in virtual time; None if the step needs none."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function that returns a change, shape (d,), as it counts in the server's sum. Its arguments are
-    the sequence number, the dispatch and the change. Rules whose clients remember what they sent need
-    this function. None if the server learns every single update. If the function exists, the server
-    learns only sums, and an update may be lost after it has arrived."""
+    """Function that returns the values, shape (d,), with which a change counts in the server's sum.
+    Its arguments are the sequence number, the dispatch and the change. Rules whose clients remember
+    what they sent need this function. None if the server learns every single update. If the function
+    exists, the server learns only sums, and an update may be lost after it has arrived."""
 
 
 class PeerError(Exception):
@@ -139,8 +139,8 @@ class SimulatedExchange(Protocol):
         """Handle the message of the client `sender` about its `dispatch`."""
 
     def answer(self, wanted: Wanted) -> tuple[int, Words | None]:
-        """Return the size in bytes of the answer to the server, and its content; None if the client
-        cannot make the sum."""
+        """Return the size of the answer to the server in bytes, and the sum in it. The sum is None if
+        the client cannot make it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,6 @@ class UpdateStep(ABC):
         return NO_EXCHANGE
 
     def exchanged_bytes(self, parameters: int) -> int:
-        """Return the bytes that a client sends to other clients per round. It receives the same number
-        of bytes."""
+        """Return the bytes that a client sends to other clients per round. The client receives the
+        same number of bytes."""
         return 0

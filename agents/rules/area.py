@@ -208,9 +208,11 @@ class AreaState(State):
         self.u = np.zeros_like(server.w)
         """u = Σ p_i y_i − x, where y_i is that of client i's last message; shape (d,)."""
         self._members: dict[str, float] = {}
-        """Clients whose y_i is in the mean, present or not, with their importance in the run."""
+        """Importance in the run of each client whose y_i is in the mean, by client. The client may
+        be absent."""
         self._lost = 0.0
-        """Importance of the y_i in the mean whose clients have lost their memory."""
+        """Total importance of those y_i in the mean that belong to clients that have lost their
+        memory."""
         self._total = 0.0
         """P, the importance of all y_i in the mean."""
         self._begun_with: dict[str, Vector] = {}

@@ -1,5 +1,5 @@
-"""The client half of a rule: how it turns the result of a local training into an update. It is vector
-arithmetic only, without I/O and without a clock."""
+"""The client half of a rule: how it turns the result of a local training into an update. This
+module is vector arithmetic only: it uses no I/O and no clock."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Form:
     """FedNova: the effective number of local steps, which the server averages to τ_eff; 1 for a vector
     that is not normalised."""
     memory: SavedVectors | None = None
-    """Memory that the client must save before it sends the update; None if there is nothing to save."""
+    """Memory that the client must save before it sends the update; None if the client has nothing
+    to save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,8 @@ class FedAvgState(State):
         self._effective_steps: list[float] = []
         """Effective number of local steps of each update in the sum."""
         self._round: Counter[str] = Counter()
-        """Number of times that each client was drawn for this round; dropped clients are removed."""
+        """Number of times that each client was drawn for this round. Dropped clients are not
+        counted."""
         self._waiting: set[str] = set()
         """Clients of this round whose update has not arrived."""
 

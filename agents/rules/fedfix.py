@@ -111,6 +111,6 @@ class FedFixState(State):
         return [self._sum.apply(), *(Send(client, deferred=True) for client in receivers)]
 
     def _count_ticks(self, update: Update) -> int:
-        """Return the number of ticks after the dispatch of the model, up to and including the next one.
-        A tick at the instant of the dispatch does not count."""
+        """Return the number of ticks after the dispatch of the model, including the next tick of
+        the run. A tick at the instant of the dispatch does not count."""
         return max(1, self._ticks + 1 - update.dispatched // self._period)

@@ -263,13 +263,13 @@ class State(ABC):
         """Handle a valid update of a present client."""
 
     def join(self, client: str) -> Actions:
-        """Handle the join of `client`, which is ready for the first time, or again after a crash, an
-        outage or a goodbye. From now on it is treated like any other client; no rule excludes it."""
+        """Handle the join of `client`. The client is ready for the first time, or again after a
+        crash, an outage or a goodbye. From now on, every rule treats it like any other client."""
         return [Send(client)]
 
     def leave(self, client: str) -> Actions:
-        """Handle the leave of `client`: it sends no update for the model that it has, and may join
-        again. Its updates that have arrived stay in the buffers of the rule."""
+        """Handle the leave of `client`. The client sends no update for the model that it has, and
+        may join again. Its updates that have arrived stay in the buffers of the rule."""
         return []
 
     def retire(self, client: str, memory: Vector | None) -> Actions:

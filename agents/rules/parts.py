@@ -242,7 +242,8 @@ class ClientPool:
         return chosen
 
     def _remove_idle(self, client: str) -> None:
-        """Remove `client` from the list of idle clients; the last one moves to its index."""
+        """Remove `client` from the list of idle clients. The last client of the list moves to the
+        index of `client`."""
         position, last = self._position.pop(client), self._idle.pop()
         if last != client:
             self._idle[position] = last

@@ -25,7 +25,8 @@ here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Ids of the run and of the sending node in Flower's messages. Partition k is node k + 2."""
+"""Ids of the run and of the sending node in Flower's messages. The node of partition k has the id
+k + 2."""
 
 
 class FlowerModule(torch.nn.Module):
@@ -144,8 +145,8 @@ class FlowerModule(torch.nn.Module):
         return self._contexts[partition]
 
     def _content(self, kind: str, config: Mapping[str, Any]) -> flower.RecordDict:
-        """Return the content of a message in the format of the app: that of NumPyClient and Client, or
-        that of the message API."""
+        """Return the content of a message in the format of the app: the format of NumPyClient and
+        Client, or the format of the message API."""
         settings = flower.ConfigRecord(dict(config))
         if kind == "get_parameters":
             return flower.RecordDict({"getparametersins.config": settings})

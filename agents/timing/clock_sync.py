@@ -1,9 +1,10 @@
 """Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
 
 In each exchange, the other clock is read between the sending of the question and the arrival of the
-answer. The middle of these two times is the best estimate, and its error is at most half of the round
-trip. So the shortest round trips are the most accurate. Clocks drift, and the drift is assumed constant
-over the window: a line is fitted through the best exchange of each second, weighted by accuracy.
+answer. The middle of these two times is the best estimate, and its error is at most half of the
+round trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift, and
+the drift is assumed constant over the window: a line is fitted through the best exchange of each
+second, weighted by accuracy.
 
 This module imports only Python's standard library, because it is sent to nodes as it is. All times are
 whole nanoseconds.

@@ -95,11 +95,11 @@ class LogOrder(_AggregatorOrder, frozen=True):
     """Order to the aggregator: record an action on a device, as `agents.events.Acted`."""
 
     at: DeviceTime
-    """Seconds of device time at which the action was done."""
+    """Device time of the action, in seconds."""
     device: Name
     source: Source
     lateness: DeviceTime
-    """Seconds that the action was late."""
+    """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
     """The action's JSON form (`agents.device_actions`)."""
 
@@ -329,7 +329,7 @@ class Report(_Fields, frozen=True):
 
     client: Name
     dispatch: Count
-    """Dispatch that its next update will answer; 0 if it waits for a model."""
+    """Dispatch that the client's next update will answer; 0 if it waits for a model."""
     about: Count
     """Dispatch that the request asked about; 0 if it asked about none."""
 
@@ -480,7 +480,7 @@ def _build(cls: type[T], fields: Any) -> T:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counter and log of refused messages, by topic, and therefore by sender.
+    """Counter and log of refused messages, by topic. Each sender has its own topics.
 
     For each topic the first `max_logged` are logged, then the 100th, 1000th and so on, so that a peer
     cannot fill the log."""
@@ -496,7 +496,8 @@ class Refusals:
         return self.counts.total()
 
     def add(self, topic: str, error: MessageError) -> int:
-        """Count a message on `topic` that was refused because of `error`; return the number so far."""
+        """Count a message on `topic` that was refused because of `error`; return the number of refused
+        messages on this topic so far."""
         self.counts[topic] += 1
         count = self.counts[topic]
         if count <= self.max_logged:

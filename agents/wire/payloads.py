@@ -59,10 +59,10 @@ class ModelMessage:
     vector: Vector
     """Parameters, shape (d,), float32."""
     lr: float | None = None
-    """Step size that the rule assigns to this training; None for the step size in the client's
+    """Step size that the rule assigns to this training; None: the client uses the step size in its
     settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that was passed to the rule; 0 for none."""
+    """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
     """Dispatches whose updates wait to be summed. Empty unless the run uses secure aggregation and the
     client remembers what it sent."""
@@ -117,7 +117,8 @@ class UpdateMessage:
     steps: int
     """Local steps that were done."""
     effective_steps: float
-    """FedNova: number of steps that the update counts for in the server's τ_eff; otherwise 1."""
+    """Number of steps for which the update counts in the server's τ_eff (FedNova); 1 without
+    FedNova."""
     loss: float
     """Mean loss over the steps; NaN if there is none, or if the server must not learn it."""
     downloaded: Nanoseconds

@@ -55,7 +55,7 @@ class ActionMarks:
     marks: tuple[ActionMark, ...]
     """Marks in order of time. On charts they are numbered 1, 2, 3, …"""
     notes: tuple[str, ...]
-    """Notes on what the marks combine or leave out."""
+    """Notes that say which actions the marks combine or leave out."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -143,8 +143,8 @@ def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMa
 
 
 def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: float) -> list[str] | None:
-    """Return `texts` if all of them fit above the plot, centred above their marks, without overlap and
-    within the axis; None if they do not fit."""
+    """Return `texts` if all of them fit above the plot; otherwise None. Each text is centred above
+    its mark, and must stay within the axis and not overlap another one."""
     free = since
     for middle, text in zip(at, texts, strict=True):
         half = (len(text) + 2) / 2 / _AXIS_CHARACTERS * (until - since)
@@ -155,8 +155,8 @@ def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: floa
 
 
 def _numbers(at: Sequence[float], numbers: Sequence[int], since: float, until: float) -> list[str]:
-    """Return the number of each mark. If marks are close together, the middle one has a label such as
-    `3–5`, and the others have none."""
+    """Return the number of each mark. If marks are close together, the middle mark has a label
+    such as `3–5`, and the other marks have no label."""
     clusters: list[list[int]] = []
 
     def text(cluster: list[int]) -> str:

@@ -123,8 +123,8 @@ class Chart:
     note: str = ""
     """Text below the title."""
     key: tuple[str, ...] = ()
-    """Explanations of the labels of `rules` if these labels are numbers. In print they are below the
-    plot."""
+    """Explanations of the labels of vertical lines (`rules`), if these labels are numbers. In
+    print, the explanations are below the plot."""
     height: float = 1.0
     """Height relative to the usual one."""
 
@@ -136,7 +136,8 @@ class Chart:
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is too little data to show: no span, and at most one point or bar."""
+        """Whether there is too little data to show. A chart with no span and at most one point or
+        bar has too little data."""
         points = 0
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):

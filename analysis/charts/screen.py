@@ -50,7 +50,7 @@ class ScreenChart:
     _ink: Ink
     _note: Title
     _labels: LinearAxis
-    """Axis above the plot, with a tick for each label of the rules."""
+    """Axis above the plot, with a tick for each label of a vertical line."""
     _wrap: int
     """Characters per line of a note."""
     _longest: int = 0
@@ -167,7 +167,8 @@ class ScreenChart:
         return bars
 
     def _label(self, layer: Layer) -> None:
-        """Write the labels of rules above the plot. Bokeh leaves out some if the window is too small."""
+        """Write the labels of vertical lines above the plot. Bokeh leaves out some labels if the
+        window is too small."""
         if layer.mark != "rules":
             return
         labels = {

@@ -33,8 +33,8 @@ _LIVE_LANE_UPDATES = 2_000
 """Maximum number of updates in the lanes of a live run: the newest ones. A browser redraws the
 lanes twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
-"""Minimum time between two readings of the files. It is longer if reading is slow: see the next two
-constants."""
+"""Minimum time between two readings of the files. The time is longer if reading is slow: the next
+two constants limit the share of time for reading."""
 _MAX_CPU_SHARE = 1 / 3
 """Maximum share of a core that reading and computing may use."""
 _MAX_TIME_SHARE = 1 / 2

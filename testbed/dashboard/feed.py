@@ -25,10 +25,10 @@ class Feed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Run | None = None
-        """The run; None if it has no plan yet, or if it cannot be read. If it cannot be read, `error`
-        has the reason."""
+        """The run; None if the run has no plan yet or cannot be read. If the run cannot be read,
+        `error` has the reason."""
         self.error = ""
-        """Why the run cannot be read; empty if it can."""
+        """Reason why the run cannot be read; empty if it can be read."""
         self.updates = 0
         """Number of updates applied so far, including those no longer in memory."""
         self.samples = 0
@@ -88,7 +88,7 @@ def is_live(path: Path) -> bool:
 
 
 def _why_not_started(path: Path) -> str:
-    """Return why a run ended before it had devices; empty if it has not ended."""
+    """Return the reason why a run ended before it had devices; empty if the run has not ended."""
     manifest = manifests.read(path / "manifest.json")
     if not manifest.get("controller") and not manifest.get("outcome"):
         return ""

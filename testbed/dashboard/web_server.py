@@ -164,8 +164,8 @@ class _LogsHandler(tornado.web.RequestHandler):
 
 
 def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
-    """Return the processes that have a log, the one to show, and its log. If `component` is None, the
-    first with a non-empty log is shown."""
+    """Return the processes that have a log, the process to show, and the log of this process. If
+    `component` is None, the first with a non-empty log is shown."""
     try:
         texts = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:

@@ -16,8 +16,8 @@ def folder() -> Path:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write a file of the cache atomically. Errors are ignored: the content is computed again next
-    time."""
+    """Write a file of the cache atomically. Errors are ignored, because a missing file is computed again
+    when it is needed."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_write(path) as partial:

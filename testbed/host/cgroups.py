@@ -72,7 +72,8 @@ def cpu_seconds(run: str, group: str) -> float | None:
 
 
 def _folder_cpu_seconds(folder: Path) -> float | None:
-    """Return the CPU seconds of the group of `folder`; None if its hierarchy does not count them."""
+    """Return the CPU seconds of the group of `folder`; None if the group's hierarchy does not count CPU
+    time."""
     v1 = (folder / "cpuacct.usage").exists()
     return ControlGroup({"cpuacct" if v1 else "": folder}).cpu_seconds()
 

@@ -9,7 +9,7 @@ import resource
 from testbed.errors import HostError
 
 _SELECTABLE = 1024
-"""select(), which paho calls, supports only lower numbers."""
+"""Limit of select(), which paho calls: it supports only descriptors with lower numbers."""
 _OWN = 100
 """Descriptors that this process needs for itself."""
 

@@ -55,7 +55,7 @@ class Unfit:
 
     reason: str
     fix: str
-    """Instruction that fixes the problem."""
+    """Instruction to the user that fixes the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class _Address:
     source: str
     """Name of the setting that contains the address, for messages."""
     unset: str
-    """Command after which the local engine is used instead."""
+    """Command that removes the setting, so that the local engine is used."""
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
@@ -153,7 +153,7 @@ def connect_fit() -> Iterator[docker.DockerClient]:
 
 
 def is_available() -> bool:
-    """Whether an engine answers that can run devices."""
+    """Whether an engine that can run devices answers."""
     try:
         with connect_fit():
             return True
@@ -231,8 +231,8 @@ def run_output(
     """Run `command` in a new container; return its standard output. Works with any log driver of the
     engine.
 
-    The container has no rights except `rights` (options of the SDK). It is always removed, also after
-    Ctrl-C. Raises ERRORS; ContainerError if the command fails.
+    The container has no rights except `rights` (options of the SDK). The container is always removed,
+    also after Ctrl-C. Raises one of ERRORS; this is ContainerError if the command fails.
     """
     options: dict[str, Any] = {
         "command": list(command[1:]),

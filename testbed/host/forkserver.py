@@ -55,8 +55,8 @@ class ForkServer:
     """A fork server. Use it only from one thread, which must live as long as the run."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str, room: int):
-        """Start the process. `modules`: modules to import once. `environment`: environment variables
-        of all forks. `name`: name of the variable that has another value in each fork. `room`: maximum
+        """Start the process. `modules`: modules to import once. `environment`: environment variables of
+        all forks. `name`: name of the variable that has a different value in each fork. `room`: maximum
         length of that value in bytes."""
         self.modules = tuple(modules)
         self._codes: dict[int, int] = {}
@@ -111,7 +111,8 @@ class ForkServer:
         return code
 
     def _receive(self, flags: int) -> dict[str, Any]:
-        """Receive the next message. Raises EOFError, BlockingIOError."""
+        """Receive the next message. Raises EOFError if the fork server has ended, BlockingIOError if
+        `flags` forbid to wait and no message has arrived."""
         try:
             data = self._socket.recv(_MESSAGE_BYTES, flags)
         except ConnectionResetError:
@@ -156,7 +157,7 @@ class ForkedProgram(psutil.Process):
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal; does nothing if the program has ended, like `Popen`."""
+        """Send a signal. If the program has ended, do nothing, like `Popen`."""
         with suppress(psutil.NoSuchProcess):
             super().send_signal(sig)
 

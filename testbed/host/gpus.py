@@ -15,7 +15,7 @@ MPS = "mps"
 MPS_CLIENTS = 48
 """Maximum number of MPS clients per GPU."""
 _MPS_CAPABILITY = 7, 0
-"""Compute capability (Volta) from which on MPS can limit clients."""
+"""Lowest compute capability (Volta) of a GPU whose clients MPS can limit."""
 _HOOK = "nvidia-container-runtime-hook"
 """Program of the NVIDIA Container Toolkit; an engine that finds it accepts requests for GPUs."""
 _TOOLKIT_FIX = (
@@ -27,7 +27,7 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that this host lacks, and how to fix that."""
+    """Something that this host lacks, and the fix."""
 
     what: str
     fix: str
@@ -170,8 +170,8 @@ class Use:
     """Whether the process is a client of MPS."""
     sm: float | None
     """Share of the time since the previous reading in which the process had a kernel running; None if
-    NVML does not report it. NVML never reports it for clients of MPS, because it counts their time as
-    that of MPS's server."""
+    NVML does not report it. NVML never reports this share for clients of MPS, because it counts their
+    time as time of MPS's server."""
 
 
 class GpuMeter:

@@ -21,9 +21,9 @@ class Feature:
 
     module: str
     trial: str
-    """Shell command."""
+    """Shell command that succeeds only if the kernel has the feature."""
     purpose: str
-    """Purpose in words."""
+    """Purpose of the feature, in words."""
     needed: bool = True
     """Whether a link needs the feature even if it has only a rate."""
 
@@ -49,9 +49,9 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """Return the TCP congestion control for containers; None if this is not Linux. The result is
-    CUBIC, the default of Linux, if the kernel allows it outside the host's own network namespace.
-    Otherwise it is Reno, which every kernel allows and which is most similar.
+    """Return the TCP congestion control for containers; None if this is not Linux. The result is CUBIC,
+    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise it
+    is Reno, which every kernel allows and which is most similar to CUBIC.
 
     Without this setting, containers would inherit the congestion control of the host. If that is BBR,
     the loss of a link would have hardly any effect.
@@ -65,8 +65,8 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
     """Return whether the kernel has `feature`, or None if that cannot be tested; also return the error
-    or another remark. If this user may not test it, the list of the kernel's modules decides, and the
-    remark says so."""
+    or another remark. If this user may not run the test, the result comes from the list of the kernel's
+    modules, and the remark says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # often not on a user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:

@@ -44,8 +44,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def interrupt_at_end_of_input() -> None:
-    """From now on, send SIGTERM to this process when standard input ends: when the process that holds
-    the other end has closed it, or has ended for any reason."""
+    """From now on, send SIGTERM to this process when its standard input ends. Standard input ends when
+    the process that holds the other end closes it, or ends for any reason."""
 
     def wait() -> None:
         with suppress(OSError):

@@ -32,10 +32,10 @@ def run(
 ) -> None:
     """Run `command` to its end.
 
-    It runs in its own session, so that Ctrl-C reaches only this process, which then ends the program
-    with all its children. `stop`: if another thread sets it, the program is ended. `output`: file for
-    standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for a
-    program that does not remove them when it is killed; None for the default folder. Raises HostError
+    The program runs in its own session, so Ctrl-C reaches only this process. This process then ends the
+    program and all its children. `stop`: if another thread sets it, the program is ended. `output`: file
+    for standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for
+    a program that does not remove them when it is killed; None for the default folder. Raises HostError
     with the last lines of its output if it fails, StoppedError if `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}

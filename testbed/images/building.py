@@ -281,8 +281,8 @@ def engine_build(
 def _discard(client: docker.DockerClient, token: str) -> None:
     """Remove the containers and layers of an unfinished build, until none are left.
 
-    The engine ends a build whose connection is closed, but only after a second or so, and it keeps the
-    layers made until then.
+    When the connection of a build is closed, the engine ends the build about a second later. It keeps
+    the layers that the build has made.
     """
     deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
     with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build

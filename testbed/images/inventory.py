@@ -96,7 +96,7 @@ def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[Stored
 
 
 def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) -> list[StoredImage]:
-    """Remove the `chosen` images; return those that were removed. Raises docker_engine.ERRORS."""
+    """Remove the `chosen` images; return the removed ones. Raises one of `docker_engine.ERRORS`."""
     gone = []
     for one in chosen:
         with suppress(APIError):  # a container uses it by now

@@ -46,7 +46,7 @@ class Images:
     """Tags of the images that a run starts containers from."""
 
     agent: str
-    """Image of clients and aggregator; includes the run's own code if it has some."""
+    """Image of clients and aggregator. It includes the run's own code, if the run has any."""
     broker: str
     """Image of the broker."""
     base: str
@@ -95,7 +95,8 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
-    A kind with CUDA uses its own files, and for the rest those of the kind without CUDA.
+    A kind with CUDA has the files of the kind without CUDA; its own files replace those with the same
+    name.
     """
     own = folder / kind
     return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})

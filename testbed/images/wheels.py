@@ -42,7 +42,8 @@ def fetch_wheels(
     """Download the wheels for `requirements` on `machine` (such as `x86_64`); return their folder.
 
     Wheels of an earlier download are reused unless `again` is true. Raises HostError if pip fails, if
-    torch would bring CUDA libraries although `cuda` is false, or none although it is true.
+    `cuda` is false and torch would bring CUDA libraries, or if `cuda` is true and torch would bring
+    none.
     """
     torch = _installed_torch()
     wanted = significant_lines(requirements.read_text(encoding="utf-8"))
@@ -74,11 +75,11 @@ def fetch_wheels(
 def fetch_more_wheels(
     requirements: Sequence[str], ours: Path, machine: str, scratch: Path, stop: threading.Event
 ) -> Path:
-    """Download the wheels for a user's `requirements`, once; return their folder.
+    """Download the wheels for a user's `requirements`, unless the cache has them; return their folder.
 
-    `ours`: folder with the agents' wheels. These are not downloaded, and pip must not choose other
-    versions of them. Raises BadInputError, with pip's last lines, if the requirements cannot be
-    satisfied.
+    `ours`: folder with the agents' wheels. The agents' wheels are not downloaded again, and pip must not
+    choose other versions of them. Raises BadInputError, with pip's last lines, if the requirements
+    cannot be satisfied.
     """
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
@@ -128,8 +129,8 @@ def unpack(wheels: Path, trim: Path, archive: tarfile.TarFile, stop: threading.E
 def installed_path(name: str) -> str | None:
     """Return the path of a wheel's member under site-packages; None for folders, scripts and other data.
 
-    A wheel has the content of site-packages, and a `*.data` folder with one folder per place of
-    installation (Python packaging's binary distribution format).
+    A wheel has the content of site-packages, and a `*.data` folder. The `*.data` folder has one folder
+    per place of installation (Python packaging's binary distribution format).
     """
     if name.endswith("/"):
         return None
@@ -156,8 +157,8 @@ def significant_lines(text: str) -> list[str]:
 def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
     """Replace the pinned torch in `requirements` by the CPU build `torch` (such as `2.13.0+cpu`).
 
-    `torch`: the version on this host. Nothing is replaced if it is None or not a CPU build, because pip
-    may not find a CPU build then. Without the replacement, pip might choose a build with CUDA.
+    `torch`: the version on this host. If `torch` is None or not a CPU build, nothing is replaced,
+    because pip may not find a CPU build. Without the replacement, pip might choose a build with CUDA.
     """
     if torch is None or not torch.endswith("+cpu"):
         return list(requirements)

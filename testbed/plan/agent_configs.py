@@ -59,7 +59,7 @@ START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
 """Folder of MPS's pipes, if devices share a GPU."""
 DISK = "/testbed/disk"
-"""Folder that a client keeps over restarts."""
+"""Folder whose content is kept when a client restarts."""
 ROUTED_BROKER = "mqtt"
 """Name of the broker in the router's configuration. For the devices, the router is the `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
@@ -105,10 +105,10 @@ class Places:
     ports: Mapping[str, int] = field(default_factory=dict)
     """Device -> port that leads to the broker through the device's link; empty without a relay."""
     clock: str | None = None
-    """Path of the file with the estimate of the aggregator's clock; None if it is the clients' own
-    clock."""
+    """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
+    clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers; else processes use the host's paths."""
+    """Whether files are mounted in containers. If not, processes use the host's paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Host and port of the broker for `client`."""
@@ -178,8 +178,8 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
 
 
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
-    """Return the initial state and the frozen parameters that the processes of a run build the model
-    with. Paths are those on the host."""
+    """Return the initial state and the frozen parameters with which the processes of a run build the
+    model. Paths are those on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 

@@ -40,8 +40,8 @@ _PUBACK = 4
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes to add to the header of an update in `message_sizes`: its numbers are 0 there, but longer in a
-real update."""
+"""Bytes to add to the header of an update in `message_sizes`. All numbers in that header are 0; the
+numbers in a real header have more digits."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
@@ -118,13 +118,15 @@ class StepCost:
 
 
 def bytes_on_link(size: int) -> int:
-    """Bytes on a link of a message of `size` bytes, with its own header and those of its packets."""
+    """Bytes that a message of `size` bytes takes on a link, including the headers of the message and of
+    its packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 
 
 def acknowledgement_bytes(size: int) -> int:
-    """Bytes of the acknowledgements of a message of `size` bytes, on the link in the other direction.
+    """Bytes that the acknowledgements of a message of `size` bytes take on the link in the other
+    direction.
 
     MQTT acknowledges the message, and TCP each packet except the last. (If packets come less than 40 ms
     apart, TCP acknowledges only every second one. On such a fast link, the difference matters little.)
@@ -158,7 +160,7 @@ def step_time(virtual: Virtual) -> StepTime | None:
 
 
 def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
-    """Return `virtual` with the measured time of a step, and the other costs that were used with it.
+    """Return `virtual` with the measured time of a step, and with all other costs filled in.
 
     With these settings a run can be repeated on any host.
     """

@@ -179,8 +179,8 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield groups that request more than `capacity`, which is the part of `cores` that the
-    infrastructure leaves."""
+    """Yield groups that request more cores than `capacity`: each such group, or else all groups
+    together. `capacity` is the part of `cores` that the infrastructure leaves."""
     have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
@@ -250,8 +250,8 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
 
 
 def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
-    """Return the problem that `device` fits on no node. `why`: reason, worded to follow the device's
-    name."""
+    """Return the problem that `device` fits on no node. `why`: reason, as the rest of a sentence that
+    begins with the device's name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),

@@ -2,8 +2,8 @@
 
 Figures are resident memory, measured with BERT-base (docs/concepts/models.md). They do not include a
 client's data, nor the intermediate results of a step. In the aggregator, they do not include the updates
-that a rule keeps (`fedfa`, `port`, `trim`) and the models that compression keeps: each needs the size of
-one model.
+that a rule keeps (`fedfa`, `port`, `trim`) and the models that compression keeps: each of these needs as
+much memory as one model.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def has_frozen_parameters(topology: Topology) -> bool:
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Return the number of parameters that are trained and sent, buffers included; of the other
-    parameters; and of the numbers in buffers alone."""
+    """Return three numbers: how many parameters are trained and sent, buffers included; how many other
+    parameters there are; and how many numbers are in buffers."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -140,7 +140,8 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 
 def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
-    """Try a step on one sample if some device's last mini-batch has only one: BatchNorm refuses that.
+    """Try a step on one sample if some device's last mini-batch has only one sample, which BatchNorm
+    refuses.
 
     Raises BadInputError.
     """
@@ -174,7 +175,8 @@ def _sample_shard(whole: Shard) -> Shard:
 
 
 def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
-    """Try a step. Raises ValueError if the task refuses, BadInputError if its code raises."""
+    """Try a step. Raises ValueError if the task refuses the samples, BadInputError if the task's code
+    raises an exception."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)

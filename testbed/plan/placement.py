@@ -105,7 +105,7 @@ class UnplacedDevice:
     request: NodeRequest
     """Request of the device."""
     why: str
-    """Reason, to follow the device's name in a sentence."""
+    """Reason, as the rest of a sentence that begins with the device's name."""
     by_cores: bool
     """Whether the device would fit with a smaller CPU share."""
 

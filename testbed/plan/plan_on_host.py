@@ -30,7 +30,7 @@ def check_model(topology: Topology) -> None:
 
 
 def check_requirements(topology: Topology) -> None:
-    """Raise BadInputError if this host lacks packages that own code requires."""
+    """Raise BadInputError if this host lacks packages that the user's own code requires."""
     problems = []
     for index, text in enumerate(topology.requirements):
         wanted = Requirement(text)

@@ -153,7 +153,7 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """CPU weight against other devices that want the same core, proportional to the share.
+        """CPU weight among devices that compete for the same core. It is proportional to the CPU share.
 
         With these weights, a device gets its quota in each period even if another device's slice is as
         long as the period.
@@ -162,7 +162,7 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads: more threads than cores in the quota would only wait."""
+        """Number of torch threads. Threads beyond the number of cores in the quota would only wait."""
         return max(1, -(-self.quota // self.period))
 
     @property
@@ -214,9 +214,10 @@ class Plan:
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements for the plan, made on this host, or by the earlier run that this run repeats."""
+    """Measurements for the plan. They were made on this host, or by the earlier run that this run
+    repeats."""
     virtual: Virtual = field(default_factory=Virtual)
-    """Costs in virtual time, from the topology or else measured; a cost is None until it is measured."""
+    """Costs in virtual time, given by the topology or measured. A cost is None until it is measured."""
     is_routed: bool = False
     """Whether devices reach the broker through a router.
 
@@ -310,7 +311,7 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def duration_text(duration: DrawnDuration | None) -> str | None:
-    """Format as `200ms`, or as the name of the distribution; None stays None."""
+    """Format a duration as `200ms`, or as the name of its distribution. None stays None."""
     if duration is None:
         return None
     if duration.distribution == "constant":

@@ -32,7 +32,7 @@ class Shaper:
 def choose_shaper(
     topology: Topology, runtime: Traits, lack: str | None
 ) -> tuple[Shaper | None, list[Problem]]:
-    """Choose the shaper of the links of `topology`: None if it has no links. Also return problems.
+    """Return the shaper for the links of `topology`, or None if it has no links; also return problems.
 
     `lack`: why the kernel's netem cannot be used; None if it can.
     """

@@ -1,4 +1,4 @@
-"""The relay's process: `python -m testbed.relay.main CONFIG`. Runs until it is ended.
+"""The relay's process: `python -m testbed.relay.main CONFIG`. It runs until it is ended.
 
 It is the router of a run with local processes: it logs in at the broker under the router's name, and
 receives the orders that change links.

@@ -47,8 +47,7 @@ class Shape:
 
 
 def on_wire(size: int) -> int:
-    """Return the bytes on the wire for `size` bytes of TCP payload: full packets, each with its
-    headers."""
+    """Return how many bytes `size` bytes of TCP payload take on the wire, with packet headers."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
@@ -105,7 +104,7 @@ class LinkPipe(Generic[T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender has to wait, for room or for the end of an outage."""
+        """Whether the sender has to wait until the pipe has room or an outage ends."""
         if not self._open:
             return True
         rate = self._shape.rate
@@ -120,7 +119,8 @@ class LinkPipe(Generic[T]):
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload; size 0 if it takes no time, such as a stream's end."""
+        """Add an item of `size` bytes of payload. An item of size 0, such as a stream's end, takes no
+        time."""
         self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size
@@ -146,7 +146,8 @@ class LinkPipe(Generic[T]):
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
-        """Change the shape: waiting items use the new rate, items in flight are due as before."""
+        """Change the shape. Waiting items use the new rate; items in flight are due at the same time as
+        before."""
         self._advance(now)
         if shape.rate is not None:
             depth = float(burst(shape.rate))
@@ -159,7 +160,7 @@ class LinkPipe(Generic[T]):
         self._count_passed(now)
 
     def cut(self, now: float) -> None:
-        """Start an outage: nothing passes, and items stay in the pipe."""
+        """Start an outage. Nothing passes, and items stay in the pipe."""
         self._advance(now)
         self._backlog.pause()
         self._open = False

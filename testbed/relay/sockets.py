@@ -1,7 +1,7 @@
 """The relay's sockets: each device's connections, each direction through the pipes of its route.
 
-One thread, loopback only. The relay reads only a little more than a pipe has room for, so its memory is
-bounded and the sender is slowed down to the rate.
+The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for, so
+its memory is bounded and the sender is slowed down to the rate.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Relay:
         asyncio.run_coroutine_threadsafe(server, self._loop)
 
     def submit(self, change: Callable[[], None]) -> None:
-        """Call `change`, which changes lanes, between two packets."""
+        """Call `change` between two packets, in the relay's thread. `change` may change lanes."""
         self._loop.call_soon_threadsafe(change)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` every `seconds` seconds, between two packets."""
+        """Call `call` every `seconds` seconds between two packets, in the relay's thread."""
 
         def again() -> None:
             call()
@@ -112,7 +112,7 @@ class Relay:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Selector that waits with `select`, which is precise to microseconds; epoll only to
+    """Selector that waits with `select`. It is precise to microseconds, while epoll is precise only to
     milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -141,7 +141,7 @@ async def _accept(
 
 
 def _buffer(route: Sequence[LinkLane]) -> int:
-    """Return the bytes that the kernel may read ahead of `route`."""
+    """Return the size, in bytes, of the kernel's receive buffer in front of `route`."""
     second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
 

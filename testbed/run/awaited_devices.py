@@ -9,8 +9,8 @@ from agents.device_actions import Crash, Join, Leave, Restart
 
 
 class AwaitedDevices:
-    """Deadlines of the devices that must come back, computed from the records of a run. All times are
-    readings of one clock, in seconds."""
+    """Deadlines of the devices that must come back, computed from the records of a run. All times are in
+    seconds and must come from the same clock."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -38,7 +38,7 @@ class AwaitedDevices:
                 self._deadlines[record.device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
-        """Yield one sentence per device that did not come back in time; each device once."""
+        """Yield one sentence per device that did not come back in time. Each device is reported once."""
         late = [device for device, deadline in self._deadlines.items() if deadline <= now]
         for device in late:
             del self._deadlines[device]

@@ -48,7 +48,7 @@ from testbed.view import View
 _TICK_SECONDS = 0.1
 _SUPERVISION_INTERVAL_SECONDS = 1.0
 _OTHER_HOSTS_INTERVAL_SECONDS = 10.0
-"""Seconds between two readings of other hosts with devices."""
+"""Seconds between two samples of the clock and the load of each other host with devices."""
 _MESSAGE_RATE = 100, 10.0
 """Limit of messages per topic: burst size, and messages per second. A device sends one sample per
 second."""
@@ -267,9 +267,9 @@ class Controller:
     def _hold_barrier(self, connection: Connection) -> None:
         """Wait until all living devices are ready, or a quorum at the timeout.
 
-        Each device gets its CPU limit as soon as it is ready; the kernel's files must then show that
-        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too
-        many have ended.
+        Each device gets its CPU limit as soon as it is ready. The kernel's files must then show that
+        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too many
+        have ended.
         """
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
@@ -521,7 +521,7 @@ class Controller:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _check_stopped(self) -> None:
-        """Record processes that somebody else has stopped, and again when they continue."""
+        """Record which processes somebody else has stopped, and which of them continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {
             name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
@@ -607,8 +607,8 @@ class Controller:
     def _end_flooding_client(self, device: str) -> None:
         """End the client of `device`, which floods the aggregator.
 
-        Messages to the aggregator are held back until it reports the end of the flood: until then, they
-        could be lost in it.
+        Messages to the aggregator are held back until it reports the end of the flood, because messages
+        sent during the flood could be lost.
         """
         self._postponed = self._postponed or []
         self._orders += self._runtime.act(device, Crash())
@@ -616,8 +616,7 @@ class Controller:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run is over except for its last evaluation: nothing happens to its devices any
-        more."""
+        """Whether the run is over except for its last evaluation: devices have nothing left to do."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:
@@ -635,8 +634,8 @@ class Controller:
         self._player.execute(device, action)
 
     def _await_devices(self, seconds: float) -> None:
-        """Wait until all devices have ended; each ends after its client. Raises RunFailedError if own
-        code failed."""
+        """Wait until all devices have ended. A device ends after its client. Raises RunFailedError if
+        the user's own code failed."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._devices <= self._exit_codes.keys():
             time.sleep(_TICK_SECONDS)
@@ -669,5 +668,6 @@ def _line(sample: messages.Telemetry | messages.GpuSample) -> str:
 
 
 def _hint(codes: set[int]) -> str:
-    """Return a hint if a process was killed (137 or -9), as the kernel does when memory runs out."""
+    """Return a hint if the exit code (137 or -9) shows that the process was killed. The kernel kills
+    processes when memory runs out."""
     return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """Judge a run: return the judgement, and the number of segments (starts of the run clock) it covers.
+    """Judge a run. Return the judgement, and the number of segments (starts of the run clock) that it
+    covers.
 
     The fidelity is that of the last segment, and is saved in the run directory; the validity is that of
     the whole run. `epoch`: reading of the monotonic clock at device time 0.

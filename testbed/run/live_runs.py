@@ -1,7 +1,7 @@
 """Live runs of this machine, found by their labels: for `ps` and `down`, from any directory.
 
 Everything that a run starts carries the run's id, by which each runtime finds it
-(`testbed.runtimes.Emulator`). So what a crash left behind is found without the topology, the run
+(`testbed.runtimes.Emulator`). So the remains of a crashed run are found without the topology, the run
 directory or the controller.
 """
 

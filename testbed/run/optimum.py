@@ -110,8 +110,8 @@ def _is_linear(local: Mapping[str, Any]) -> bool:
 
 
 def _all_present(run: Run) -> bool:
-    """Whether all clients are present at the end. Only then is the point of convergence of AREA
-    known."""
+    """Whether all clients are present at the end. AREA's point of convergence is known only in that
+    case."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}

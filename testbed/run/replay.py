@@ -1,7 +1,7 @@
 """`testbed replay`: repeats a run from its recorded inputs, with a new aggregator, and compares the two.
 
-All saved models are compared bit by bit, and all records that the aggregator's core wrote to
-`events.jsonl`: these show where between two models the first difference is.
+It compares all saved models bit by bit. It also compares all records that the aggregator's core wrote to
+`events.jsonl`: they show where between two models the first difference is.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ReplayResult:
     version: int = 0
     """Version of the final model."""
     models: int = 0
-    """Number of models."""
+    """Number of models that were compared."""
     records: int = 0
-    """Number of records."""
+    """Number of records that were compared."""
     has_checksums: bool = True
     """Whether the recording has checksums; recordings of version 0.2.0 have none."""
 
@@ -157,7 +157,8 @@ class _Replay:
         self.same.version = server.version
 
     def _expect(self, record: events.Record) -> None:
-        """Check that the run has logged the same record, to the precision of a line in the file."""
+        """Check that the next record in the run's log equals `record`, with numbers rounded as in the
+        file."""
         replayed = events.from_line(events.to_line(record))
         number, found = next(self._logged, (0, None))
         if found is None:

@@ -29,8 +29,8 @@ def evaluate_saved_models(
     Columns: `model` (the file's name), `version`, `part` (`test set`, `class`, `device`), `name`,
     `samples`, `loss`, `accuracy`, and `perplexity` if the task has one. `root`: folder of the datasets.
     `classes`: whether to evaluate per class, too. `devices`: number of samples per device, to evaluate
-    per device, too. If these are not given, the settings of the run's topology apply. Raises
-    BadInputError.
+    per device, too. If `classes` or `devices` is not given, the setting of the run's topology applies.
+    Raises BadInputError.
     """
     topology = load(directory.topology)
     evaluate = topology.evaluate

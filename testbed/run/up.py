@@ -33,8 +33,9 @@ def run(
 ) -> events.RunEnded:
     """Execute the plan in `directory`; return how the run ended.
 
-    Raises TestbedError if the run fails, KeyboardInterrupt if it is interrupted. In all cases, nothing
-    is left running and the directory is readable. If the run clock had started, the run is judged.
+    Raises TestbedError if the run fails, KeyboardInterrupt if it is interrupted. In all cases, no
+    process or container is left running, and the directory is readable. If the run clock had started,
+    the run is judged.
     """
     entries: dict[str, Any] = {"outcome": "interrupted"}
     try:

@@ -29,8 +29,9 @@ _LOOK_SECONDS = 0.02
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     """Have the run's controller carry out `orders`, one after the other.
 
-    Raises BadInputError if the run has no controller. If the controller refuses an order, it carries out
-    the others, and BadInputError is raised. Raises RunFailedError if the controller does not answer.
+    Raises BadInputError if the run has no controller. If the controller refuses an order, it still
+    carries out the other orders, and BadInputError is raised. Raises RunFailedError if the controller
+    does not answer.
     """
     folder = run.orders
     if run.controller() is None:
@@ -78,8 +79,8 @@ class CommandFolder:
         folder.mkdir(exist_ok=True)
 
     def serve(self, execute: Callable[[dict[str, Any]], None]) -> None:
-        """Carry out the waiting commands. If `execute` raises a TestbedError, its message is the
-        answer."""
+        """Carry out the waiting commands. If `execute` raises a TestbedError, the answer is the message
+        of that error."""
         with os.scandir(self._folder) as entries:
             commands = sorted(entry.path for entry in entries if entry.name.endswith(".order"))
         for path in map(Path, commands):

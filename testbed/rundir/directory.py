@@ -19,10 +19,9 @@ from analysis import manifest
 from testbed.errors import BadInputError, name_list, reading_run
 
 _MAX_TAIL_BYTES = 4 * 2**20
-"""Number of bytes at the end of a log that are searched for its last lines."""
+"""Number of bytes at the end of a log that are searched for the log's last lines."""
 _MAX_LINE = 1000
-"""Maximum number of characters of a log line that an error message shows, because a device may have
-written the line."""
+"""Maximum number of characters of a log line in an error message. A device may have written the line."""
 _START_TOLERANCE_SECONDS = 2.0
 """Maximum difference in seconds between a process's recorded start time and the one that the kernel
 reports. The kernel derives start times from the wall clock, which may be adjusted."""
@@ -78,8 +77,8 @@ class RunDirectory:
         """Folder of the pipes of NVIDIA's MPS; used only if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """Samples of each device for evaluating the global model; this file exists only if the topology
-        asks for that evaluation."""
+        """File with each device's samples for evaluating the global model; this file exists only if the
+        topology asks for that evaluation."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
@@ -165,7 +164,8 @@ class RunDirectory:
         self.write_manifest(controller=me, outcome=None, error=None)
 
     def controller(self) -> psutil.Process | None:
-        """Return the run's controller; None if the run has an outcome, or the process has died."""
+        """Return the run's controller; None if the run has an outcome, or if the controller's process
+        has died."""
         entries = self.read_manifest()
         claim = entries.get("controller")
         if not claim or entries.get("outcome"):

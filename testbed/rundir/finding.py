@@ -18,8 +18,8 @@ def runs_in(folder: Path) -> dict[str, Path]:
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs (such as a sweep's) that `name` denotes: a path, or a folder in `runs`.
-    Return None if it does not exist."""
+    """Return the folder of runs, such as a sweep's folder, that `name` denotes. `name` is a path, or the
+    name of a folder in `runs`. Return None if the folder does not exist."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
@@ -47,8 +47,8 @@ def complete_id(
 ) -> str | None:
     """Return the id in `known` that equals `run` or begins with it; None if no id does.
 
-    If several ids begin with `run`, return the only one that is `preferred`; raise BadInputError if none
-    or several are.
+    If several ids begin with `run`, return the one that is `preferred`. Raise BadInputError unless
+    exactly one of them is preferred.
     """
     if run in known:
         return run
@@ -67,8 +67,8 @@ def find_directory(
     """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
     Return None if no directory matches.
 
-    If several directories begin with `run`, return the only one that is `preferred`; raise BadInputError
-    if none or several are.
+    If several directories begin with `run`, return the one that is `preferred`. Raise BadInputError
+    unless exactly one of them is preferred.
     """
     if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path

@@ -1,4 +1,5 @@
-"""The latest figures of a run, read from the end of its records. Lists of many runs show them."""
+"""The latest figures of a run, for lists of many runs. They are read from the end of the run's
+records."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from agents import events
 from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
-"""Number of bytes to read from the end of the file: at first, and at most. Many records may follow an
-evaluation."""
+"""Number of bytes to read from the end of the file in the first attempt, and maximum number of bytes to
+read. Many records may follow the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

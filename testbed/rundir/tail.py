@@ -10,7 +10,7 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Number of bytes that exceeds what a run writes in a few tenths of a second."""
+"""Number of bytes. A run writes less than this in a few tenths of a second."""
 
 
 class _GrowingFile:
@@ -43,8 +43,8 @@ class _GrowingFile:
 
 def last_start(path: Path) -> events.RunStarted | None:
     """Return the record of the start of the run's newest segment, from the last MiB of its
-    `events.jsonl`. Return None if that part of the file has no such record: the segment has not started
-    yet, or it started longer ago."""
+    `events.jsonl`. Return None if that part of the file has no such record: either the segment has not
+    started yet, or too many records follow its start."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -79,8 +79,8 @@ class Samples:
     """Reader of a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """`last`: number of bytes before the end at which to start reading; None: read from the
-        start."""
+        """`last`: number of bytes before the end at which to start reading; None if reading starts at
+        the first byte."""
         self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)

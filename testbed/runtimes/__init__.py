@@ -51,15 +51,15 @@ class Runtime(Protocol):
         client becomes ready. It has no effect on a device that has ended."""
 
     def begin(self) -> None:
-        """Prepare for the run clock, which starts next. All expected clients, or a quorum of them, are
-        ready and limited."""
+        """Prepare for the start of the run clock. Called immediately before that start, when all
+        expected clients, or a quorum of them, are ready and limited."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Carry out the runtime's part of an action on a device. Return the orders for the processes
         that do the rest.
 
-        An action without effect, such as a pause of a paused device, is no error. Raises HostError, and
-        BadInputError if this run cannot carry out the action.
+        An action without effect, such as a pause of a paused device, is no error. Raises BadInputError
+        if this run cannot carry out the action. Raises HostError.
         """
 
     def exit_codes(self) -> dict[str, int]:
@@ -82,7 +82,8 @@ class HostReading:
     """Measurements on another host that has devices of the run."""
 
     clock_uncertainty: float
-    """Maximum error in seconds of the other host's times after their conversion to this host's clock."""
+    """Maximum error of the other host's times after their conversion to this host's clock, in
+    seconds."""
     load: HostSample | None
     """Load since the previous reading; None if unknown. The first reading has no load."""
 
@@ -105,7 +106,8 @@ class Meter(Protocol):
         out."""
 
     def device_cpu_seconds(self) -> float | None:
-        """Total CPU seconds that the devices on this host have used; None if they cannot be read."""
+        """Total CPU seconds that the devices on this host have used; None if the CPU time cannot be
+        read."""
 
     def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
         """One reading per other host that has devices, by the host's name.
@@ -138,7 +140,7 @@ class LiveRun:
 
 
 class Emulator(Protocol):
-    """Functions that the module of a runtime in real time has."""
+    """Functions that the module of a real-time runtime provides."""
 
     def is_available(self) -> bool:
         """Whether the runtime can be used on this host."""
@@ -150,8 +152,8 @@ class Emulator(Protocol):
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
         """Return the runtime of one run, as a context manager around the run's start and stop.
 
-        When the context begins, it makes the things that runs share, such as images, and writes entries
-        of the manifest. Raises HostError.
+        On entry, the context makes the objects that runs share, such as images, and writes entries to
+        the manifest. Raises HostError.
         """
 
     def live_runs(self) -> list[LiveRun]:
@@ -170,20 +172,20 @@ class Emulator(Protocol):
 
 
 class Simulator(Protocol):
-    """Function that the module of a runtime in simulated time has."""
+    """Function that the module of a simulated runtime provides."""
 
     def run(self, spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         """Execute the whole run in this process."""
 
 
 def emulator(name: str) -> Emulator:
-    """Return the module of the real-time runtime `name`. Raises BadInputError if there is none of that
-    name."""
+    """Return the module of the real-time runtime `name`. Raises BadInputError if no such runtime
+    exists."""
     return cast(Emulator, importlib.import_module(traits(name).module))
 
 
 def simulator(name: str) -> Simulator:
-    """Return the module of the simulated runtime `name`. Raises BadInputError if there is none of that
-    name."""
+    """Return the module of the simulated runtime `name`. Raises BadInputError if no such runtime
+    exists."""
     with without_garbage_collection():  # faster while PyTorch is imported
         return cast(Simulator, importlib.import_module(traits(name).module))

@@ -66,8 +66,9 @@ class Calibration(Model):
     def gflops(self) -> float:
         """Median speed of one core, in Gflop/s.
 
-        The highest speed comes from moments of a faster clock, but a device works for longer. In eight
-        calibrations on one host, the medians differed by at most 0.6 %, the highest speeds by 10 %.
+        The highest speed comes from moments of a faster clock, but a device works for longer than such
+        moments last. In eight calibrations on one host, the medians differed by at most 0.6 %, the
+        highest speeds by 10 %.
         """
         return self.median
 

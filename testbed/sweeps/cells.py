@@ -123,7 +123,7 @@ class Sweep:
 def load(path: Path, options: Options) -> Sweep:
     """Read a sweep and plan each of its cells on this host.
 
-    Raises BadInputError that lists everything wrong with the file and with any cell, and where it is.
+    Raises BadInputError that lists every problem of the file and of its cells, with the place of each.
     """
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
@@ -132,8 +132,8 @@ def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: O
     """Read a sweep from a mapping with the keys of a sweep file. `topology` is a path relative to
     `folder`.
 
-    Raises BadInputError as `load` does. The places in its message are lines of `mapping` written as
-    YAML.
+    Raises BadInputError that lists every problem. The places in the message are lines of `mapping`
+    written as YAML.
     """
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
@@ -265,7 +265,8 @@ def _label_part(path: str, value: Any, index: int) -> str:
 def _apply(
     base: Document, changes: Iterable[KeyChange], source: Source
 ) -> tuple[Document, list[Problem]]:
-    """Apply `changes` to `base`, larger parts first. Return the result and the problems found.
+    """Apply `changes` to `base`. Changes of larger parts are applied first. Return the result and the
+    problems found.
 
     Unchanged keys have the place of `topology` in the sweep's file.
     """

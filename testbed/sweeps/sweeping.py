@@ -42,8 +42,8 @@ _MAX_BYTES = 256 * 2**20
 """Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Durations for runs in virtual time that earlier runs have measured, by `_step_key` or
-`_protocol_key`."""
+"""Durations that earlier runs have measured, for runs in virtual time. The keys are made by `_step_key`
+and `_protocol_key`."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
@@ -168,8 +168,8 @@ def run(
     """Run the cells of `sweep` that are not done. Return the directories of all cells that are then
     done.
 
-    `jobs` is the number of parallel runs in virtual time; None: one per core. Call this function from
-    the main thread.
+    `jobs` is the number of parallel runs in virtual time; None means one per core. Call this function
+    from the main thread.
 
     Raises HostError before anything is run if this host does not meet the requirements of a cell. A cell
     that fails is reported, and the others continue. After them, runs that are not valid are repeated, as

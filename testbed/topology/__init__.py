@@ -150,7 +150,7 @@ def _groups(document: Document) -> tuple[Any, ...]:
 
 
 def _other_kind_problem(document: Document) -> Problem | None:
-    """Return the problem that the file is not a topology; None if it may be a topology."""
+    """Return a problem if the file is clearly not a topology; None if it may be a topology."""
     if not isinstance(document.data, dict) or document.data.keys() & Topology.model_fields.keys():
         return None
     message = (

@@ -3,8 +3,8 @@
 The module uses no clock and no I/O. `agents.device_actions` defines the actions. Overlapping causes are
 merged (a pause within a pause, churn of a device that the scenario has crashed): a device is down,
 paused or disconnected as long as at least one cause lasts, and its begin and end actions alternate. An
-absent device gets `SetCpu` and `SetLink` only. If it joins while a pause or disconnection lasts, that
-action follows at the same time; crashes from before it joined no longer count.
+absent device gets `SetCpu` and `SetLink` only. If the device joins during a pause or disconnection, the
+pause or disconnection begins at the same time; its earlier crashes no longer count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from testbed.topology.scenario import (
 @dataclass(frozen=True, slots=True)
 class Step:
     at: Nanoseconds
-    """Device time since the run clock started."""
+    """Device time in nanoseconds, counted from the start of the run clock."""
     device: str
     action: Action
 
@@ -143,7 +143,7 @@ def _scenario_steps(
 
 def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
     """Return one `SetCpu` per device at its `thermal.after`. The new CPU share is the device's share at
-    that time, multiplied by `thermal.to`. A share that the scenario sets later is not reduced."""
+    that time, multiplied by `thermal.to`. A share that the scenario sets later is not multiplied."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():

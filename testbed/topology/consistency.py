@@ -1,4 +1,4 @@
-"""Conflicts between keys of a topology that are valid each by itself."""
+"""Conflicts between keys of a topology. Each key is valid by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 
 def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Conflicts of a group's local training with the task's local training, or with the rule."""
+    """Yield conflicts of a group's local training with the task's local training, or with the rule."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index, "local")
@@ -63,7 +63,8 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Settings under which the noise of differential privacy would not give the promised privacy."""
+    """Yield a problem for each setting with which differential privacy would not give the promised
+    privacy."""
     wanted, rule = topology.differential, topology.rule
     if wanted is None:
         return
@@ -104,8 +105,8 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Conflicts with secure aggregation: settings that need single updates, and sums too large for the
-    finite field."""
+    """Yield conflicts with secure aggregation: settings that need single updates, and sums too large for
+    the finite field."""
     yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
     try:
@@ -149,7 +150,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
-    """Places of compression, and of a group's own steps that may change updates."""
+    """Yield the places of compression and of groups' own steps. Both may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")
@@ -234,7 +235,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
-    """Settings that have no effect on a task that trains by its own code."""
+    """Yield a problem for each setting that has no effect on a task that trains by its own code."""
     name = topology.task.name
     if side.kind == "gradient":
         yield (

@@ -55,10 +55,10 @@ LEAST_GPU_MEMORY = 512 * 2**20
 MAX_DEVICES = 100_000
 """Maximum number of devices, both in one group and in a whole topology."""
 DEFAULT_MEMORY = 512 * 2**20
-"""Default memory limit in bytes of a device without a GPU. It applies if neither the topology nor a
+"""Default memory limit of a device without a GPU, in bytes. It applies if neither the topology nor a
 profile sets a limit."""
 DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
-"""Default memory limit in bytes of a device with a GPU. CUDA's libraries need more memory than PyTorch
+"""Default memory limit of a device with a GPU, in bytes. CUDA's libraries need more memory than PyTorch
 itself."""
 
 
@@ -428,7 +428,7 @@ class DeviceGroup(Model):
 
     @property
     def has_plain_speed(self) -> bool:
-        """Whether the speed factor is constant 1, so that it changes nothing."""
+        """Whether every device of the group has the speed factor 1."""
         return self.speed.named == config.Named("constant", {"value": 1.0})
 
     @property

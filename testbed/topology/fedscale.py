@@ -1,8 +1,8 @@
 """FedScale's traces of devices (Lai et al., ICML 2022) as device groups of a topology.
 
-There are two files, each a pickled dictionary by client. They are described in
-benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. Files with the same
-content in JSON are read, too.
+There are two files. Each is a pickled dictionary whose keys are the clients. They are described in
+benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. The module also reads
+files with the same content in JSON.
 
 - `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`: milliseconds per sample in
   inference, and kbit/s (1 kbit is 1024 bits) of the link. According to
@@ -11,8 +11,8 @@ content in JSON are read, too.
   'model': STRING}`. At t seconds, modulo finish_time, a client is available if active[i] <= t <=
   inactive[i] for some i.
 
-A pickle may execute any code when it is loaded. Here it is only read as data: a pickle that names a
-class or function is refused.
+A pickle may execute any code when it is loaded. This module reads a pickle only as data, and refuses a
+pickle that names a class or function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TRAINING = 3.0
 
 @dataclass(frozen=True, slots=True)
 class FedScaleClient:
-    """A client of the traces."""
+    """A client in FedScale's traces."""
 
     number: str
     """Key of the client in the capacity file."""
@@ -143,7 +143,7 @@ def device_groups(
     length: float | None = None,
     speed_up: float = 1.0,
 ) -> list[dict[str, Any]]:
-    """One device group of a topology for each client.
+    """Return one device group of a topology for each client.
 
     With `cpu`, the groups have CPU shares: the fastest client has `cpu`, and the others have shares in
     proportion to their speed. With `steps`, they have the `timing` that FedScale computes for `steps`

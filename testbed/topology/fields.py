@@ -212,13 +212,13 @@ class Parameters(Model):
     """Base class of models that have the fields of a dataclass."""
 
     parameters: ClassVar[type]
-    """The dataclass."""
+    """The dataclass whose fields the model has."""
     seconds: ClassVar[Any] = Seconds
-    """Type that reads the fields of the dataclass whose unit is the second."""
+    """Type that reads the fields in seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
-        """Arguments of the dataclass, by name."""
+        """Arguments for the constructor of the dataclass, by name."""
         values = {field: getattr(self, field) for field in dataclass_fields(self.parameters)}
         return {
             name: value.build() if isinstance(value, Parameters) else value

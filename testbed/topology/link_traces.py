@@ -31,10 +31,11 @@ from testbed.topology.devices import LinkTrace
 PACKET_BYTES = 1500
 """Bytes that one line of a mahimahi trace lets through."""
 STEP_S = 0.5
-"""Seconds over which the rate of a mahimahi trace is averaged: changing a link costs some milliseconds
-of CPU time, and most transfers take longer than this."""
+"""Seconds over which the rate of a mahimahi trace is averaged. Shorter steps would cost more CPU time,
+because each change of a link takes some milliseconds. Most transfers take longer than a step."""
 _OUTAGE = 1_000
-"""Rate in bit/s that stands for 0, which the kernel's shapers do not accept: one packet takes 12 s."""
+"""Rate in bit/s that stands for 0, because the kernel's shapers do not accept 0. At this rate one packet
+takes 12 s."""
 
 _LIMITS = {
     "time": (1e9, "seconds"),
@@ -46,7 +47,7 @@ _LIMITS = {
 """Maximum value and unit of each column of a CSV file."""
 _EXPECTED = "expected time and any of up, down, rtt and loss"
 _ONE_WAY = "delay"
-"""Deprecated CSV column: the delay of one direction, half of rtt."""
+"""Deprecated CSV column with the delay of one direction, which is half of rtt."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a trace file in bytes. This is enough for hours at hundreds of Mbit/s in mahimahi's
@@ -109,8 +110,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
     seconds.
 
-    A pass has a whole number of equal steps; each lets as many bytes through as its lines do. Raises
-    ValueError with the line number.
+    A pass has a whole number of equal steps. Each step lets as many bytes through as the lines whose
+    times are in the step. Raises ValueError with the line number.
     """
     times_ms = array("q", _milliseconds(lines))
     if not times_ms or times_ms[-1] == 0:
@@ -123,7 +124,7 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 
     def step_of(time_ms: int) -> int:
         """Return the step to which a time belongs. A time at the end of a step belongs to that step,
-        because the trace's last line is at the end of its last step."""
+        because the last line of the trace is at the end of the last step."""
         return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
@@ -141,8 +142,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     """Read the trace of a CSV file.
 
-    With `loop`, the trace repeats, and its last row holds as long as the row before. Raises ValueError
-    with the line number.
+    With `loop`, the trace repeats, and its last row holds as long as the row before it. Raises
+    ValueError with the line number.
     """
     rows = (
         (number, [cell.strip() for cell in line.split(",")])
@@ -175,8 +176,8 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
 
 
 def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield the merged `changes` of several traces, such as one for each direction. If several have a
-    column, the first trace's value counts."""
+    """Yield the merged `changes` of several traces, such as one for each direction. If several traces
+    have the same column, the value of the first one counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
     current: list[dict[str, float]] = [{} for _ in traces]
     for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
@@ -191,7 +192,7 @@ def _time(numbered_change: tuple[int, tuple[float, dict[str, float]]]) -> float:
 
 
 def link_at_start(link: config.AccessLink, traces: Sequence[LinkSeries]) -> config.AccessLink:
-    """Return `link` with the traces' values at time 0. An outage at time 0 is left out."""
+    """Return `link` with the traces' values at time 0. An outage at time 0 is ignored."""
     if not traces:
         return link
     _, values = next(merge(traces))

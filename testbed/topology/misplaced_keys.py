@@ -23,7 +23,7 @@ _PARTS: Mapping[str, str] = {
     "under virtual": "answer_time mask_time packets share_time sliced_step_time start_time step_time "
     "update_time",
 }
-"""Right places in a topology, each with the keys that belong there, separated by spaces."""
+"""Keys by their right place in a topology. The keys of one place are separated by spaces."""
 
 _EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "durability": "durability: recording"}
 

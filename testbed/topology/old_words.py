@@ -61,7 +61,7 @@ def _format(values: Values) -> str:
 
 
 def _mappings(data: Any, pattern: tuple[str, ...], at: Where = ()) -> Iterator[tuple[Where, Values]]:
-    """Yield the mappings in `data` at places that fit `pattern`, each with its place."""
+    """Yield each mapping in `data` whose place fits `pattern`, together with its place."""
     if not pattern:
         if isinstance(data, Mapping):
             yield at, data

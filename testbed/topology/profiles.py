@@ -209,7 +209,8 @@ def parse(text: str, name: str = "<text>") -> Profiles:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Hint for an error about an unknown `name`: the most similar name in `known`, or all of them."""
+    """Return a hint for an error about an unknown `name`: the most similar name in `known`, or all of
+    them."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
@@ -217,7 +218,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """A row for each entry, with quantities written as in a topology."""
+    """Return a row for each entry, with quantities written as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -233,7 +234,7 @@ def listing(profiles: Profiles) -> str:
 
 
 def details(profiles: Profiles) -> str:
-    """A block of lines for each entry: its figures, their source, and its description."""
+    """Return a block of lines for each entry: its figures, their source, and its description."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 

@@ -11,8 +11,8 @@
 - `pensieve`: each line has a time in seconds and a rate in Mbit/s, as Pensieve (Mao et al., SIGCOMM
   2017) reads them. Traces of the FCC, of Riiser et al., Oboe and Puffer are distributed in this format.
 
-All traces were measured with downloads. A rate is the rate of the download, which is a lower bound of
-the link's rate.
+All traces were measured with downloads. Each rate is that of the download: a lower bound of the link's
+rate.
 """
 
 from __future__ import annotations

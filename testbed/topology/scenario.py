@@ -189,7 +189,7 @@ class ScenarioEntry(Model):
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the action to its end; None if nothing ends it."""
+        """Seconds from the action to its end; None if the action has no end."""
         return self.restart_after if self.verb == "crash" else self.for_
 
     @model_serializer(mode="wrap")

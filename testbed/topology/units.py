@@ -139,7 +139,7 @@ def format_size(count: int) -> str:
 
 
 def format_power(watts: float) -> str:
-    """Write `watts` as in `6.4W`."""
+    """Write `watts` with its unit, such as `6.4W`."""
     return f"{_plain(Fraction(repr(watts)))}W"
 
 
@@ -174,8 +174,8 @@ def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
 
 
 def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
-    """Write `value` in the first of `units`, largest first, that gives a whole number; in the unit
-    `otherwise` if none does."""
+    """Write `value` in the first of `units` that gives a whole number. If none does, use the unit
+    `otherwise`. `units` begins with the largest unit."""
     for unit, scale in units.items():
         count = value / scale
         if count.denominator == 1 and count:
@@ -184,5 +184,6 @@ def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
 
 
 def _plain(value: Fraction) -> str:
-    """Write `value`, which has no more digits than a float, with all digits and without an exponent."""
+    """Write `value` with all its digits and without an exponent. It must not have more digits than a
+    float."""
     return format(Decimal(value.numerator) / Decimal(value.denominator), "f")

@@ -66,7 +66,7 @@ def validate(
     """Validate `document` as a `model`.
 
     `context` is the validation context; `belongs` has hints about misplaced keys, by key. Raises
-    FaultyFileError with all errors found, the problems of the document, and `problems`."""
+    FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`."""
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def _one_of(found: Any, choices: list[str]) -> str:
 
 
 _SYNONYMS = {"kill": "crash"}
-"""Words of other tools and of the testbed's commands, each with the topology key that means the same."""
+"""Topology keys, by words of the same meaning in other tools or in the testbed's commands."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -125,7 +125,7 @@ class Document:
     """A parsed YAML file."""
 
     data: Any
-    """Dicts, tuples, str, int, float, bool and None."""
+    """Content of the file, as dicts, tuples, str, int, float, bool and None."""
     source: Source
     problems: tuple[Problem, ...]
     """Problems with duplicate keys. Other YAML errors are raised while the file is parsed."""
@@ -162,7 +162,7 @@ class _Dumper(_SafeDumper):
 
 
 def dotted_path(where: Where) -> str:
-    """Write `where` as in `devices[1].cpu`."""
+    """Write `where` as one text, such as `devices[1].cpu`."""
     parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in where)
     return "".join(parts).removeprefix(".")
 
@@ -246,8 +246,9 @@ class _Reading:
             self._around.pop()
 
     def _items(self, node: yaml.MappingNode, where: Where, known: set[str]) -> Iterator[tuple[str, Any]]:
-        """Yield the keys and values of a mapping, including merged ones (`<<`). Skip the `known` keys: a
-        mapping that merges this one has its own values for them. Add the mapping's keys to `known`."""
+        """Yield the keys and values of a mapping, including merged ones (`<<`). Skip the keys in
+        `known`, because the mapping that merges this one has its own values for these keys. Add the
+        mapping's keys to `known`."""
         lines: dict[str, int] = {}
         merged: list[yaml.MappingNode] = []
         for key_node, value_node in node.value:

@@ -25,7 +25,7 @@ class Facts:
     """Resolved topology by dotted names, such as `task.local.lr`, or `devices.pi.cpu` for the device
     group `pi`."""
     tags: Mapping[str, str]
-    """Rule, task, runtime, number of devices, host, commit."""
+    """Rule, task, runtime, number of devices, host and commit, by name of the tag."""
 
 
 def read(directory: RunDirectory, began: float) -> Facts:
@@ -45,8 +45,8 @@ def read(directory: RunDirectory, began: float) -> Facts:
 
 
 def files(directory: RunDirectory, *, model: bool) -> list[Path]:
-    """Return the existing files of a finished run that a tracker keeps; with `model` also the final
-    model."""
+    """Return the existing files of a finished run that a tracker keeps. If `model` is true, add the
+    final model."""
     found = [directory.manifest, directory.topology, directory.fidelity]
     if model:
         found.append(directory.models / "final.safetensors")

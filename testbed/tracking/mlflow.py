@@ -1,4 +1,4 @@
-"""MLflow: a server or local files, as MLFLOW_TRACKING_URI says."""
+"""MLflow. The variable MLFLOW_TRACKING_URI selects a server or local files."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from agents import events
 
 _POINTS = 500
-"""Number of windows after which the width of windows is doubled, so that long runs have few points,
-too."""
+"""Number of windows after which the width of windows is doubled. This limits the number of points of
+long runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Points:
                 yield Point(at, {name: value for name, value in values.items() if value == value})
 
     def _window(self, now: float) -> Iterator[Point]:
-        """Yield the point of the current window, if it has updates, and begin the window of `now`."""
+        """Yield the point of the current window, if it has updates, and begin the window that contains
+        `now`."""
         if self._staleness:
             count, end = len(self._staleness), min(now, self._begin + self._width)
             yield Point(

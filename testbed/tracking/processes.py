@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds that a tracker has after the end of the run to send the remaining figures."""
+"""Seconds after the end of the run in which a tracker may send the remaining figures."""
 
 
 @contextmanager
 def tracking_run(
     names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Send the run to the trackers `names` while the `with` block runs. Each tracker has its own process
-    on the CPUs `cpus` (a cpuset; if it is empty, on any CPU). At the end, the trackers get some time to
-    finish, and `report` is called with the result of each tracker."""
+    """Send the run to the trackers `names` while the `with` block runs. Each tracker has its own
+    process, which runs on the cpuset `cpus`. If `cpus` is empty, it runs on any CPU. At the end, the
+    trackers get some time to finish, and `report` is called with the result of each tracker."""
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for name in names:

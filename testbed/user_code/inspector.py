@@ -25,13 +25,14 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PATIENCE_S = 120.0
-"""Maximum seconds for one answer: importing PyTorch alone takes seconds, and longer on a busy host."""
+"""Maximum seconds to wait for one answer: importing PyTorch alone takes seconds, and longer on a busy
+host."""
 _DATASET_PATIENCE_S = 3600.0
-"""Maximum seconds for a dataset, which may have to be downloaded and decoded."""
+"""Maximum seconds to wait for a dataset, which may have to be downloaded and decoded."""
 _MAX_ANSWER = 4 * 2**20
-"""Maximum bytes of one answer."""
+"""Maximum size of one answer in bytes."""
 _KEPT = 4000
-"""Number of latest bytes kept of the text that the code prints."""
+"""Maximum number of bytes to keep of the text that the code prints. The latest bytes are kept."""
 
 
 class RaisedError(Exception):

@@ -147,7 +147,7 @@ def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
 
 
 def _type(described: Any) -> Any:
-    """Return the type hint that `testbed.user_code.inspection_process` has described."""
+    """Return the type hint for a description made by `testbed.user_code.inspection_process`."""
     match described:
         case str():
             return _TYPES[described]

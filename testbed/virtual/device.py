@@ -24,8 +24,8 @@ class LazyTraining(Protocol):
 
     steps: int
     due: Nanoseconds
-    """Device time at which the training will end, as known so far. Trainings that end first are computed
-    first."""
+    """Device time at which the training is expected to end, in nanoseconds. Trainings that end first are
+    computed first."""
 
     def outcome(self) -> client.Outcome:
         """Compute the result, or return it if it is already computed."""
@@ -34,7 +34,7 @@ class LazyTraining(Protocol):
         """Reduce the training to its first `steps` steps."""
 
     def request_result(self) -> None:
-        """Announce that the result will be needed soon."""
+        """Report that the result will be needed soon."""
 
 
 _PATIENCE = from_seconds(silence_timeout())

@@ -1,8 +1,8 @@
 """Actions on devices in virtual time. `agents.device_actions` defines their meaning.
 
 A restarted client is ready after `virtual.start_time`. Messages in flight to or from a device that
-crashes are lost. Messages that could not pass during a disconnection arrive after it, as with TCP. The
-news that a client has ended, and the client's goodbye, also arrive after it.
+crashes are lost. Messages that could not pass during a disconnection arrive when it is over, as with
+TCP. The client's goodbye, and the report that the client has ended, also arrive after the disconnection.
 
 If a device is silent for too long, because it is disconnected or paused, the broker drops its client:
 the device is offline, and its messages in flight are lost. It is ready again as soon as packets pass.
@@ -39,7 +39,7 @@ class World(Protocol):
     def now(self) -> Nanoseconds: ...
 
     def device(self, name: str) -> VirtualDevice:
-        """Return the device `name`; if it has ended, its last state."""
+        """Return the device `name`. If the device has ended, return its last state."""
         ...
 
     def new_device(self, name: str) -> VirtualDevice:
@@ -191,8 +191,8 @@ def _crash(world: World, name: str, device: VirtualDevice) -> None:
 def _start(
     world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
 ) -> None:
-    """Start a device again after its last state `last`. A pause or disconnection continues unless the
-    device joins."""
+    """Start a device again. `last` is the device's state when it ended. A pause or disconnection
+    continues unless the device joins."""
     if isinstance(action, Join) and not last.all_lost:
         release(last.held_by_network)  # including the news of its last end
     device = world.new_device(name)
@@ -215,8 +215,8 @@ def _start(
 
 
 def _set_share(world: World, device: VirtualDevice, share: float, now: Nanoseconds) -> None:
-    """Change the CPU share of a device. The rest of the training in progress slows down or speeds up as
-    later trainings do. The minimum duration by `timing` stays the same."""
+    """Change the CPU share of a device. The rest of the training in progress slows down or speeds up by
+    the same factor as later trainings. The minimum duration by `timing` stays the same."""
     factor = device.speed.set_share(share)
     work, running = device.working_on, device.running_time(now)
     if work is not None and device.alive and work.end_time > running:

@@ -3,9 +3,10 @@
 Each device has one connection, and each `Direction` of it carries one message after the other. A
 direction leads through the pipes of the server, of a shared access link, and of the device. The
 connections in a pipe share its rate equally, and a message has passed when it has passed all its pipes.
-So a message that shares no pipe takes its size divided by the lowest rate on its path, and no pipe
-carries more than its rate. The sharing is not max-min fair: if a connection cannot use its share of a
-pipe, because another pipe is slower, the others get the rest only after it has left the pipe.
+A message that shares no pipe therefore takes a time equal to its size divided by the lowest rate on its
+path, and no pipe carries more than its rate. The sharing is not max-min fair: if a connection cannot use
+its share of a pipe, because another pipe is slower, the others get the rest only after it has left the
+pipe.
 
 With `packets`, messages are as in containers: they have the headers of MQTT and of their packets, are
 acknowledged on the way back, need time at the broker and at both ends, and a device's own rate is a
@@ -33,7 +34,8 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = AccessLink()
 _NANOSECOND = 1e-9
-"""Seconds. A flow has passed a pipe if its remaining time in the pipe is at most this."""
+"""One nanosecond, in seconds. A flow has passed a pipe if its remaining time in the pipe is at most this
+long."""
 
 
 def _ignore(_: Nanoseconds) -> None:
@@ -41,7 +43,7 @@ def _ignore(_: Nanoseconds) -> None:
 
 
 class Flow(Protocol):
-    """A user of a pipe."""
+    """A transfer through a shared pipe."""
 
     def on_done(self, pipe: SharedPipe) -> None:
         """Called when the flow has passed `pipe`."""
@@ -228,21 +230,21 @@ class Direction:
             self._arrive()
 
     def _send_start(self) -> Nanoseconds:
-        """Return the time at which a message sent now would have to start to arrive equally early
-        without the bucket. It is the present time minus the time in which the bucket's content was
-        filled."""
+        """Return the start time for a message sent now that would give the same arrival time if there
+        were no bucket. This is the present time minus the time that filling the bucket's content
+        took."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 
     def _bits_beyond_bucket(self, bits: float, rate: float) -> float:
-        """Take `bits` out of the bucket now; return how many of them it does not let pass at once."""
+        """Take `bits` bits out of the bucket now. Return how many of these bits cannot pass at once."""
         begins = self._send_start()
         self._free = begins + from_seconds(bits / rate)
         return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
 
     def _arrive(self) -> None:
-        """Report the arrival of the first message, and remove it only then, so that the callback does
-        not start another message."""
+        """Report the arrival of the first message, then remove the message. It is removed last, so that
+        the callback does not start another message."""
         self._messages[0][1](self._arrival(self._events.now))
         del self._messages[0]
 
@@ -254,7 +256,8 @@ class Direction:
 
 
 class Line:
-    """Connection between the server and a device. A restart of the device does not change it."""
+    """Connection between the server and a device. The connection stays the same if the device
+    restarts."""
 
     __slots__ = ("_connected", "_draws", "_generator", "_packets", "down", "link", "up")
 

@@ -27,8 +27,8 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Bytes of models with gradients, and bytes of samples, to process together. Both fit into a core's
-cache, and are large enough to make numpy's overhead small."""
+"""Size in bytes of the models with gradients, and size in bytes of the samples, to process together.
+Both fit into a core's cache, and are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
 """Maximum size in bytes of all models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
@@ -36,17 +36,18 @@ _STACKED, _FEW = 64, 12
 model after the other on two cores. The numbers do not depend on the host's cores, so that results do not
 either."""
 _TRIED = 2
-"""Number of samples to try a module on."""
+"""Number of samples on which a module is tried."""
 
 
 class Scratch:
-    """Reusable memory: allocating it each time can cost as much as the computation in it."""
+    """Reusable memory. Allocating memory for each computation can take as long as the computation
+    itself."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._memory: NDArray[Any] = np.empty(0, dtype)
 
     def array(self, *shape: int) -> NDArray[Any]:
-        """Return an array of that shape with arbitrary content, valid until the next call."""
+        """Return an array of the given shape with arbitrary content, valid until the next call."""
         size = math.prod(shape)
         if self._memory.size < size:
             self._memory = np.empty(size, self._memory.dtype)
@@ -322,8 +323,8 @@ def _stacks_faster(module: nn.Module) -> bool:
 
 
 def _weights(sizes: Indices, width: int) -> Floats:
-    """Weights 1/size for the samples of a mini-batch and 0 for its padding; shape (steps, jobs,
-    width)."""
+    """Return the weights of samples, shape (steps, jobs, width): 1/size for the samples of a mini-batch,
+    0 for its padding."""
     sizes = sizes[:, :, None]
     weights: Floats = np.divide(np.arange(width) < sizes, sizes, dtype=np.float32)
     return weights

@@ -13,7 +13,7 @@ from testbed.virtual.stacked_training import BatchTrainer, Job
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(Job):
-    """A training in the pool, as a `testbed.virtual.device.LazyTraining`."""
+    """A training in the pool. Implements `testbed.virtual.device.LazyTraining`."""
 
     pool: Pool
     due: Nanoseconds = 0
@@ -26,7 +26,8 @@ class Ticket(Job):
         return self.result or self.pool.compute(self)
 
     def shorten(self, steps: int) -> None:
-        """Reduce the training to `steps` steps, and discard a result that was computed for more."""
+        """Reduce the training to `steps` steps, and discard a result that was computed for more
+        steps."""
         if steps != self.steps:
             self.steps, self.result = steps, None
 
@@ -40,8 +41,8 @@ class Pool:
 
     trainer: BatchTrainer
     lazily: bool
-    """Whether to compute only trainings whose result was requested. An update in a send buffer may never
-    be fetched, so that its training is not needed."""
+    """Whether to compute only trainings whose result was requested. If an update in a send buffer is
+    never fetched, its training is not needed."""
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
     def hand_in(self, ticket: Ticket) -> Ticket:

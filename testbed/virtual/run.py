@@ -208,11 +208,11 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model` has the run id, and the schema, vector and buffers of the model. The messages to
-        devices are made from them."""
+        """`model` has the run id, and the schema, vector and buffers of the model. These are used to
+        make the messages to devices."""
         self._model = model
         self._sizes: dict[str, int] = {}
-        """Bytes of an update on the wire, by the names of its pipeline steps."""
+        """Size of an update on the wire in bytes, by the names of its pipeline steps."""
         self._spec = spec
         self._prepared = prepared
         self._side = side
@@ -238,8 +238,8 @@ class _Fleet:
         self._common = spec.topology.update_steps
 
     def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
-        """Make a device, or restart it after its last state `last`. A restarted device keeps its disk,
-        link, CPU share, and random durations."""
+        """Make a device, or restart it. `last` is the state in which it ended; None for a new device. A
+        restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
@@ -289,7 +289,7 @@ class _Fleet:
         )
 
     def _update_size(self, steps: Sequence[Named]) -> int:
-        """Return the bytes of an update on the wire, if the pipeline `steps` are applied to it."""
+        """Return the size in bytes of an update on the wire after the pipeline `steps`."""
         names = tuple(step.name if step in self._common else repr(step) for step in steps)
         key = repr(names)
         if key not in self._sizes:

@@ -47,7 +47,7 @@ class Recorder(Protocol):
     def record(self, record: events.Record) -> None: ...
     def save(self, version: int, w: Vector, buffers: Buffers, *, final: bool) -> None: ...
     def pulse(self) -> None:
-        """Called after each instant, when all its records have been passed on."""
+        """Called after each instant, after all records of the instant."""
 
 
 class Simulation:
@@ -123,7 +123,7 @@ class Simulation:
             self._thread.shutdown()
 
     def _next(self) -> Nanoseconds:
-        """The time of the next event."""
+        """Return the time of the next event. Raises RunFailedError if the run cannot end."""
         timer, first = self._core.next_timer, self._events.next
         if first is not None:
             return first if timer is None else min(first, timer)
@@ -236,7 +236,7 @@ class Simulation:
         self._local(device.last_awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Plan `callback` of the client's process for `time`. Pauses before that time delay the
+        """Plan an action of the client's process, `callback`, for `time`. Pauses before `time` delay the
         callback."""
         lost = device.lost_to_pauses
 
@@ -322,7 +322,7 @@ class Simulation:
                 self._finished = True
 
     def _model(self, dispatch: act.Dispatch | act.BroadcastModel) -> payloads.ModelMessage:
-        """Model message of a dispatch. All dispatches of a version share one copy of w."""
+        """Return the model message of a dispatch. All dispatches of a version share one copy of w."""
         if self._snapshot is None or self._snapshot[0] != dispatch.version:
             self._snapshot = (dispatch.version, self._server.w.copy())
         return payloads.ModelMessage(

@@ -2,9 +2,9 @@
 slices.
 
 During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
-begins cold. Depending on the task, a step takes up to half as much time again. The step is measured
-under the same conditions: its process is stopped after slices as long as those of a quota, at a share of
-1/8, while two others train on the same core at a share of 1/5 each.
+begins cold. Depending on the task, a step then takes up to 50 % longer. The step is measured under the
+same conditions: its process is stopped after slices as long as those of a quota, at a share of 1/8,
+while two others train on the same core at a share of 1/5 each.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from testbed.plan.agent_configs import THREAD_VARIABLES
 from testbed.plan.costs import SLICED_SHARE
 
 _OTHERS = (0.2, 0.2)
-"""CPU shares of the two other processes, as on a core whose devices do not train all the time."""
+"""CPU shares of the two other processes, as on a core with devices that do not train all the time."""
 _SLICE = 5e-3
 """CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
 """Number of rounds. Each round measures in slices and then on a whole core, because a host may be slower
 for a second or two."""
 _SECONDS, _LONGEST = 0.1, 1.0
-"""CPU seconds of each measurement in a round, and its maximum wall seconds. A measurement takes longer
-if a single step does."""
+"""CPU seconds of each measurement in a round, and its maximum duration in wall seconds. If a single step
+takes longer than the maximum, so does the measurement."""
 _WINDOW = 0.05
 """CPU seconds of a window. The median of the windows counts, so that a short disturbance has no
 effect."""
@@ -176,7 +176,7 @@ def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
 
 
 def _windows(train: Callable[[Callable[[], bool]], int]) -> list[float]:
-    """Measure windows, at least one; return the CPU seconds per step in each of them."""
+    """Measure at least one window. Return the CPU seconds per step in each window."""
     windows = list[float]()
     began, end = time.thread_time(), time.monotonic() + _LONGEST
     while not windows or (time.thread_time() - began < _SECONDS and time.monotonic() < end):

@@ -56,7 +56,8 @@ class Job:
     client: str = "a client"
     """Name of the client."""
     rng: Callable[[], np.random.Generator]
-    """Makes the generator that draws the mini-batches; each call returns an equal one."""
+    """Function that makes the generator for drawing the mini-batches. Each call returns an equal
+    generator."""
     buffers: Buffers = NONE
     gradient: bool = False
     """Whether to compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of
@@ -67,11 +68,11 @@ class _JobKind(enum.Enum):
     """How a job is computed."""
 
     STACKED = enum.auto()
-    """A training, together with others on stacked models."""
+    """A training, computed together with others on stacked models."""
     GRADIENT = enum.auto()
-    """A gradient, together with others on stacked models."""
+    """A gradient, computed together with others on stacked models."""
     SINGLE = enum.auto()
-    """Alone, by the client's own trainer."""
+    """A training or gradient, computed alone by the client's own trainer."""
 
 
 class BatchTrainer:
@@ -229,7 +230,7 @@ class _TrainingWorker:
         return not every and bool(local.weight_decay or local.momentum)
 
     def _stack_models(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
-        """The jobs' initial models, shape (jobs, d), and memory of the same shape for their
+        """Return the jobs' initial models, shape (jobs, d), and memory of the same shape for their
         gradients."""
         starts = [job.start for job in jobs]
         shape = len(jobs), starts[0].size
@@ -238,7 +239,7 @@ class _TrainingWorker:
         return w, self._gradients.array(*shape)
 
     def _differentiate(self, gradient: Gradient, step: int, w: Floats, out: Floats) -> Floats:
-        """Return losses with the ℓ2 term, and write gradients without it to `out`."""
+        """Return losses with the ℓ2 term. Write gradients without the ℓ2 term to `out`."""
         losses = gradient(step, w, out)
         if self._l2:
             losses += 0.5 * self._l2 * np.vecdot(w, w)

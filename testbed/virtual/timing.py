@@ -27,7 +27,7 @@ class ComputeTimes:
         return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
-        """Time before a training to compute what other clients receive, such as a mask and its
+        """Time before a training to compute the data for other clients, such as a mask and its
         shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.prepare))
 

@@ -67,9 +67,9 @@ class Activity:
     _cycle: tuple[Span, ...] = ()
     """Spans of the activity for `_last`, from its dispatch to its arrival."""
     _applied: float = -math.inf
-    """Time at which `_last` was applied, if the device is expected to wait for that before it gets its
-    next model; otherwise −infinity. A device is expected to wait if it also waited before `_last`: its
-    model for `_last` was dispatched after its previous update had been applied."""
+    """Time at which `_last` was applied, for a device that gets its next model only after this;
+    −infinity for other devices. A device is assumed to wait for this if the model for `_last` was
+    dispatched after the update before `_last` had been applied."""
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)

@@ -234,7 +234,7 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print nothing, because the header shows the evaluation."""
+        """Print nothing: the header of the screen shows the evaluation."""
 
     def _finished(self, ended: events.RunEnded) -> None:
         """Close the screen. The summary shows how the run ended."""

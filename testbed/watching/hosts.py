@@ -1,8 +1,8 @@
 """Host names by which servers of this machine may be addressed.
 
 By DNS rebinding, a foreign host name could resolve to this machine and let a foreign page read our
-pages. So servers on the loopback interface answer only requests to their own names, and none from
-foreign pages.
+pages. So servers on the loopback interface answer only requests to their own names, and no
+requests from foreign pages.
 """
 
 from __future__ import annotations

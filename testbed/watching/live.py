@@ -53,7 +53,7 @@ class LiveView(View):
         self._begun = 0.0
         """Start of the run clock, on the monotonic clock."""
         self._outcome = ""
-        """How the watched run ended; empty while the run is running."""
+        """Text that says how the watched run ended; empty while the run is running."""
         self.quit = False
         """Whether the user has closed the view."""
         self.judgement: Judgement | None = None
@@ -105,8 +105,8 @@ class LiveView(View):
         self.judgement = judgement
 
     def over(self, outcome: str, validity: Validity | None) -> None:
-        """Note how the watched run ended. An empty `outcome` means that the run is running, possibly
-        again."""
+        """Note how the watched run ended. An empty `outcome` means that the run is running, or has
+        been resumed."""
         self._outcome = outcome
 
     def take_keys(self, timeout: float) -> None:

@@ -84,16 +84,16 @@ _Values = Mapping[str, float | None] | Mapping[tuple[str, str], float]
 
 @dataclass(slots=True)
 class _DeviceMetrics:
-    """Metrics of one device from its telemetry. The device's counters restart with the device; `totals`
-    do not."""
+    """Metrics of one device from its telemetry. The counters of a device restart from 0 when the
+    device restarts; `totals` do not."""
 
     at: float = nan
     used: float = nan
-    """Share of a core used since the previous sample."""
+    """Share of a core used between the last two samples; NaN before the second sample."""
     memory: float = nan
     """Memory in use, in bytes."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Totals of `_COUNTERS`; counters without values are missing."""
+    """Totals of `_COUNTERS`. Counters without values are left out."""
     _last: Mapping[str, float] = field(default_factory=dict)
 
     def add(self, sample: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ class RunCollector(Collector):
         self._devices: dict[str, _DeviceMetrics] = {}
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing; without this method, the registration would collect all metrics."""
+        """Return nothing. Without this method, the registration would collect all metrics."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:

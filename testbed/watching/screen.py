@@ -95,7 +95,7 @@ class Screen:
     validity: Validity | None = None
     """Verdict on the run so far; None if it is unknown or does not apply."""
     outcome: str = ""
-    """How the run ended; empty while the run is running."""
+    """Text that says how the run ended; empty while the run is running."""
     real: float | None = None
     """Real seconds since the start of a run in virtual time; None for other runs."""
     messages: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Running totals of a run's records. The module uses neither a clock nor the screen."""
+"""Running totals of a run's records. This module does not use the clock or the screen."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
 """Sequence that restores the terminal. It clears the screen first, because some terminals show old
 content in areas that were added when they were enlarged."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Sequences that begin and end a frame. Terminals that support them show the frame in one step."""
+"""Sequences that begin and end a frame. A terminal that supports these sequences shows the frame
+in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
 """Time after which the whole screen is written again, in case another program has written to the
 terminal."""

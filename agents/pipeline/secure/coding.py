@@ -100,7 +100,7 @@ def split_problem(parties: int, needed: int) -> str | None:
 
 def lagrange_matrix(points: Sequence[int], targets: Sequence[int], field: Field) -> NDArray[np.uint64]:
     """Return the matrix that maps a polynomial's values at `points` to its values at `targets`: shape
-    (targets, points). No target may be a point."""
+    (targets, points). No target may be one of the points."""
     p = field.p
     weights = []
     for x in points:

@@ -1,8 +1,8 @@
 """Arithmetic modulo a Mersenne prime p = 2^bits − 1, on arrays.
 
 Elements are unsigned integers below p. 2^bits is 1 modulo p, so a number is reduced by adding its high
-bits to its low bits, which NumPy does at memory speed. Products of matrices are computed by BLAS in
-float64, on halves of 16 bits, whose sums of products are exact.
+bits to its low bits, which NumPy does at memory speed. Matrix products are computed by BLAS in
+float64. The elements are split into halves of 16 bits, so that sums of products are exact.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Field:
         return values
 
     def product(self, left: NDArray[Any], right: Words) -> Words:
-        """Return the matrix product of elements, shapes (n, k) and (k, m)."""
+        """Return the matrix product of two matrices of elements, with shapes (n, k) and (k, m)."""
         rows, inner = left.shape
         if inner > _MAX_INNER:
             raise ValueError(f"sums of {inner} products are not exact, expected at most {_MAX_INNER}")

@@ -32,7 +32,7 @@ class Masked:
     """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some
     coordinates were not finite, in which case `words` is meaningless."""
     took: Nanoseconds = 0
-    """Time from the start of making the mask until its shares were sent."""
+    """Nanoseconds from the start of making the mask until its shares were sent."""
 
     @property
     def encoded(self) -> Encoded:
@@ -43,7 +43,7 @@ class Masked:
 
     @classmethod
     def from_encoded(cls, encoded: Encoded) -> Masked:
-        """Return the masked update that was `encoded`. Raises ValueError."""
+        """Return the masked update in `encoded`. Raises ValueError."""
         fields, arrays = encoded.fields, encoded.arrays
         if fields.keys() != {FIELD, "outside", "took"} or [*arrays] != ["masked"]:
             raise ValueError(
@@ -60,7 +60,7 @@ def bits_of(holders: Iterable[int]) -> str:
 
 
 def holders_of(bits: str) -> tuple[int, ...]:
-    """Return the indices from which `bits_of` made `bits`. Raises ValueError."""
+    """Inverse of `bits_of`: return the indices of the holders. Raises ValueError."""
     if not 0 < len(bits) <= _MAX_HOLDERS // 4 or not set(bits) <= set("0123456789abcdef"):
         raise ValueError("holders: expected a hexadecimal number")
     number = int(bits, 16)

@@ -21,8 +21,8 @@ def new_seed() -> bytes:
 def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
     """Return `count` uniform elements of the field; the same `secret` always gives the same elements.
 
-    An element is the lowest bits of a 32-bit word of the key stream, as many as the field has. If they
-    are equal to p, another word is drawn, so that all elements are equally likely.
+    Each element is made from a 32-bit word of the key stream: from its lowest bits, as many as p has.
+    If these bits are equal to p, another word is drawn, so that all elements are equally likely.
     """
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)

@@ -34,19 +34,19 @@ be sent."""
 
 @dataclass(slots=True)
 class _Mask:
-    """An own mask that has not been used yet."""
+    """A mask of this client that has not been used yet."""
 
     words: Words
     holders: tuple[int, ...]
     took: Nanoseconds = 0
-    """Time from the start of making the mask until its shares were sent."""
+    """Nanoseconds from the start of making the mask until its shares were sent."""
 
 
 class Party:
     """One client's side: the client `name`, for models of `size` parameters.
 
     `add_peer` and `receive_share` may be called in another thread than the other methods. These two
-    methods never wait for a computation of the others."""
+    methods never wait for a computation of the other methods."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Party:
         return Masked(FIELD.sum(words, mask.words), mask.holders, outside, mask.took)
 
     def receive_share(self, sender: str, payload: bytes | bytearray) -> None:
-        """Store the share that the client `sender` sent: a share of its mask. Raises PeerError."""
+        """Store the mask share that the client `sender` sent. Raises PeerError."""
         try:
             dispatch, sealed = secure_messages.decode_share(payload, self.code.length)
             with self._lock:

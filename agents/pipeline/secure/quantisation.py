@@ -28,7 +28,7 @@ class Grid:
     range: float
     """R, largest magnitude of a coordinate."""
     bits: int
-    """A coordinate has 2^bits − 1 possible values."""
+    """Bits per coordinate: a coordinate has 2^bits − 1 possible values."""
 
     @property
     def levels(self) -> int:
@@ -59,8 +59,8 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """Return the values with which `vector` counts in a sum: rounded with `rng`, or unchanged if it
-        is not finite."""
+        """Return `vector` rounded with `rng`, as it counts in a sum. Return it unchanged if a
+        coordinate is not finite."""
         try:
             return self.to_reals(self.round(vector, rng)[0])
         except ValueError:
@@ -79,8 +79,8 @@ class Grid:
 
 
 def heaviest_share(weights: Sequence[int]) -> int:
-    """Return the largest weight that one more update of a sum may have. `weights`: weights of the other
-    updates. The result is their sum, or twice the weight if there is only one other update."""
+    """Return the largest weight that one more update of a sum may have. `weights`: weights of the
+    other updates. The result is the sum of `weights`, or twice the weight if there is only one."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
 
 

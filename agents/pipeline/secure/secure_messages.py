@@ -1,5 +1,5 @@
-"""Messages of secure aggregation, other than the masked updates: a fixed head, then bytes whose length
-the run's settings determine. A message of any other length is refused."""
+"""Messages of secure aggregation, other than the masked updates. Each has a fixed head, followed by
+bytes whose length the run's settings determine. A message of any other length is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARE = struct.Struct("<4sQ")
 _SUM = struct.Struct("<4sQI")
 _SHARE_MAGIC, _SUM_MAGIC = b"shr1", b"sum1"
 LACKING = 0
-"""Length 0 of the sum marks the answer of a client that cannot make the sum."""
+"""Length of the sum in the answer of a client that cannot make the sum."""
 
 
 class SecureWireError(Exception):

@@ -53,7 +53,7 @@ class SumOpened:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumLost:
-    """Sum `number` cannot be used, and its updates are lost with it."""
+    """Sum `number` cannot be used; the updates in it are lost too."""
 
     number: int
     wanted: SumUp
@@ -64,7 +64,7 @@ class SumLost:
     """Clients whose answers opened a wrong sum; empty if the sum was not opened."""
 
     def records(self, at: float) -> list[Log]:
-        """Return the records about the lost sum, at `at` seconds."""
+        """Return the records about the lost sum. `at`: time of the records in seconds."""
         what = f"a buffer of {len(self.wanted.contributions)} updates {self.reason}"
         if not self.answered:
             return [Log(events.Note(at, what))]
@@ -101,7 +101,7 @@ class SecureSums(ServerStep):
 
     @property
     def timeout(self) -> Nanoseconds:
-        """Time after which a sum that has not been opened is lost, measured from its request."""
+        """Nanoseconds from the request for a sum until the sum is lost if it has not been opened."""
         return from_seconds(self.sums.settings.timeout)
 
     def receive(

@@ -52,7 +52,7 @@ class SecureRun:
     updates: int
     """K, minimum number of updates in a sum."""
     largest_weight: int
-    """A: weights are integers from 1 to A."""
+    """A, largest weight of an update: weights are integers from 1 to A."""
     colluding: int
     """T: up to this many clients that collude with the server learn nothing about the others' masks."""
     needed: int
@@ -60,7 +60,7 @@ class SecureRun:
     range: float
     """R: coordinates of an update outside [−R, R] are clipped to it."""
     bits: int
-    """A coordinate has 2^bits − 1 possible values."""
+    """Bits per coordinate: a coordinate has 2^bits − 1 possible values."""
     timeout: float
     """Seconds after which a sum without enough answers is lost."""
     norm: float | None = None

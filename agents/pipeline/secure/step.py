@@ -33,7 +33,7 @@ from agents.wire.payloads import Encoded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureAggregation(SecureRun, UpdateStep):
-    """Secure aggregation of one run, as a step."""
+    """Step that rounds and masks updates for the secure aggregation of one run."""
 
     field: ClassVar[str | None] = FIELD
 

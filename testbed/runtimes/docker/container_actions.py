@@ -34,7 +34,7 @@ class ContainerDevice:
 
     planned: PlannedDevice
     away: bool
-    """Whether its client is absent or was ordered to end. Such a client may start again."""
+    """Whether the device's client is absent or was ordered to end. Such a client may start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Response:
     device: ContainerDevice
     orders: list[AddressedOrder]
     limits: CpuLimits | None = None
-    """New CPU limits of the device's container; None: unchanged."""
+    """New CPU limits of the device's container; None if they stay unchanged."""
 
 
 def respond(

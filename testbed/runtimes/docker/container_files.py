@@ -45,8 +45,8 @@ def ensure_images(
 def owner() -> tuple[int, int]:
     """Ids of the user and the group of the run's files and of the containers that write these files.
 
-    The ids are those of this process, or others if it runs as root. Raises HostError if this process has
-    ids that are reserved for the devices' clients.
+    The ids are those of this process, or `_OWNER` if this process runs as root. Raises HostError if this
+    process has ids that are reserved for the devices' clients.
     """
     found = (os.getuid(), os.getgid()) if os.getuid() else (_OWNER, _OWNER)
     if agent_configs.CLIENT_USER in found:

@@ -50,13 +50,13 @@ class CpuLimits:
     """CPU limits of a container. A limit that is None stays unchanged."""
 
     quota: int | None = None
-    """CPU time per period in microseconds; −1: unlimited; None: unchanged."""
+    """CPU time per period in microseconds; −1 if unlimited, None if unchanged."""
     period: int | None = None
-    """Period of the quota in microseconds; None: unchanged."""
+    """Period of the quota in microseconds; None if unchanged."""
     weight: int | None = None
-    """Weight relative to other containers that compete for a core; None: unchanged."""
+    """Weight relative to other containers that compete for a core; None if unchanged."""
     cpus: str | None = None
-    """CPUs on which the container may run, such as `1-3`; None: unchanged."""
+    """CPUs on which the container may run, such as `1-3`; None if unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Container:
     cgroup_parent: str
     """Control group that the container shares with other containers of the run."""
     memory: int | None = None
-    """Memory limit in bytes, including swap; None: unlimited."""
+    """Memory limit in bytes, including swap; None if unlimited."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the host's GPUs that the container may use."""
     ipc: str | None = None

@@ -1,5 +1,6 @@
-"""Requests to a Docker engine: create what specifications (`testbed.runtimes.docker.containers`)
-describe, change limits, read logs and files, isolate devices, and remove everything of a run."""
+"""Requests to a Docker engine: create the containers and networks that the specifications
+(`testbed.runtimes.docker.containers`) describe, change limits, read logs and files, isolate devices, and
+remove everything of a run."""
 
 from __future__ import annotations
 
@@ -171,8 +172,8 @@ def set_group_weights(
 ) -> str | None:
     """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process.
 
-    Returns the reason if the weights cannot be set, else None. Raises HostError if the kernel has other
-    weights afterwards.
+    Returns the reason if the weights cannot be set; None if they are set. Raises HostError if the kernel
+    has other weights afterwards.
     """
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
@@ -194,7 +195,7 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
     """Remove the control groups of `run`, which the engine leaves behind.
 
     Control groups that are slices of systemd are stopped first: otherwise systemd would create them
-    again, at its next reload at the latest.
+    again, for example at its next reload.
     """
     seen = [folder.name for folder in cgroups.folders(run)]
     # In a container, the controller may not see any.
@@ -326,8 +327,8 @@ def put_files(
 ) -> None:
     """Copy `files` (bytes, or a path on this host) into the folder `where` of a container.
 
-    `folders` are created first. They have the id of the user who owns each folder and the files in it.
-    Large files are copied in pieces.
+    `folders` are created first. The mapping has, by folder, the id of the user who owns the folder and
+    the files in it. Large files are copied in pieces.
     """
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -393,8 +394,9 @@ def limit(
 ) -> None:
     """Change the CPU limits of a container. No effect on a container that has ended.
 
-    `memory` is the container's unchanged memory limit in bytes; None: it has none. The memory limit must
-    be set again: with the systemd driver on cgroup v2, a change without it permits swap.
+    `memory` is the container's memory limit in bytes, which stays unchanged; None if the container has
+    none. The memory limit must be set again: with the systemd driver on cgroup v2, a change without it
+    permits swap.
     """
     unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
@@ -465,14 +467,14 @@ def addresses(engine: docker.DockerClient, network: str) -> dict[str, tuple[str,
 
 
 def networks(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Networks of `run` (None: of all runs), as the engine lists them."""
+    """Networks of `run`, or of all runs if `run` is None, as the engine lists them."""
     found: list[dict[str, Any]] = engine.api.networks(filters={"label": _label(run)})
     return found
 
 
 def containers(engine: docker.DockerClient, run: str | None = None) -> list[dict[str, Any]]:
-    """Containers of `run` (None: of all runs), as the engine lists them. This takes one request, without
-    inspections."""
+    """Containers of `run`, or of all runs if `run` is None, as the engine lists them. This takes only
+    one request: no container is inspected."""
     found: list[dict[str, Any]] = engine.api.containers(all=True, filters={"label": _label(run)})
     return found
 

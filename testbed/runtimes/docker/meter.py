@@ -20,7 +20,8 @@ class DockerMeter(Meter):
     """Meter of the run's containers.
 
     CPU, memory and traffic of devices are in the telemetry that devices send themselves. GPU use is read
-    here, because the driver knows processes only by the host's ids, which containers do not know.
+    here, because the driver identifies processes by the host's ids, and containers do not know these
+    ids.
     """
 
     def __init__(self, spec: RunSpec, containers: RunningContainers) -> None:

@@ -65,8 +65,8 @@ class RunningContainers(dict[str, ContainerRef]):
         return [pid for one in components if one in self and (pid := self.pid(one))]
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
-        """Set the component's CPU limits, and keep its memory limit `memory` (bytes; None: it has none).
-        No effect on a container that has ended."""
+        """Set the component's CPU limits. `memory` is its memory limit in bytes, which stays unchanged;
+        None if it has none. No effect on a container that has ended."""
         with as_host_error(f"limit the CPU of {component}"):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 

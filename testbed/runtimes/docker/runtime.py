@@ -1,4 +1,5 @@
-"""The `docker` runtime. One engine creates and changes what `…docker.specifications` describes."""
+"""The `docker` runtime. One engine creates and changes the containers and networks that
+`testbed.runtimes.docker.specifications` describes."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ class DockerRuntime:
         self._directory = spec.directory
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None: the host's."""
+        """TCP congestion control of all containers; None if they use the host's."""
         self._launch = launch(
             spec,
             images,
@@ -178,7 +179,7 @@ class DockerRuntime:
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Carry out an action. The engine sets CPU limits. The router sets delay and loss if netem does
-        not. The device's init does the rest."""
+        not. The device's init does everything else."""
         return self._devices.act(device, action)
 
     def exit_codes(self) -> dict[str, int]:

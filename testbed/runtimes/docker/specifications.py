@@ -96,7 +96,7 @@ def launch(
 ) -> ContainerLaunch:
     """Return the specifications of a run whose files belong to the user and group `owner`.
 
-    `congestion_control` is the TCP congestion control of all containers; None: the host's.
+    `congestion_control` is the TCP congestion control of all containers; None if they use the host's.
     `cgroup_driver` is the engine's, `cgroupfs` or `systemd`.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
@@ -135,7 +135,7 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client becomes ready, or joins, after the start of the run clock."""
+    """CPU limits of a device whose client becomes ready or joins after the start of the run clock."""
     return replace(UNLIMITED, cpus=device.cores)
 
 

@@ -101,7 +101,7 @@ class _BoundedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
-        """Latest output that could not be written because of `failure`; about LOG_BYTES at most."""
+        """Latest output that could not be written because of `failure`; at most about LOG_BYTES."""
         self.failure: OSError | None = None
         """Error of the last attempt to write; None if it succeeded."""
 

@@ -54,7 +54,7 @@ from testbed.view import View
 
 HOST = "127.0.0.1"
 BROKER_TIMEOUT_SECONDS = 10.0
-"""Maximum seconds until the broker must accept connections."""
+"""Maximum seconds to wait until the broker accepts connections."""
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL."""
 
@@ -84,7 +84,7 @@ def check_host() -> None:
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """Return the runtime of one run, in a context. Tell the user if it has to use the embedded
+    """Return the runtime of one run, in a context. Tell the user if the run has to use the embedded
     broker."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
@@ -117,7 +117,7 @@ def take_down(run: str, directory: RunDirectory | None) -> bool:
 
 
 def logs(run: str, tail: int) -> dict[str, list[str]]:
-    """Return no logs, because processes write theirs to the run directory during the run."""
+    """Return no logs, because processes write their logs to the run directory during the run."""
     return {}
 
 
@@ -130,15 +130,15 @@ class Programs:
     """
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
-    """Path of the Mosquitto broker; None: use the embedded broker."""
+    """Path of the Mosquitto broker; None if the embedded broker is used."""
     aggregator: tuple[str, ...] = (*run_module.command("agents.aggregator.main"),)
     client: tuple[str, ...] = (*run_module.command("agents.client.main"),)
     relay: tuple[str, ...] = (*run_module.command("testbed.relay.main"),)
 
 
 class ProcessRuntime:
-    """Runtime whose devices are processes of this host. Use it in the main thread only
-    (`host.die_with_parent`)."""
+    """Runtime whose devices are processes of this host. Use it in the main thread only: a process ends
+    when the thread that started it ends (`host.die_with_parent`)."""
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -204,9 +204,10 @@ class ProcessRuntime:
     def limit(self, device: str) -> None:
         """Apply the CPU share of `device`, whose client is ready. No effect on a device that has ended.
 
-        This method also has no effect on a device that was not started: then somebody else has logged in
-        under its name. Do not limit a process before its client is ready: if the process were suspended
-        before it asks the kernel to end it with its parent, it could outlive the controller.
+        This method also has no effect on a device that was not started: in that case, somebody else has
+        logged in under the device's name. Do not limit a process before its client is ready. Otherwise
+        the process could be suspended before it asks the kernel to end it with its parent, and could
+        outlive the controller.
         """
         if device not in self._children:
             return
@@ -276,8 +277,8 @@ class ProcessRuntime:
         return self._children.is_alive(device) and device not in self._away
 
     def _end(self, device: str, how: signal.Signals) -> None:
-        """End a device, which may start again. The process is also resumed, because a suspended process
-        reacts only to SIGKILL."""
+        """End a device's process. The device may start again. The process is also resumed, because a
+        suspended process reacts only to SIGKILL."""
         self._restarting.discard(device)
         if self._children.is_alive(device):
             self._away.add(device)
@@ -366,7 +367,7 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that has imported the agents, and from which they are forked. Return None if
+        """Start a process that imports the agents. The agents are later forked from it. Return None if
         the agents are not Python modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
@@ -464,8 +465,8 @@ def find() -> list[ProcessInfo]:
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
-    """End all processes of `run` (None: of all runs), including suspended ones. Return the number of
-    processes.
+    """End all processes of `run`, or of all runs if `run` is None, including suspended ones. Return the
+    number of processes.
 
     The calling process, its ancestors, and processes of the component `spare` are left alone.
     """
@@ -478,8 +479,8 @@ def remove(run: str | None = None, spare: str | None = None) -> int:
 
 
 def end(processes: Sequence[psutil.Process]) -> None:
-    """End processes, including suspended ones: SIGTERM, then SIGKILL after GRACE_SECONDS. Does not reap
-    them."""
+    """End processes, including suspended ones: send SIGTERM, then SIGKILL after GRACE_SECONDS. The
+    processes are not reaped."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -491,8 +492,8 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 
 def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psutil.Process]:
-    """Wait at most `timeout` seconds until all processes have ended. Return those that have not. Does
-    not reap them."""
+    """Wait at most `timeout` seconds until all processes have ended. Return the processes that are still
+    alive. The processes are not reaped."""
     deadline = time.monotonic() + timeout
     alive = list(processes)
     while alive := [process for process in alive if is_alive(process)]:

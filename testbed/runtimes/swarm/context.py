@@ -105,8 +105,9 @@ class SwarmContext:
         return {container: address for container, (_, address) in found.items()}
 
     def pin_infrastructure(self, node: str) -> None:
-        """Restrict the run's infrastructure on `node` to the CPUs that the plan has for it. This applies
-        to all containers of the run that are there now, except devices, broker and aggregator."""
+        """Restrict the run's infrastructure on `node` to the CPUs that the plan reserves for
+        infrastructure. This applies to all containers of the run that are on the node now, except
+        devices, broker and aggregator."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
         engine, run = self.proxies.engines[node], self.spec.directory.run

@@ -73,9 +73,9 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder` is for sockets, and only this process can access it. `image` is the image of the
-        services. `suffix` distinguishes the services' names from those of an earlier process of the run,
-        which may still exist."""
+        """`folder` is a folder for sockets that only this process can access. `image` is the image of
+        the services. `suffix` distinguishes the services' names from those of an earlier process of the
+        run, which may still exist."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -224,8 +224,8 @@ class EngineProxies:
         return {node.id: node.name for node in self._nodes}
 
     def set_timeout(self, seconds: int | None = None) -> None:
-        """Set the timeout in seconds of requests to the engines of other nodes. None: the longer timeout
-        for the start and end of a run."""
+        """Set the timeout in seconds of requests to the engines of other nodes. None means the longer
+        timeout for the start and end of a run."""
         for node, engine in self.engines.items():
             if node != self.here and node not in self.unreachable:
                 engine.api.timeout = seconds or docker_engine.REQUEST_TIMEOUT_SECONDS
@@ -233,9 +233,9 @@ class EngineProxies:
     def close(self, spare: Collection[str] = ()) -> None:
         """Remove the engine proxies' containers, except on the nodes in `spare`.
 
-        Each node's engine removes its own proxy. The engine's answer is lost, because that proxy would
-        have to pass it on. The Swarm would remove the containers, too, but would not report when it has
-        done so.
+        Each node's engine removes its own proxy. The engine's answer is lost, because the removed proxy
+        would have to pass it on. The Swarm would remove the containers, too, but would not report when
+        it has done so.
         """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:

@@ -37,8 +37,8 @@ def calibrations(
 ) -> dict[str, Calibration]:
     """Speed of a core of each node, by node id.
 
-    Speeds that are not in the cache are measured on the node in the agents' image, which is copied there
-    if needed. Raises HostError.
+    Speeds that are not in the cache are measured on the node in the agents' image, which is copied to
+    the node if needed. Raises HostError.
     """
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]

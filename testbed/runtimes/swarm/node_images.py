@@ -58,8 +58,8 @@ def registry_name(tag: str, registry: str) -> str:
 def push(
     manager: docker.DockerClient, built: Images, registry: str | None, progress: Progress
 ) -> Images:
-    """Push the images to the registry, and return them with their names there. If `registry` is None,
-    return the images unchanged. Raises HostError."""
+    """Push the images to the registry. Return the images with their names in the registry. If `registry`
+    is None, return the images unchanged. Raises HostError."""
     if registry is None:
         return built
     for tag, repository, version in images_to_push(built, registry):
@@ -116,8 +116,8 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
 def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
-    """Id of an image, by its tag; empty if the id differs between nodes. Engines that store images in
-    different ways have different ids."""
+    """Mapping of the image's tag to its id; empty if the id differs between nodes. Engines that store
+    images in different ways have different ids."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:

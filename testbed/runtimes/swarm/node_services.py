@@ -37,7 +37,7 @@ _CLOCK_PORT = 7001
 _CLOCK = "clock"
 """Host name of the agent on this node. The clock of this node is the run's clock."""
 _TIMEOUT_SECONDS = 30.0
-"""Maximum seconds until the clocks of all nodes must have been compared."""
+"""Maximum seconds to wait until the clocks of all nodes are compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
 """Folder with the files of a device or of a router, in a volume. Devices and routers do not start before
 their last file is in that folder."""
@@ -210,7 +210,7 @@ class Routers:
         """Components of the routers, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node. Each then waits for its configuration.
+        """Start a router on each node. Each router then waits for its configuration.
 
         Returns the addresses of the routers on their nodes' bridges, by node. The bridges have no name
         service.

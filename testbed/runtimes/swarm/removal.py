@@ -41,7 +41,8 @@ _PARALLEL = 8
 def objects(
     manager: docker.DockerClient, run: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the kind and the labels of each object that this Swarm has of `run` (None: of all runs)."""
+    """Yield the kind and the labels of each object of `run` in this Swarm. If `run` is None, yield those
+    of all runs."""
     api: Any = manager.api
     filters = services.label_filter(run)
     for kind, found in (
@@ -139,8 +140,8 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Nodes of the Swarm that this or an earlier removal of `run` could not reach, and to which there is
-    no connection now. Each has a message for the user."""
+    """Yield the id of each node of the Swarm that this or an earlier removal of `run` could not reach,
+    if there is no connection to the node now. Each id comes with a message for the user."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}

@@ -212,7 +212,7 @@ class SwarmRuntime:
         self._run = spec.directory.run
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None: the hosts'."""
+        """TCP congestion control of all containers; None if they use the hosts'."""
         self._launch = launch(
             spec,
             built,
@@ -276,8 +276,8 @@ class SwarmRuntime:
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
-        """Path of the broker's socket, by way of the folder's descriptor: a socket's path may have at
-        most 107 characters."""
+        """Path of the broker's socket. The path goes through the folder's descriptor, because the path
+        of a Unix socket may have at most 107 characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 

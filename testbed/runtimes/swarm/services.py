@@ -27,7 +27,7 @@ from testbed.runtimes.process.log_writer import LOG_BYTES
 _MOST_CHARACTERS = 63
 _SECOND = 10**9
 _START_TIMEOUT_SECONDS = 120.0
-"""Maximum seconds until a task must run, once its image is on the node."""
+"""Maximum seconds to wait until a task runs. The wait begins when the task's image is on the node."""
 _REMOVAL_TIMEOUT_SECONDS = 40.0
 _POLL_SECONDS = 0.1
 _DEAD = ("failed", "rejected", "orphaned", "remove", "shutdown")
@@ -80,7 +80,7 @@ class ServiceOptions:
     configs: Sequence[ServiceFile] = ()
     volumes: Sequence[Volume] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    """Additional host names -> their addresses."""
+    """Addresses of additional host names, by host name."""
     cores: float = 0.0
     """Number of cores to reserve. The Swarm gives reserved cores to no other service."""
 
@@ -185,7 +185,7 @@ def _container(
 
 
 def label_filter(run: str | None) -> dict[str, str]:
-    """Filter that selects the objects of `run` (None: of all runs)."""
+    """Filter that selects the objects of `run`, or of all runs if `run` is None."""
     return {"label": RUN_LABEL if run is None else f"{RUN_LABEL}={run}"}
 
 
@@ -247,8 +247,8 @@ def await_tasks(
 ) -> dict[str, list[dict[str, Any]]]:
     """Wait until each service has enough running tasks. Return these tasks, by service id.
 
-    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count. Neither
-    do tasks on nodes that are not in `nodes` (names by id), such as a node that has just joined the
+    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count. Tasks on
+    nodes that are not in `nodes` (names by id) do not count either: such a node may have just joined the
     Swarm. `describe` returns the name of a service for messages. Raises HostError.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
