@@ -1,7 +1,7 @@
 """Table of the runtimes and their abilities. Code asks for a trait, never for a runtime's name.
 
 To add a runtime, write a module that implements `testbed.runtimes.Emulator`, and add a row to RUNTIMES.
-The table does not import the runtimes, so that topology and plan can read it.
+The table does not import the runtimes, so that `testbed.topology` and `testbed.plan` can import it.
 """
 
 from __future__ import annotations

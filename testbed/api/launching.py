@@ -133,7 +133,8 @@ class Launch:
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
-        """Run in this process to the end. `view` receives progress, `directory` the records.
+        """Run the launch in this process until it ends. `view` receives the progress, and `directory`
+        receives the records.
 
         Trackers, the dashboard and the metrics server are active during the run. A process can make only
         one run at a time, because the user's own code and PyTorch's random generator have process-wide
@@ -150,8 +151,9 @@ class Launch:
 
     @contextmanager
     def removing_unstarted(self, directory: RunDirectory) -> Iterator[None]:
-        """Remove the new run directory if the code in the `with` block, which starts the run, raises
-        BadInputError before any event was recorded."""
+        """Remove the new run directory if the code in the `with` block raises BadInputError before any
+        event was recorded. The code in the block starts the run.
+        """
         try:
             yield
         except BadInputError:
@@ -160,7 +162,7 @@ class Launch:
             raise
 
     def write(self, directory: RunDirectory) -> None:
-        """Write this launch into `directory`, for `read` in another process."""
+        """Write this launch into `directory`, so that another process can `read` it."""
         given = {"name": self.topology_input.name, "text": self.topology_input.text}
         options = dataclasses.asdict(self.options)
         launch = json.dumps({"given": given, "options": options}, default=str)
@@ -194,9 +196,9 @@ def plan_run(
 
     `nodes`: file that describes the machines, for a runtime with several machines; None for the nodes of
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
-    run; 0 for any free port; None if not served. `verbose`: clients log each round. `resume`:
-    interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None. Other
-    parameters are those of `up`. Raises BadInputError, which lists all errors.
+    run; 0 for any free port; None for no page or no metrics. `verbose`: clients log each round.
+    `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
+    Other parameters are those of `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)
@@ -234,8 +236,10 @@ def _plan(
 
 
 def validate(topology: TopologyLike) -> Topology:
-    """Check `topology` (see `up`) without looking at this host; return it with defaults filled in.
-    Raises BadInputError, which lists all errors."""
+    """Check `topology` without checking this host; return it with defaults filled in. `topology`: path
+    of a file, its content as text or mapping, or a `Topology`. Raises BadInputError, which lists all
+    errors.
+    """
     source = text_of(topology)
     found = topologies.parse(source.text, source.name)
     catalog.read(found)
@@ -246,8 +250,11 @@ def validate(topology: TopologyLike) -> Topology:
 def distribution(
     topology: TopologyLike, *, data: str | Path | None = None, on_progress: Report = silent
 ) -> SampleDistribution:
-    """Return the number of samples per class that each device of `topology` would have. `topology`,
-    `data`: see `up`. `on_progress` is called with progress lines. Raises BadInputError, HostError."""
+    """Return the number of samples per class that each device of `topology` would have. `topology`: path
+    of a file, its content as text or mapping, or a `Topology`. `data`: folder with datasets as parquet
+    files; None for the folder TESTBED_DATA if it is set, else the hub. `on_progress` is called with
+    progress lines. Raises BadInputError, HostError.
+    """
     from testbed.data.distribution import distribution as of
 
     source = text_of(topology)

@@ -152,9 +152,10 @@ def export(
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
-    """Send a run, or all runs of a sweep (see `export`), to `tracker` (`mlflow`, `wandb` or
-    `tensorboard`); with `model`, also send the final model. Returns the place of each run in the
-    tracker. Raises BadInputError if there is no such tracker, RunFailedError if the tracker fails."""
+    """Send a run (id or directory), or all runs of a sweep (its folder), to `tracker`: `mlflow`, `wandb`
+    or `tensorboard`. If `model` is set, also send the final model. Returns the place of each run in the
+    tracker. Raises BadInputError if there is no such tracker, and RunFailedError if the tracker fails.
+    """
     tracking.check([tracker])
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
 

@@ -88,7 +88,7 @@ class BrokerLimits:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """The broker's self-signed certificate and its private key, both PEM."""
+    """The broker's self-signed certificate and its private key, both in PEM format."""
 
     certificate: str
     key: str = field(repr=False)

@@ -217,8 +217,9 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
 
 
 def _compact(tokens: Array) -> Array:
-    """Convert tokens to the smallest sufficient signed type: a signed type marks tokens, uint8
-    pixels."""
+    """Convert tokens to the smallest sufficient signed type: a signed type marks tokens, and uint8 marks
+    pixels.
+    """
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))

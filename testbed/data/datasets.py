@@ -456,7 +456,7 @@ def decoded_folder(dataset: Source, found: LocatedDataset) -> Path:
 
 
 def array_kind(array: NDArray[Any]) -> str:
-    """Describe one sample of `array` for an error: type and shape."""
+    """Return the type and shape of one sample of `array` as text for an error."""
     shape = "×".join(map(str, array.shape[1:]))
     return f"{array.dtype}{f', shape {shape}' if shape else ''}"
 

@@ -303,7 +303,7 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Integer labels of this value or more are not counted as classes; they may be tokens."""
+"""Integer labels of at least this value are not counted as classes, because they may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

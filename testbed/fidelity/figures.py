@@ -116,7 +116,7 @@ class GpuFidelity:
     samples: int
     """Number of samples in which the device's client used the GPU."""
     memory: int | None
-    """Largest memory in a sample, in bytes; None if NVML does not report it."""
+    """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
     """Mean share of time in which a kernel of the client ran; None if NVML does not report it, as for
     clients of MPS."""

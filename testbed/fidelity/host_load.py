@@ -64,12 +64,14 @@ def mean(samples: Iterable[HostSample], name: str) -> float | None:
 
 
 class FreeCores:
-    """Measures before a run how much of some CPUs is free. The measurement begins when the object is
-    made. The load by this process is not counted."""
+    """Measurement of the free share of some CPUs before a run. The measurement begins when the object is
+    made. The load by this process is not counted.
+    """
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds to find that a host is quiet; seconds to find how busy it is; maximum in seconds if the
-    kernel's counters lag behind."""
+    """Seconds needed to find that a host is quiet; seconds needed to find how busy it is; maximum
+    seconds to wait if the kernel's counters lag behind.
+    """
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:

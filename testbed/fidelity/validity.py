@@ -27,9 +27,10 @@ _FULL_SECONDS = 3.0
 """Seconds for which the server may be full in a run of any length. In a short run, start and end are a
 large share of the time."""
 _FOREIGN_SHARE = 0.12
-"""Maximum share of the devices' CPU time that other work may take. Even if devices get their shares,
-other work between two of a device's slices may leave it cold caches. Engine and controller took up to 8
-% in runs of 8 s, two busy loops took 16 %."""
+"""Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
+other work between two of its time slices may evict its data from the caches. Engine and controller took
+up to 8 % in runs of 8 s, two busy loops took 16 %.
+"""
 _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
 two cores. Work on other cores does not change the shares of devices, but competes for caches and memory:
