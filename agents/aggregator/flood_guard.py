@@ -38,7 +38,7 @@ class FloodGuard:
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Note that `client` owes one more answer. The answer is handled at any message rate."""
+        """Note that one more answer of `client` is expected. The flood limit does not count it."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 

@@ -30,7 +30,8 @@ class RunProgress:
     """Time in ns, by client, for which a client may be silent even if its rounds so far were shorter.
     Infinity: no limit. Not all clients have an entry."""
     last: Nanoseconds = 0
-    """Device time of the last update, or of the moment from which silence is measured again."""
+    """Start of the present silence in device time: the last update, the start of the run clock, or the
+    last report of a stall."""
     _stalled_since: Nanoseconds | None = None
     _longest: dict[str, Nanoseconds] = field(default_factory=dict)
     _states: dict[str, DeviceState] = field(default_factory=dict)

@@ -122,9 +122,9 @@ class _Done:
 class ClientCore:
     """State machine of one client.
 
-    `think` returns the delay before the update of a finished training is sent. Its argument is the time
-    since the training could begin: the model had arrived, and the client was free. `rule` is the client
-    half of the rule. `steps` are the steps of the update pipeline, in order.
+    `think` returns the delay between the end of a training and the sending of its update. Its argument
+    is the time from the arrival of the model, or from the end of the previous work if that was later.
+    `rule` is the client half of the rule. `steps` are the steps of the update pipeline, in order.
     """
 
     def __init__(

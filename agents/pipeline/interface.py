@@ -84,10 +84,11 @@ class ClientStep(ABC):
     simulated_exchange: SimulatedExchange | None = None
     """Messages between clients in virtual time; None if the step needs none."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function that returns the values, shape (d,), with which a change counts in the server's sum.
-    Its arguments are the sequence number, the dispatch and the change. Rules whose clients remember
-    what they sent need this function. None if the server learns every single update. If the function
-    exists, the server learns only sums, and an update may be lost after it has arrived."""
+    """Function that returns the vector, shape (d,), that the server will add to its sum for an update.
+    The vector differs from the update because the step rounds and cuts values. The arguments are the
+    sequence number, the dispatch and the update. Rules whose clients remember what they sent need this
+    function. None if the server learns every single update; otherwise it learns only sums, and an
+    update may be lost after it has arrived."""
 
 
 class PeerError(Exception):

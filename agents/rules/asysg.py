@@ -51,7 +51,8 @@ class AsySG(Rule):
 
     @property
     def weight(self) -> float:
-        """Weight of one gradient: γ/n, or γ."""
+        """Weight of one gradient: γ/n if the server takes the mean of n gradients, γ if it takes their
+        sum."""
         return self.server_lr / self.gradients if self.mean else self.server_lr
 
     def check(self, clients: int) -> None:

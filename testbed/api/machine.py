@@ -1,4 +1,4 @@
-"""This machine: its abilities for runs, the images on its engine, the speed of its cores."""
+"""This machine: what it can run, the images in its Docker engine, and the speed of its cores."""
 
 from __future__ import annotations
 

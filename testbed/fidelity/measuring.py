@@ -189,9 +189,9 @@ class _QueueAt(NamedTuple):
     busy: float
     """Seconds in which packets waited."""
     left: float
-    """Bytes that left the queue in that time."""
+    """Bytes that left the queue in these seconds."""
     allowed: float
-    """Bytes that the rate allows in that time."""
+    """Bytes that the rate allows in these seconds."""
 
 
 class _LimitsAt(NamedTuple):
@@ -353,9 +353,9 @@ class _Phase:
     """A period of time in which the requested share did not change."""
 
     busy: _Cpu
-    """CPU while the device demanded more than it had."""
+    """CPU time while the device demanded more CPU time than its share."""
     demand: _Cpu
-    """CPU while its client ran or waited for a CPU."""
+    """CPU time while its client ran or waited for a CPU."""
     observed: float = 0.0
     """Seconds that telemetry covers."""
 

@@ -127,8 +127,8 @@ MQTT_PORT, TLS_PORT = 1883, 8883
 
 
 def container_places(certificate: str | None) -> Places:
-    """Places of the `docker` runtime. `certificate`: the broker's certificate, as PEM; None without
-    TLS."""
+    """Return the broker's addresses and the file paths that processes in containers use.
+    `certificate`: the broker's certificate, as PEM; None without TLS."""
     return Places(
         clients=(SERVER, MQTT_PORT if certificate is None else TLS_PORT),
         aggregator=(SERVER, MQTT_PORT),
