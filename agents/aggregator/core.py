@@ -250,7 +250,7 @@ class AggregatorCore:
                 actions = self._suspend()
             case _:
                 assert_never(event)
-        if self._outgoing.waits and self._phase is RunPhase.RUNNING:
+        if self._phase is RunPhase.RUNNING and not self._outgoing.is_empty:
             return [*actions, EndInstant()]
         end = self._ending.end
         if self._phase is not RunPhase.ENDED or self._evaluations or end is None:
@@ -467,7 +467,8 @@ class AggregatorCore:
             match action:
                 case rules.Aggregated():
                     done += self._versions.add(action, at)
-                    if self._versions.are_enough:
+                    limit = self._settings.stop.updates
+                    if limit is not None and self._versions.applied >= limit:
                         done += self._end("updates", at)
                 case rules.Ignored(reason) if update is not None:
                     if self._sums is not None:

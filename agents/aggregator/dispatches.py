@@ -74,10 +74,9 @@ class Dispatches:
 
     def find(self, client: str, number: int) -> Dispatched | None:
         """Return dispatch `number` if `client` may answer it, else None."""
-        return self._open.get(client, {}).get(number) or self._open_broadcast(client, number)
-
-    def _open_broadcast(self, client: str, number: int) -> Dispatched | None:
-        return self._broadcasts.get(number) if number > self._answered.get(client, 0) else None
+        if number in self._broadcasts and number > self._answered.get(client, 0):
+            return self._broadcasts[number]
+        return self._open.get(client, {}).get(number)
 
     def close(self, client: str, number: int) -> None:
         """Close dispatch `number` of `client`, and all earlier ones."""
@@ -104,12 +103,10 @@ class Dispatches:
         if dealt_with is None:
             dealt_with = self._dealt_with[client] = deque(maxlen=_REMEMBERED)
         dealt_with.append(number)
-        own = self._open.get(client, {})
-        found = (own.get(number) or self._open_broadcast(client, number)) if is_taken else None
+        found = self.find(client, number) if is_taken else None
         if found is None:
             return NoAnswer.NOT_OPEN
-        self._open[client] = {later: sent for later, sent in own.items() if later > number}
-        self._answered[client] = number
+        self.close(client, number)
         return found
 
     def first_open(self, client: str) -> Dispatched | None:

@@ -283,14 +283,15 @@ class Aggregator:
                 self._carry_out(event)
 
     def _receive_message(self, topic: str, payload: bytes | bytearray, arrived: Nanoseconds) -> None:
-        at = self._now()
-        arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
         kind, sender = self._topics.split(topic)
         if sender != topics.AGGREGATOR and not self._flood_guard.passes(
             sender, time.monotonic(), is_answer=kind in ("update", "sums")
         ):
             self._refuse(topic, sender)
-        elif kind == "update":
+            return
+        at = self._now()
+        if kind == "update":
+            arrived = at if self._epoch is None else self._clock.at(arrived) - self._epoch
             try:
                 message = payloads.decode_update(payload)
             except payloads.WireError as error:
@@ -298,7 +299,7 @@ class Aggregator:
                 return
             self._handle(inputs.UpdateArrived(at, sender, len(payload), arrived, message), payload)
         elif kind == "sums":
-            self._receive_sum(sender, payload)
+            self._receive_sum(at, sender, payload)
         else:
             self._receive_control_message(at, topic, payload)
 
@@ -316,14 +317,14 @@ class Aggregator:
         except messages.MessageError as error:
             self._refusals.add(topic, error)
 
-    def _receive_sum(self, sender: str, payload: bytes | bytearray) -> None:
+    def _receive_sum(self, at: Nanoseconds, sender: str, payload: bytes | bytearray) -> None:
         """Receive a client's sum of shares."""
         try:
             found = inputs.SharesSum(*secure_wire.decode_sum(payload))
         except secure_wire.SecureWireError as error:
             self._refusals.add(self._topics.sums(sender), messages.MessageError(str(error)))
             return
-        self._handle(inputs.SharesSummed(self._now(), sender, found), payload)
+        self._handle(inputs.SharesSummed(at, sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
         """Refuse an excess message. If `sender` floods, shut it out: the core gets the client's status

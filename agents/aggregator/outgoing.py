@@ -18,31 +18,30 @@ class Outgoing:
     that it can be sent again (`request_again`)."""
 
     def __init__(self) -> None:
-        self.waits = False
-        """Whether messages wait. This is an attribute and not a property for speed: it is read
-        after each input."""
         self._broadcast = False
         self._sends: dict[str, Send] = {}
         self._requests: dict[str, RequestUpdate] = {}
         self._open_requests: dict[str, RequestUpdate] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits."""
+        return not (self._broadcast or self._sends or self._requests)
+
     def broadcast(self) -> None:
-        self._broadcast = self.waits = True
+        self._broadcast = True
 
     def send(self, send: Send) -> None:
         self._sends[send.client] = send
-        self.waits = True
 
     def request(self, request: RequestUpdate) -> None:
         self._requests[request.client] = self._open_requests[request.client] = request
-        self.waits = True
 
     def request_again(self, client: str) -> None:
         """Send the open request to `client` again, because no valid update has arrived. Do nothing
         if no request is open."""
         if client in self._open_requests:
             self._requests[client] = self._open_requests[client]
-            self.waits = True
 
     def close_request(self, client: str) -> None:
         """Close the request to `client`, because an update of this client is passed to the rule."""
@@ -56,7 +55,7 @@ class Outgoing:
 
     def clear(self) -> None:
         """Remove all messages."""
-        self._broadcast = self.waits = False
+        self._broadcast = False
         self._sends.clear()
         self._requests.clear()
 
@@ -69,8 +68,6 @@ class Outgoing:
 
     def problems(self, present: Container[str]) -> Iterator[str]:
         """Yield a sentence for each inconsistency of this state."""
-        if (self._broadcast or self._sends or self._requests) and not self.waits:
-            yield "what leaves when the instant is over would stay"
         for client in self._sends | self._requests | self._open_requests:
             if client not in present:
                 yield f"{client} is not present, and is to be sent something"

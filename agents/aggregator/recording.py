@@ -86,9 +86,8 @@ class Recording:
         """Replace the file by a new one whose first entry is `begin`."""
         self._begin(path, last=0, size=0)
         setup = _JSON.encode(dataclasses.asdict(begin)).encode()
-        pieces: tuple[_Bytes, ...] = (_MAGIC, *_pieces(0, setup))
-        self._file.writelines(pieces)
-        self.size = sum(map(len, pieces))
+        self._file.writelines((_MAGIC, *_pieces(0, setup)))
+        self.size = self._file.tell()
 
     @classmethod
     def reopen(cls, path: Path, extent: Extent) -> Recording:

@@ -23,8 +23,6 @@ class Versions:
         self.arrivals = Arrivals()
         self.applied = 0
         """Number of updates in all versions."""
-        self.are_enough = False
-        """Whether the number of updates has reached `stop.updates`."""
 
     def add(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
         """Complete a new version: add the steps' noise, average the buffers, and return the records."""
@@ -38,8 +36,6 @@ class Versions:
             )
         records: list[Action] = [self.arrivals.apply(one, version, at) for one in used]
         self.applied += len(used)
-        limit = self._settings.stop.updates
-        self.are_enough = limit is not None and self.applied >= limit
         records.append(Log(events.VersionMade(to_seconds(at), version, len(used))))
         return records
 

@@ -176,9 +176,11 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
             for batch in table(path, wanted).to_batches(_ROWS):
                 yield {name: batch.column(name) for name in wanted}
 
-    tables = {str(path): table(path) for path in paths}
-    rows = sum(one.num_rows for one in tables.values())
-    columns = {path: tuple(one.column_names) for path, one in tables.items()}
+    rows, columns = 0, {}
+    for path in paths:  # one table in memory at a time
+        whole = table(path)
+        rows += whole.num_rows
+        columns[str(path)] = tuple(whole.column_names)
     return RawSplit(_split_name(paths), rows, columns, batches)
 
 
