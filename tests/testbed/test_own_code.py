@@ -682,11 +682,14 @@ def test_shards_are_separate_per_parameters(tmp_path: Path) -> None:
         ("found[1] = Shard(x, y[:1])", "its shards[1] has 2 inputs and 1 labels, expected the same"),
         (
             "found[1] = Shard(x, y, 0.5)",
-            "scale 0.5, but the first has inputs float32 of shape (8, 8)",
+            "scale 0.5, but the first one has inputs float32 of shape (8, 8)",
         ),
         ("found[1] = Shard(x.astype(np.uint8), y)", "its shards[1] has inputs uint8 of shape (8, 8), "),
         ("found[1] = Shard(x[:, 0], y)", "its shards[1] has inputs float32 of shape (8,), labels int64"),
-        ("found[1] = Shard(x, y[:, None])", "labels int64 of shape (1,), scale 1.0, but the first has"),
+        (
+            "found[1] = Shard(x, y[:, None])",
+            "labels int64 of shape (1,), scale 1.0, but the first one has",
+        ),
         ("raise ValueError('no data')", "ValueError: no data"),
     ],
 )
