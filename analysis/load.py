@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
+from pyarrow import parquet
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from agents import events
@@ -31,8 +32,8 @@ from agents.disk import files
 from agents.disk.yaml_loader import Loader
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
+from analysis import columns, records
 from analysis import manifest as manifests
-from analysis import records
 
 _MAX_TABLES = 50
 """Maximum number of tables of one kind of record. If there are more, they are concatenated."""
@@ -47,7 +48,7 @@ _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "i
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run. A table has one row per record; its columns are the fields of the record
-    (`agents.events`).
+    (`agents.events`). `columns.COLUMNS` defines every column, with unit and sign.
 
     Names of clients, devices and groups are categoricals, in the order of the plan.
     """
@@ -154,7 +155,7 @@ class Run:
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
         """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
-        created.
+        created. A Parquet file has the definition of each column as metadata (`columns.Column`).
 
         Raises ValueError for another form, OSError if a file cannot be written.
         """
@@ -167,7 +168,7 @@ class Run:
             if form == "csv":
                 table.to_csv(path, index=False)
             else:
-                table.to_parquet(path, index=False)
+                parquet.write_table(columns.with_metadata(name, table), path)
         return paths
 
 

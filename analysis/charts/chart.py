@@ -93,6 +93,8 @@ class Layer:
     label: str = ""
     """Label in the legend; if it is empty, the legend has the name."""
     dashed: bool = False
+    reference: bool = False
+    """Whether the layer is only a reference for others. A chart with nothing else is bare."""
     hover: Mapping[str, str] = field(default_factory=dict)
     """Lines of a point's tooltip: the column to show (`$name` for the layer's name), by heading."""
 
@@ -142,7 +144,7 @@ class Chart:
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
                 return False
-            if layer.mark in ("line", "points", "bars"):
+            if layer.mark in ("line", "step", "points", "bars") and not layer.reference:
                 y = np.asarray(layer.columns["y"], np.float64)
                 points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
         return points < 2

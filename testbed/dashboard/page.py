@@ -33,7 +33,7 @@ sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Characters per line of text in a chart, by the number of columns."""
 
-_UNKNOWN = metrics.t_interval([])
+_UNKNOWN = metrics.cost([], [])
 
 _FOLDER = Path(__file__).parent
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)

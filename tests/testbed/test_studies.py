@@ -328,8 +328,14 @@ def test_sweep_is_compared_reported_and_exported(testbed: Testbed) -> None:
     (row,) = told["rows"]
     assert row["loss"]["mean"] == pytest.approx(2.4266, abs=1e-3)
     assert row["time"]["mean"] is None
-    code, out, _ = testbed("compare", "runs/study", "--figure", "story.png")
+    files = ("--figure", "story.png", "--table", "study.tex", "--table", "study.csv")
+    code, out, _ = testbed("compare", "runs/study", *files)
     assert code == 0
+    assert "study.tex: written" in out
+    code, _, err = testbed("compare", "study", "--baseline", "fedprox")
+    assert (code, "baseline: found 'fedprox', expected one of fedavg" in err) == (2, True)
+    assert r"\begin{tabular}{lrr}" in Path("study.tex").read_text()
+    assert Path("study.csv").read_text().startswith("name,")
     assert Path("story.png").read_bytes().startswith(b"\x89PNG")
     run = min(runs_in(Path("runs/study")))
     code, out, _ = testbed("report", f"runs/study/{run}", "--to", "page.html")
@@ -498,6 +504,9 @@ def test_damaged_run_is_reported_with_its_file(
         (["compare", "no-such-run"], "no-such-run"),
         (["compare", "broken", "--target", "much"], "--target much"),
         (["compare", "runs/broken"], "cannot be read as a run"),
+        (["compare", "broken", "--table", "out.xls"], ".csv, .md or .tex"),
+        (["compare", "broken", "--chart", "accuracy"], "--chart needs --figure"),
+        (["compare", "broken", "--figure", "a.pdf", "--chart", "none"], "--chart none: expected one of"),
         (["report", "no-such-run"], "no-such-run"),
         (["export", "no-such-run"], "no-such-run"),
         (["export", "runs/broken", "--format", "xml"], "--format"),
