@@ -7,9 +7,9 @@ docs/guide/trackers.md is the users' page.
     follow   reads the run directory as it grows, and sends it to a tracker
     mlflow, wandb, tensorboard   one `Tracker` each
 
-`python -m testbed.tracking` follows one run in a separate process, so that a slow or failing tracker does
-not disturb the run. To add a tracker, write a module with a class that implements `Tracker`, and add a
-row to TRACKERS.
+`python -m testbed.tracking` follows one run in a separate process, so that a slow or failing tracker
+does not disturb the run. To add a tracker, write a module with a class that implements `Tracker`, and
+add a row to TRACKERS.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Notice:
     what: str
     """Kind of the notice."""
     detail: str
-    """What the notice is about; usually the name of a device."""
+    """Subject of the notice, usually the name of a device."""
     why: str = ""
     """Reason; empty if there is none."""
 
