@@ -47,11 +47,11 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
       lasts until the device reports that it is ready.
     - `unfinished`: in a round without applied update, because the run ended, the device left, or the
       update was rejected or is still in the rule's buffer. The state lasts from the dispatch until the
-      update arrived, or until no update was expected any more. An unknown part of that time was training.
+      update arrived, or until no update was expected any more. An unknown part of it was training.
     - `wait`: in all other cases. The device waits for the aggregator, or has think time.
 
-    While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished` is
-    then inferred from telemetry: it is the time after the device's last update arrived in which the
+    While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished`
+    is then inferred from telemetry: it is the time after the device's last update arrived in which the
     device uses at least half of its CPU share.
 
     A model may arrive while the device trains. If several states apply, the first of offline, paused,
