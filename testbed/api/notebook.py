@@ -29,7 +29,7 @@ _MAX_SHARE = 0.2
 """Largest share of a core that drawing a live run may use."""
 _NICE = 10
 _MAX_DEVICES = 20
-"""Maximum number of devices in the table; if there are more, the table shows groups."""
+"""Maximum number of devices in the table. If there are more devices, the table shows groups."""
 
 
 def is_notebook() -> bool:

@@ -274,8 +274,8 @@ def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 def _display_path(path: Path, *, whole: bool) -> str:
-    """Return `path` for display: relative to the working directory if `path` is inside it and `whole` is
-    not set."""
+    """Return `path` for display. It is relative to the working directory if `path` is inside that
+    directory and `whole` is not set."""
     here = Path.cwd()
     return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
 
@@ -487,7 +487,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 
 def _fallback_reason(runtime: str) -> str:
     """Return a sentence on what is missing for the runtimes that `auto` prefers to `runtime`; empty if
-    it prefers none."""
+    `auto` prefers no other runtime."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""

@@ -1,5 +1,5 @@
-"""Provisional fidelity of a live run: CPU and link rates of the devices compared with the requested
-ones."""
+"""Provisional fidelity of a live run: CPU shares and link rates of the devices compared with the
+requested ones."""
 
 from __future__ import annotations
 

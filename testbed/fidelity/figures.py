@@ -118,7 +118,7 @@ class GpuFidelity:
     """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
     """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
-    For clients of MPS it does not."""
+    NVML does not report it for clients of MPS."""
     outside: int
     """Number of samples in which the client was not under MPS, although MPS has to limit it."""
 
@@ -164,8 +164,8 @@ class Requested:
     link: tuple[RequestedLink, ...] = ()
     """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
-    """Intervals in which the device was frozen, down or starting. Each interval begins with the order,
-    and ends when the device's CPU limit is in effect again."""
+    """Intervals in which the device was frozen, down or starting. An interval begins when the action is
+    ordered or the client goes offline. It ends when the device's CPU limit is in effect again."""
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
@@ -186,8 +186,7 @@ class Carried:
     share of its rate that it carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `fidelity.json`. It has the form of a figure whose requested value is
-        1."""
+        """Return the entry of `fidelity.json`, which looks like a figure with a requested value of 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
         return {name: _round(value) for name, value in values.items()}
@@ -204,8 +203,8 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Error in % of the requested value, positive if the device got more; None if one value is
-        missing."""
+        """Error in % of the requested value; None if one value is missing. The error is positive if the
+        device got more than requested."""
         if not self.requested or self.got is None:
             return None
         return (self.got - self.requested) / self.requested * 100

@@ -64,7 +64,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
 
 
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
-    """Yield trainings that require a GPU but have none in `runtime`.
+    """Yield a problem for each training that requires a GPU but has none in `runtime`.
 
     `lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one.
     """

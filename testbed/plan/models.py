@@ -2,7 +2,7 @@
 
 If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
 `start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-that file, so all have the same module, and the directory can be read without any other file.
+that file, so all processes have the same module. The directory can be read without any other file.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _initial(path: Path) -> State:
 
 
 def _pickled(path: Path) -> State:
-    """Read a state dict written by `torch.save`; only tensors are unpickled."""
+    """Read a state dict written by `torch.save`. Only tensors are unpickled."""
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
@@ -142,7 +142,7 @@ def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
 
 
 def run_task(topology: Topology, directory: RunDirectory) -> Task:
-    """Build the task of a run; a user's own task is imported from the run's copy of the code."""
+    """Build the task of a run. A user's own task is imported from the run's copy of the code."""
     agents.user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     return agents.user_code.build(topology.task.named, TASKS, Task)
 

@@ -62,8 +62,8 @@ def estimate_rounds(
 ) -> dict[str, Round]:
     """Estimate a round of each device.
 
-    `parameters`: number of the model's parameters. `samples`: device -> number of its training
-    samples; None if not known yet.
+    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
+    None if the numbers are not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
