@@ -35,7 +35,7 @@ _STAT = "stat"
 """Name of the file with the counters of a node's CPUs, in the control folder."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent on this node, whose clock is the clock of the run."""
+"""Host name of the agent on this node. The clock of this node is the clock of the run."""
 _TIMEOUT_SECONDS = 30.0
 """Maximum seconds to wait until the clocks of all nodes are compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
