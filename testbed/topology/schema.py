@@ -159,8 +159,7 @@ class EvaluationSettings(Model):
 
 @with_fields_of(config.StopConditions)
 class StopSettings(Parameters):
-    """When the run ends. It ends when the first of these conditions is met. Needs at least one
-    condition."""
+    """When the run ends: as soon as one of the conditions below is met. Needs at least one condition."""
 
 
 @with_fields_of(config.UpdateBounds)

@@ -144,10 +144,11 @@ class VirtualDevice:
     given_up: bool = False
     """Whether the broker has dropped the device's client, so that the client has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that reached the client while it was paused; called when it resumes."""
+    """Callbacks for messages that reached the client while it was paused. They are called when the
+    client resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that could not pass while the device was cut off; called when packets pass
-    again."""
+    """Callbacks for messages that could not pass while the device was cut off. They are called when
+    packets pass again."""
     under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
     """Functions that make the updates in flight, in the order in which they were sent."""
 

@@ -138,8 +138,8 @@ class NodeAgents:
         executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Wait until each of `nodes` has an estimate of this node's clock. The agent on this node needs
-        no estimate: its value is exact. Raises HostError."""
+        """Wait until each of `nodes` has an estimate of this node's clock. The estimate of the agent on
+        this node is exact. Raises HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
