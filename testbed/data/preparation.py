@@ -283,7 +283,7 @@ def _partition_path(
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
-    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    code = Path(partition.__file__).read_bytes()  # a change of this module may change the partition
     given = [
         (place, by_hand[client].samples, by_hand[client].labels)
         for place, client in enumerate(clients)

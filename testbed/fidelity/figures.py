@@ -131,7 +131,7 @@ class GpuFidelity:
     def unjudged(self) -> Iterator[str]:
         """Yield a sentence for each check that was not possible, with the reason."""
         if not self.samples:
-            yield "its GPU: NVML saw no process of the device there"
+            yield "its GPU: NVML saw no process of the device on it"
             return
         if self.requested.limited:
             yield (

@@ -83,7 +83,7 @@ def _save_initial(topology: Topology, path: Path, to: str) -> None:
     """
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
-    except BadInputError as error:  # about the run that wrote the file
+    except BadInputError as error:  # the error is about the run that wrote the file
         raise _problem(topology, str(error)) from error
     except Exception as error:
         raise _problem(
@@ -138,7 +138,7 @@ def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
     Raises BadInputError if the run or the file cannot be read, or if the task has changed since the run.
     """
     state = saved_module(directory, file).state_dict()
-    return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage
+    return {name: tensor.clone() for name, tensor in state.items()}  # without shared storage
 
 
 def run_task(topology: Topology, directory: RunDirectory) -> Task:
