@@ -1,5 +1,5 @@
-"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. No
-I/O and no clock."""
+"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. The
+module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.metrics import ConfidenceInterval, Cost
 from analysis.names import by_settings, coordinates, distinct
 
 _NAMED = 5
-"""Maximum number of runs or rows named in a remark."""
+"""Maximum number of runs or rows that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 
@@ -29,9 +29,9 @@ class ComparisonRow:
     settings: Mapping[str, str]
     """How the row differs from the others: text by setting, as in `names.coordinates`."""
     task: str
-    """Name of the task, as in `by_task`."""
+    """Name of the task, as `by_task` returns it."""
     target: float
-    """Target accuracy (share); NaN if there is none."""
+    """Target accuracy, as a share; NaN if there is none."""
     runs: int
     """Number of runs."""
     reached: int
@@ -50,7 +50,7 @@ class ComparisonRow:
     """Payload bytes of the updates applied up to the first evaluated model that reached the target.
     Downloads do not count."""
     accuracy: ConfidenceInterval
-    """Accuracy (share) of the last evaluation."""
+    """Accuracy of the last evaluation, as a share."""
     loss: ConfidenceInterval
     """Loss of the last evaluation."""
     valid: int
@@ -58,8 +58,8 @@ class ComparisonRow:
     not_judged: int
     """Number of runs in which something could not be checked."""
     repeats: int
-    """Number of runs that a sweep has repeated because they were not valid. No other column
-    includes them."""
+    """Number of runs that a sweep has repeated because they were not valid. The other columns do not
+    include these runs."""
     baseline: str
     """Name of the row that `speed_up` refers to: it has the baseline's setting and is otherwise like
     this row. Empty if there is no such row."""
@@ -69,15 +69,18 @@ class ComparisonRow:
 
 
 def slim(run: Run) -> Run:
-    """Return `run` with only the data that this module needs, because many complete runs may not fit
-    into memory."""
+    """Return `run` with only the data that this module needs. Many complete runs may not fit into
+    memory."""
     updates = run.updates[["applied", "applied_version", "bytes"]].copy()
     return replace(run, updates=updates, telemetry=run.telemetry[:0].copy(), parts=run.parts[:0].copy())
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs in groups, by the name of the group. Runs of a group have the same task, the same
-    data of the task and the same data for evaluation, because other accuracies are not comparable."""
+    """Return the runs in groups, by the name of the group.
+
+    Runs of a group have the same task, the same data of the task, and the same data for evaluation.
+    Other accuracies would not be comparable.
+    """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         task, evaluate = run.topology.get("task"), run.topology.get("evaluate")
@@ -92,7 +95,7 @@ def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why figures of these runs are not comparable."""
+    """Return the reasons why figures of `runs` are not comparable."""
     tasks = by_task(runs)
     reasons = []
     if len(tasks) > 1:
@@ -155,8 +158,8 @@ def _ends(run: Run) -> str:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the highest of `TARGETS` that every run reached; if there is none, the highest that any run
-    reached; None if no run reached any."""
+    """Return the highest of `TARGETS` that every run reached. If there is none, return the highest of
+    `TARGETS` that any run reached; None if no run reached any."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
     some = [target for target in TARGETS if any(target <= one for one in best)]
     common = [target for target in some if all(target <= one for one in best)]
@@ -288,7 +291,7 @@ def caption(rows: Sequence[ComparisonRow], *, given: bool) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as percentage, e.g. `90%` or `97.5%`."""
+    """Format a share as percentage, such as `90%` or `97.5%`."""
     return f"{100 * share:.4g}%"
 
 

@@ -33,14 +33,14 @@ _CHOICES = ("scheme", "kind")
 """Keys that choose the kind of a mapping, as in `partition: {scheme: dirichlet, alpha: 0.1}`. Such a
 mapping is one setting."""
 _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
-"""Settings that a name shows in its other parts, not as a setting."""
+"""Settings that are not shown as settings in a name, because other parts of the name show them."""
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
-    A name consists of the run's label in a sweep, or its rule, and if needed of the settings that
-    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
+    A name begins with the run's label in a sweep, or with its rule. If needed, it also has the settings
+    that differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
     runs, the names are those of the run directories.
     """
     if (names := _names(runs, _NAMES)) is None:
@@ -51,8 +51,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in their seed: same settings, user code, data files and runtime.
-    Return the sets by short distinct names."""
+    """Group runs that differ only in their seed. Such runs have the same settings, user code, data files
+    and runtime. Return the sets by short distinct names."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
@@ -219,8 +219,8 @@ def _different_leaves(value: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values with their path, e.g. `devices.pi.cpu`. Entries of a list are named by their
-    `name`, or by their index if they have none. A mapping that names its kind is one value."""
+    """Yield all values with their paths, such as `devices.pi.cpu`. An entry of a list is named by its
+    `name`. If it has no name, its index is used. A mapping that names its kind is one value."""
     if isinstance(value, Mapping) and choice_of(value) is None:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

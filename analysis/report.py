@@ -1,7 +1,7 @@
 """Report of runs as one self-contained HTML page: charts, tables, topology, manifest, validity,
 fidelity.
 
-Text from files is escaped, never used as markup.
+Text from files is escaped, and never used as markup.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-b
            *_ONE_TASK, "devices", "staleness-histogram",
            "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
-"""Charts with much data, or with a lane or bar per run; they show at most `_MAX_RUNS_WITH_LANES`
+"""Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
 runs."""
 _MAX_RUNS_WITH_LANES = 8
 _ROWS = 60
-"""Maximum number of rows of a table. If there are more devices, their groups are shown."""
+"""Maximum number of rows of a table. If there are more devices, the table shows groups instead."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
             "rtt": ("rtt (ms)", 1e3), "jitter": ("jitter (ms)", 1e3),
             "loss": ("loss (%)", 100.0)}  # fmt: skip
@@ -53,7 +53,7 @@ class _ReportTable:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Number of columns, counted from the first, that contain words and are aligned left."""
+    """Number of the first columns that contain words and are aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:

@@ -384,6 +384,6 @@ def _draw(
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
-    """Print a progress line, unless `quiet` (JSON is printed)."""
+    """Print a progress line. If `quiet` is set, print nothing, because the output is JSON."""
     if not quiet:
         remark(text)
