@@ -17,11 +17,11 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of a table."""
 
     meaning: str
-    """What a value says. A value is NaN if it is unknown, or if the run did not record it."""
+    """Meaning of a value. A value is NaN if it is unknown, or if the run did not record it."""
     unit: str = ""
     """Unit of the numbers; empty for texts."""
     sign: Literal["", "≥ 0", "any"] = ""
@@ -30,7 +30,7 @@ class Column:
     """Moment from which a cumulative column counts; empty if each value stands for itself."""
 
 
-_number = partial(Column, sign="≥ 0")
+_number = partial(TableColumn, sign="≥ 0")
 _seconds = partial(_number, unit="s")
 _bytes = partial(_number, unit="byte")
 _count = partial(_number, unit="1")
@@ -41,9 +41,9 @@ _total_count = partial(_count, cumulative=_START)
 _total_bytes = partial(_bytes, cumulative=_START)
 
 _AT = _seconds("Device time of the record")
-_CLIENT = Column("Name of the client, which is the name of its device")
-_DEVICE = Column("Name of the device")
-_GROUP = Column("Group of the device in the topology")
+_CLIENT = TableColumn("Name of the client, which is the name of its device")
+_DEVICE = TableColumn("Name of the device")
+_GROUP = TableColumn("Group of the device in the topology")
 _VERSION = _count("Version of the global model; 0 is the initial model")
 _DISPATCH = _count("Number of the dispatch; with `client` it identifies the update; 0 if unknown")
 _MODEL_TAKEN = _seconds("Device time at which the evaluated model was taken")
@@ -52,7 +52,7 @@ _LOSS = _number("Mean loss", unit="1", sign="any")
 _ACCURACY = _share("Share of correct predictions; NaN if the task has no accuracy")
 
 
-def _queue(way: str, link: str) -> dict[str, Column]:
+def _queue(way: str, link: str) -> dict[str, TableColumn]:
     return {
         f"{way}_busy": _total_seconds(f"Time in which packets waited in the queue of the {link}"),
         f"{way}_left": _total_bytes(f"Bytes that left the queue of the {link} in that time"),
@@ -60,11 +60,11 @@ def _queue(way: str, link: str) -> dict[str, Column]:
     }
 
 
-COLUMNS: Mapping[str, Mapping[str, Column]] = {
+COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
     "devices": {
         "device": _DEVICE,
         "group": _GROUP,
-        "profile": Column("Hardware as text, such as `0.25 cpu, 512 MiB`"),
+        "profile": TableColumn("Hardware as text, such as `0.25 cpu, 512 MiB`"),
         "cpu": _number("Planned share of the time of one core of the host", unit="core"),
         "gflops": _number("Planned speed in training", unit="Gflop/s"),
         "speed": _number("Factor of the device's speed that was drawn from the seed", unit="1"),
@@ -75,7 +75,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "updates": {
         "client": _CLIENT,
         "sequence": _count("Number of the update among those of the client"),
-        "kind": Column("`delta` for a difference to the base version, `model` for a whole model"),
+        "kind": TableColumn("`delta` for a difference to the base version, `model` for a whole model"),
         "base_version": _count("Version on which the client trained"),
         "applied_version": _count("First version that contains the update"),
         "staleness": _count("Number of versions made between base version and application"),
@@ -112,8 +112,10 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "parts": {
         "at": _MODEL_TAKEN,
         "version": _VERSION,
-        "part": Column("`class`: test samples of one class; `device`: training samples of a device"),
-        "name": Column("Number of the class, or name of the device"),
+        "part": TableColumn(
+            "`class`: test samples of one class; `device`: training samples of a device"
+        ),
+        "name": TableColumn("Number of the class, or name of the device"),
         "samples": _count("Number of samples in the part"),
         "loss": _LOSS,
         "accuracy": _ACCURACY,
@@ -121,12 +123,12 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "statuses": {
         "at": _AT,
         "client": _CLIENT,
-        "state": Column("`joining`, `ready` or `offline`"),
+        "state": TableColumn("`joining`, `ready` or `offline`"),
     },
     "rejected": {
         "at": _AT,
         "client": _CLIENT,
-        "reason": Column("Why the update was not applied"),
+        "reason": TableColumn("Why the update was not applied"),
         "dispatch": _DISPATCH,
     },
     "clipped": {
@@ -142,14 +144,14 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "until": _seconds("Device time from which no update was expected"),
         "dispatch": _count("Number of the newest unanswered dispatch; 0 if unknown"),
     },
-    "notes": {"at": _AT, "message": Column("Remark about the run")},
+    "notes": {"at": _AT, "message": TableColumn("Remark about the run")},
     "scenario": {
         "at": _seconds("Device time of the action, or of the order if another process carries it out"),
         "lateness": _seconds("`at` minus the device time at which the action was due"),
         "device": _DEVICE,
-        "source": Column("`scenario`, `hand` or `aggregator`"),
-        "action": Column("Kind of the action, such as `set`"),
-        "details": Column("The whole action as JSON"),
+        "source": TableColumn("`scenario`, `hand` or `aggregator`"),
+        "action": TableColumn("Kind of the action, such as `set`"),
+        "details": TableColumn("The whole action as JSON"),
     },
     "telemetry": {
         "device": _DEVICE,
@@ -182,7 +184,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "fidelity": {
         "device": _DEVICE,
         "group": _GROUP,
-        "figure": Column(
+        "figure": TableColumn(
             "`cpu`, `up`, `down`, `rtt`, `jitter`, `loss`, or the share of its rate that a link carried "
             "while packets waited: `up_carried`, `down_carried`"
         ),
@@ -193,14 +195,14 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         ),
     },
     "runs": {
-        "run": Column("Name of the run's directory, and of the folder of its tables"),
-        "label": Column("How the run differs from others of its sweep, without the seed"),
-        "task": Column("Name of the task"),
-        "runtime": Column("Name of the runtime"),
+        "run": TableColumn("Name of the run's directory, and of the folder of its tables"),
+        "label": TableColumn("How the run differs from others of its sweep, without the seed"),
+        "task": TableColumn("Name of the task"),
+        "runtime": TableColumn("Name of the runtime"),
         "seed": _count("Seed of the topology"),
-        "changes": Column("Settings that the sweep changed, as JSON"),
-        "verdict": Column("`valid`, `not valid`, `not judged` or `simulated`"),
-        "rule": Column("Name of the rule"),
+        "changes": TableColumn("Settings that the sweep changed, as JSON"),
+        "verdict": TableColumn("`valid`, `not valid`, `not judged` or `simulated`"),
+        "rule": TableColumn("Name of the rule"),
         "versions": _count("Number of global models made in the run, without the initial one"),
         "updates": _count("Number of updates applied in the run"),
         "dropped": _count("Number of updates that arrived and were not applied, without duplicates"),
@@ -208,9 +210,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "accuracy": _share("Accuracy at the last evaluation; NaN if the task has none"),
         "loss": _number("Mean loss at the last evaluation", unit="1", sign="any"),
         "best_accuracy": _share("Highest accuracy of any evaluation"),
-        "evaluated": Column("Whether the run has any evaluation"),
+        "evaluated": TableColumn("Whether the run has any evaluation"),
         "perplexity": _number("exp(loss) at the last evaluation; only for language tasks", unit="1"),
-        "ended": Column("Why the run ended; missing if it has not ended"),
+        "ended": TableColumn("Why the run ended; missing if it has not ended"),
     },
 }
 """Columns by table and name. An export of several runs writes `runs`; the other tables are those of
@@ -219,7 +221,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
 
 def with_metadata(name: str, table: pd.DataFrame) -> pa.Table:
     """Return the table called `name` as an Arrow table. The metadata of a column are the fields of its
-    `Column` that are not empty."""
+    `TableColumn` that are not empty."""
     made = pa.Table.from_pandas(table, preserve_index=False)
     schema = made.schema
     for place, field in enumerate(schema):

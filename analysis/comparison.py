@@ -61,8 +61,8 @@ class ComparisonRow:
     """Number of runs that a sweep has repeated because they were not valid. The other columns do not
     include these runs."""
     baseline: str
-    """Name of the row that `speed_up` refers to: it has the baseline's setting and is otherwise like
-    this row. Empty if there is no such row."""
+    """Name of the row that `speed_up` refers to. It has the baseline's setting and otherwise the same
+    settings as this row. Empty if there is no such row."""
     speed_up: float
     """Mean time to the target of the baseline ÷ that of this row; the ratio of the medians if a run of
     the two rows missed the target; NaN if a median is unknown."""
@@ -176,7 +176,9 @@ def compare(
     the first row's rule or, if all rows have this rule, its first setting that differs. Raises
     ValueError if no row of any task has the baseline's setting.
     """
-    sets, made, refused = by_settings(runs), {}, []
+    sets = by_settings(runs)
+    made: dict[str, ComparisonRow] = {}
+    refused: list[ValueError] = []
     for task, own in by_task(runs).items():
         same_task = {name: same for name, same in sets.items() if any(same[0] is run for run in own)}
         settings = coordinates([same[0] for same in same_task.values()])
@@ -239,9 +241,10 @@ def _with_speed_up(rows: Sequence[ComparisonRow], baseline: str | None) -> list[
 
 def _baseline_settings(rows: Sequence[ComparisonRow], baseline: str | None) -> Mapping[str, str]:
     if baseline is None:
-        keys = [key for row in rows[:1] for key in row.settings]
-        key = next((key for key in keys if len({row.settings.get(key) for row in rows}) > 1), None)
-        return {} if key is None else {key: rows[0].settings[key]}
+        for key, text in rows[0].settings.items() if rows else ():
+            if any(row.settings.get(key) != text for row in rows):
+                return {key: text}
+        return {}
     if named := next((row for row in rows if row.name == baseline), None):
         return named.settings
     keys = dict.fromkeys(key for row in rows for key in row.settings)

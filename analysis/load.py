@@ -161,7 +161,7 @@ class Run:
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
         """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
-        created. A Parquet file has the definition of each column as metadata (`columns.Column`).
+        created. A Parquet file has the definition of each column as metadata (`columns.TableColumn`).
 
         Raises ValueError for another value of `form`, and OSError if a file cannot be written.
         """

@@ -23,7 +23,7 @@ _LATEX = {
     "<": "$<$",
     "ε": r"$\varepsilon$",
 }
-"""What LaTeX needs in place of a character."""
+"""LaTeX commands by the character that they print."""
 
 
 def frame(rows: Sequence[ComparisonRow]) -> pd.DataFrame:

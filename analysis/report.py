@@ -7,7 +7,7 @@ Text from files is escaped, and never used as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +97,8 @@ def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
     several = len(comparison.by_task(runs)) > 1
     names = [name for name in _CHARTS if not (several and name in _ONE_TASK)]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
-    draw = {**CHARTS, "target-reached": partial(target_reached, target=target)}
+    draw: dict[str, Callable[[Sequence[Run]], Chart]] = dict(CHARTS)
+    draw["target-reached"] = partial(target_reached, target=target)
     made = (draw[name](first if name in _LANES else runs) for name in names)
     return [chart for chart in made if not chart.is_bare]
 

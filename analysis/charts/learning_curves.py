@@ -111,9 +111,9 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) over at least
-    three seeds. There is no bar if one of the runs never reached the accuracy; `target_reached` shows
-    such runs. Times are interpolated between evaluations."""
+    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) for at least
+    three seeds. If one of the runs never reached the accuracy, the bar is left out; `target_reached`
+    shows such runs. Times are interpolated between evaluations."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)

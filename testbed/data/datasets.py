@@ -94,7 +94,7 @@ class Columns:
         )
 
     def _facts(self) -> tuple[object, ...]:
-        sources = (Path(module.__file__).read_bytes() for module in (columns, data_files))
+        sources = (Path(file).read_bytes() for file in (columns.__file__, data_files.__file__))
         return self.data, *sources, _SPLIT_VERSION
 
     def _read_files(self, splits: data_files.Splits, report: Report) -> Dataset:

@@ -455,7 +455,7 @@ def test_images_in_folders_by_class_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", ["{split}_{kind}", "{kind}_{split}"], ids=["MedMNIST", "Keras"])
 def test_npz_file_may_hold_all_splits(folder: Path, testbed: Testbed, names: str) -> None:
     """As MedMNIST and Keras publish them: colour channels last, each label in a row of its own."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, count in (("train", 40), ("val", 20), ("test", 30)):
         pixels = np.arange(count * 8 * 9 * 3).reshape(count, 8, 9, 3) % 256
         arrays[names.format(split=split, kind="x")] = pixels.astype(np.uint8)
@@ -467,8 +467,8 @@ def test_npz_file_may_hold_all_splits(folder: Path, testbed: Testbed, names: str
     assert found.train.x.shape[1:] == (3, 8, 9)
     assert found.train.x[0, :, 0, 1].tolist() == [3, 4, 5]
     assert found.test.y.tolist() == [*range(10)] * 3
-    said = testbed("data", changed(folder, "path: mine,", "path: all.npz,"))
-    assert "Images of shape 8×9×3 have their channels last: models get 3×8×9." in said.out
+    assert found.remarks == ("Images of shape 8×9×3 have their channels last: models get 3×8×9.",)
+    changed(folder, "path: mine,", "path: all.npz,")
     said = testbed(
         "data", changed(folder, "input: x", f"input: {names.format(split='train', kind='x')}")
     )
