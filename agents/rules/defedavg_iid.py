@@ -47,7 +47,7 @@ class DeFedAvgIid(Rule):
         if self.buffer_size > clients:
             raise ValueError(
                 f"buffer_size is {self.buffer_size}, but there are only {clients} clients and a round "
-                "takes each of them once"
+                f"takes at most one update from each: use at most {clients}"
             )
 
     def begin(self, server: Server) -> DeFedAvgIidState:

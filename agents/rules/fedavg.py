@@ -72,7 +72,7 @@ class FedAvg(Rule):
         positive("server_lr", self.server_lr)
         at_least("sample", self.sample, 1)
         if self.replacement and self.sample is None:
-            raise ValueError("replacement needs `sample`: how many clients a round draws")
+            raise ValueError("replacement needs `sample`, the number of clients that a round draws")
         duration("round_timeout", self.round_timeout)
         check_trim(self.trim, self.sample)
 
