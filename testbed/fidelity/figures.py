@@ -17,7 +17,7 @@ from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
 
 FORMAT = 1
-"""Version of `fidelity.json`."""
+"""Version of the format of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
@@ -158,7 +158,7 @@ class Requested:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     cpu: tuple[RequestedCpu, ...]
     """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
@@ -221,7 +221,7 @@ class DeviceFidelity:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     figures: Mapping[str, Figure]
     """Figures by name: `cpu` (CPU share), `up` and `down` (rates), `rtt` (round-trip time), `jitter`
     (standard deviation of round-trip times), `loss` (share of lost round trips). The requested `rtt` is

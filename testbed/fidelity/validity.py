@@ -1,7 +1,8 @@
 """Validity of a run: whether its results can be trusted.
 
-A host can be too slow for the emulation. Its load, late timers, and the devices' measured figures are
-compared with thresholds. A run that exceeds a threshold is not valid, and its verdict names the reason.
+A host can be too slow for the emulation. So the host's load, the lateness of timers, and the devices'
+measured figures are compared with thresholds. A run that exceeds a threshold is not valid, and its
+verdict names the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The model that a run begins with, and the models that a run saved, as plain state dicts.
 
-If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
-`start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-that file, so all processes have the same module. The directory can be read without any other file.
+If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
+`start.safetensors`. This file has the module's whole state by name. Every process of the run builds its
+module from that file, so all processes have the same module. The directory can be read without any other
+file.
 """
 
 from __future__ import annotations
