@@ -96,8 +96,7 @@ def remark(text: str) -> None:
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. Use it for work whose duration cannot be predicted.
-    """
+    output is a terminal. Use this for work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return

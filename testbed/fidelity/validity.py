@@ -134,7 +134,7 @@ class Validity:
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
         """Return the validity of a whole resumed run. `self`: validity of the last segment. `earlier`:
-        validity of the segments before it. `without`: number of earlier segments that ended without a
+        validity of the earlier segments. `without`: number of earlier segments that ended without a
         verdict."""
         lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(

@@ -36,7 +36,7 @@ State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
-"""Names of the tensors in a model that a run saved: without and with buffers."""
+"""Names of the tensors in a saved model, without buffers and with buffers."""
 _NAMED = 3
 """Maximum number of differences listed in an error."""
 
