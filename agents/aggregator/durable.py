@@ -33,7 +33,7 @@ _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
 _LOG_TO_CHECKPOINT = 8
 """A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and larger than this multiple
-of the checkpoint's size. This limits the time of a recovery and the disk space."""
+of the checkpoint's size. This limits the duration of a recovery and the disk space."""
 
 
 @dataclass(slots=True)

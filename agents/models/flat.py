@@ -60,8 +60,8 @@ def write_start(
     tensors. The state comes from the file `initial`. If `initial` is None, the task makes the state with
     `seed`. If `to` is None, nothing is written, and only the file `initial` is checked.
 
-    Returns a description of each difference between the file `initial` and the module. If there is any,
-    nothing is written.
+    Returns a description of each difference between the file `initial` and the module. If there is a
+    difference, nothing is written.
     """
     module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:

@@ -62,7 +62,7 @@ class FedAvg(Rule):
     round_timeout: Annotated[float, "s"] | None = None
     """Maximum duration of a round; None for no limit."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two

@@ -40,7 +40,7 @@ class FedBuff(Rule):
     buffer_size: int = 10
     """K, number of updates per aggregation."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     staleness: Literal["none", "inverse_sqrt"] = "none"
     """Formula for s. `none`: 1. `inverse_sqrt`: 1/√(1+τ)."""
     reply: Literal["immediate", "after_aggregation"] = "immediate"
