@@ -266,7 +266,10 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
                 f"{expected}: entries are missing or in the wrong order"
             )
         if text > _MAX_TEXT:
-            raise RecordingError(f"{path}, the entry at byte {at}: its text has {text:,} bytes")
+            raise RecordingError(
+                f"{path}, the entry at byte {at}: its text has {text:,} bytes, expected at most "
+                f"{_MAX_TEXT:,}"
+            )
         if at + length + text + payload > end:
             yield Torn(at)
             return

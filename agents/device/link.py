@@ -255,7 +255,7 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None
     if found != rate // 8 * 8:  # the kernel counts whole bytes per second
-        raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
+        raise LinkError(f"requested {rate} bit/s on {device}, but the kernel has {found}")
     if not netem:
         return
     made = options.get("netem", {})
@@ -264,9 +264,11 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     pairs = zip(_impairment(link), got, strict=True)
     near = all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs)
     if not near or "rate" not in made or made.get("limit") != _NETEM_LIMIT:
-        raise LinkError(f"asked for `{_netem(link)}` on {device}, the kernel has {made or 'none'}")
+        raise LinkError(f"requested `{_netem(link)}` on {device}, but the kernel has {made or 'none'}")
     if (queue := options.get("bfifo", {}).get("limit")) != _queue(rate):
-        raise LinkError(f"asked for a queue of {_queue(rate)} bytes on {device}, the kernel has {queue}")
+        raise LinkError(
+            f"requested a queue of {_queue(rate)} bytes on {device}, but the kernel has {queue}"
+        )
 
 
 def run(command: list[str]) -> str:

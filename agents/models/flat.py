@@ -216,7 +216,7 @@ def check(module: torch.nn.Module) -> None:
         )
     parameters = learned(module)
     if not parameters:
-        raise ValueError("the model has no parameters to train: it has none, or all are frozen")
+        raise ValueError("the model has no parameters to train: it has no parameters, or all are frozen")
     if other := [f"{name}: {p.dtype}" for name, p in parameters if p.dtype != torch.float32]:
         raise ValueError(
             f"the model has parameters that are not float32 ({_some(other)}), but models are sent and "

@@ -176,7 +176,7 @@ class ServerStep:
             return str(error)
         if message.kind == "model":
             if base is None:
-                return f"{BASE_LACKS}: it is encoded as the difference to that"
+                return f"{BASE_LACKS}, so the encoded difference to it is useless"
             vector += base
         return vector
 

@@ -151,7 +151,7 @@ class Area(Rule):
     def sums(self) -> Sums:
         if self.criterion != "every":
             raise ValueError(
-                f"with criterion: {self.criterion} a sum may have only one message, which reveals it: "
+                f"with criterion: {self.criterion}, a sum may have only one message and reveal it: "
                 "use criterion: every"
             )
         if _not_none(self.every) < 2:

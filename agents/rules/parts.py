@@ -264,6 +264,6 @@ def check_update_times(times: Sequence[float] | None, clients: int | None = None
     if times is None:
         return
     if not all(time > 0 for time in times):
-        raise ValueError("update_times must all be longer than 0 s")
+        raise ValueError("all values of update_times must be above 0 s")
     if clients is not None and len(times) != clients:
         raise ValueError(f"update_times has {len(times)} entries, expected {clients}: one per client")

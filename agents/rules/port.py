@@ -85,7 +85,7 @@ class Port(Rule):
         if self.min_updates > training:
             raise ValueError(
                 f"min_updates is {self.min_updates}, but only {training} clients train at once and "
-                "wait for the aggregation: it would never come"
+                f"wait for the aggregation: use at most {training}"
             )
 
     def sums(self) -> Sums:

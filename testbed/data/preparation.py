@@ -302,8 +302,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of the numbers of classes. If a label reaches it, the labels do not count as classes,
-because they may be tokens."""
+"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
+may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

@@ -1,8 +1,9 @@
 """The model that a run begins with, and the models that a run saved, as plain state dicts.
 
-If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
-`start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-that file, so all processes have the same module. The directory can be read without any other file.
+If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
+`start.safetensors`. This file has the module's whole state by name. Every process of the run builds its
+module from that file, so all processes have the same module. The directory can be read without any other
+file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
-"""Names of the tensors in a model that a run saved: without and with buffers."""
+"""Names of the tensors in a saved model, without buffers and with buffers."""
 _NAMED = 3
 """Maximum number of differences listed in an error."""
 
