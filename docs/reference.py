@@ -160,7 +160,7 @@ def tables() -> str:
         "The columns of the tables that `testbed export` writes and that `analysis.load.Run` has. "
         "Exported Parquet files have these definitions as metadata of each column "
         '(`pyarrow.parquet.read_schema("updates.parquet").field("bytes").metadata`). '
-        "Times count from the start of the run clock. The unit of a number without a unit is 1. "
+        "Device time counts from the start of the run clock. The unit 1 is that of counts and ratios. "
         "A cumulative column says from when on it counts; all other values stand for themselves.",
     ]
     for name, found in COLUMNS.items():
