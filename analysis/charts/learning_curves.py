@@ -159,11 +159,15 @@ def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
     level = comparison.common_target(runs) if target is None else target
     layers: list[Layer] = []
     sets = by_settings(runs) if level is not None else {}
+    longest = max((metrics.observed(run).time for run in runs), default=0.0)
     for index, (name, same) in enumerate(sets.items()):
         times = [_time(run, level or 0.0) for run in same]
         limits = [metrics.observed(run).time for run in same]
         at, reached = metrics.kaplan_meier(times, limits)
-        columns = arrays(x=np.append(0.0, at), y=np.append(0.0, 100 * reached))
+        x, y = np.append(0.0, at), np.append(0.0, 100 * reached)
+        if np.isclose(y[-1], 100) and len(at):  # all have reached it, and the share stays
+            x, y = np.append(x, longest), np.append(y, y[-1])
+        columns = arrays(x=x, y=y)
         hover = {"runs": "$name", "reached (%)": "y", "device time (s)": "x"}
         layers.append(Layer(name, "step", columns, color(index), legend=len(sets) > 1, hover=hover))
         ends = np.array([end for end, time in zip(limits, times, strict=True) if np.isnan(time)])
