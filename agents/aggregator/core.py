@@ -99,7 +99,7 @@ class AggregatorCore:
         self._phase = RunPhase.WAITING
         self._epoch: Nanoseconds = 0
         self._timers = Timers()
-        self._members = Membership(settings.importance, server)
+        self._members = Membership(settings.importance, server, settings.idle)
         self.progress = RunProgress(settings.patience)
         self._versions = Versions(settings, server, steps)
         self._arrivals = self._versions.arrivals
@@ -120,7 +120,7 @@ class AggregatorCore:
 
     @property
     def ready(self) -> Sequence[str]:
-        """Clients that are ready, in device order."""
+        """Clients that are ready and train, in device order."""
         return self._members.ready
 
     @property
@@ -348,7 +348,8 @@ class AggregatorCore:
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
         """Return the actions at every start of the run clock: write a record, save the model, and
         evaluate it."""
-        clients, missing = tuple(self._server.clients), tuple(self._members.missing)
+        clients = (*self._server.clients, *self._members.waiting)
+        missing = tuple(self._members.missing)
         at = to_seconds(started.at)
         return [
             Log(events.RunStarted(at, started.wall_clock, clients, missing)),
@@ -361,10 +362,11 @@ class AggregatorCore:
     def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
         """Handle a client's new state. A client that is ready is asked for its unacknowledged updates.
         If the client is asked for a report, it sends these updates before the report."""
-        if client not in self._settings.importance:
+        is_idle = client in self._settings.idle
+        if client not in self._settings.importance and not is_idle:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
-        if state != "ready" or any(isinstance(action, AskForReport) for action in actions):
+        if is_idle or state != "ready" or any(isinstance(action, AskForReport) for action in actions):
             return actions
         return [*actions, AskForUnacknowledged(client)]
 
@@ -407,7 +409,10 @@ class AggregatorCore:
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
         """Handle the farewell of `sender`. The farewell has the vector that the client saved after its
         last applied update, or the sequence number 0 if no update was applied. The client's sequence
-        numbers are forgotten, so that it starts like a new client if it comes back."""
+        numbers are forgotten, so that it starts like a new client if it comes back. An idle client has
+        nothing to say goodbye to."""
+        if sender not in self._settings.importance:
+            return []
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:

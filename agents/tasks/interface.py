@@ -28,7 +28,7 @@ class Task(Protocol):
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
     None if `shards` makes the data of each device; empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
-    """Whether the task has an accuracy, computed from `correct`."""
+    """Whether the task has an accuracy, computed from `correct`. If not, `correct` is never called."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
@@ -71,7 +71,8 @@ class Task(Protocol):
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
         """Train `module` in place on a client's shard, and return the mean loss; NaN if unknown. Only
-        for tasks with `fits`.
+        for tasks with `fits`. `shard.x` has the type of the data, such as uint8 for images;
+        `shard.tensors()` returns inputs and labels as tensors for `module`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.

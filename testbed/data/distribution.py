@@ -41,7 +41,8 @@ class SampleDistribution:
     """Number of samples by device and class, shape (devices, classes); (devices, 0) if labels are not
     classes."""
     labels: Mapping[str, tuple[float, float, float]]
-    """Lowest, mean and highest label by device; empty unless labels are numbers."""
+    """Lowest, mean and highest label of each device that has samples; empty unless labels are
+    numbers."""
     total: int
     """Number of training samples of the dataset, without transformed copies."""
     test: int
@@ -59,10 +60,12 @@ class SampleDistribution:
 
     @property
     def skew(self) -> float:
-        """Mean total variation distance between the class shares of a device and those of all devices
-        together: 0 if all devices have the same shares, near 1 if each has its own class."""
+        """Mean total variation distance between the class shares of a device that has samples and those
+        of all devices together: 0 if all devices have the same shares, near 1 if each has its own
+        class."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
-        own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
+        own = self.counts[self.samples > 0]
+        own = own / own.sum(axis=1, keepdims=True)
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)
 
     def draw(self, to: Path) -> None:
@@ -105,6 +108,7 @@ def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
         {
             name: (float(own.min()), float(own.mean()), float(own.max()))
             for name, own in ((name, y[chosen]) for name, chosen in prepared.indices.items())
+            if len(own)
         }
         if numbers
         else {},

@@ -26,7 +26,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
 
     `labels`: client -> number of its samples of each class.
     """
-    weights = importance(spec.topology, spec.samples)
+    weights = importance(spec)
     return {
         "format": events.FORMAT,
         "runtime": spec.plan.runtime,
@@ -51,7 +51,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
                 **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
                 "samples": spec.samples[device.name],
-                "importance": weights[device.name],
+                "importance": weights.get(device.name, 0.0),
                 "labels": labels[device.name],
             }
             for device in spec.plan.devices

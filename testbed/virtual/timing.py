@@ -22,9 +22,9 @@ class ComputeTimes:
         self._cost = cost
         self._step = cost.per_step(device)
 
-    def computing(self, steps: int) -> Nanoseconds:
-        """Time to compute an update of `steps` steps."""
-        return from_seconds(steps * self._step + self._cost.per_update(self._device))
+    def computing(self, work: float) -> Nanoseconds:
+        """Time to compute an update. `work`: the work of its training in steps of a full mini-batch."""
+        return from_seconds(work * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
         """Time before a training to compute the data for other clients, such as a mask and its
