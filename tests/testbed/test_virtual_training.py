@@ -391,7 +391,8 @@ def test_unstackable_models_are_trained_one_by_one() -> None:
     ):
         expected = own.train(job.start, np.random.default_rng(k % 5), job.lr)
         np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
-    for quiet in (TASKS["module"], LARGE["mnist-cnn"]):
+    normed = Own(layer=functools.partial(nn.BatchNorm1d, 3)), train
+    for quiet in (TASKS["module"], LARGE["mnist-cnn"], normed):
         assert BatchTrainer(*quiet).remark is None
 
 
