@@ -72,12 +72,13 @@ class Area(Rule):
     scaled to sum 1. A client is a member from its join to its goodbye:
 
     - A client that joins, for the first time or after a goodbye, starts with y_i = the x that it is
-    sent. Its first message is its full model, from which the server computes the residual. - A client
-    that says goodbye sends its y_i, which is removed from the mean: with p_i = 1/N, u ← (N(x+u) −
-    y_i)/(N−1) − x. - A client that leaves without a goodbye stays in the mean with its last y_i. This
-    biases the limit until the client is back; the log has a note about it. - A client whose memory
-    differs from the y_i in the mean has lost its memory. The old y_i stays in the mean for the rest of
-    the run, and the client joins as a new one.
+      sent. Its first message is its full model, from which the server computes the residual.
+    - A client that says goodbye sends its y_i, which is removed from the mean. With p_i = 1/N, this is
+      u ← (N(x+u) − y_i)/(N−1) − x.
+    - A client that leaves without a goodbye stays in the mean with its last y_i. This biases the limit
+      until the client is back; the log has a note about it.
+    - A client whose memory differs from the y_i in the mean has lost its memory. The old y_i stays in
+      the mean for the rest of the run, and the client joins as a new one.
 
     With secure aggregation, the sum of Δ messages is added to u when the sum is unmasked. If a sum
     cannot be unmasked, each sender is informed with its next model. It then subtracts the lost message

@@ -24,7 +24,7 @@ class Quadratic(Task):
     has_accuracy: ClassVar[bool] = False
 
     centers: tuple[tuple[float, ...], ...]
-    """c_i: one point per device, in device order, all of the same dimension."""
+    """The points c_i, one per device, in device order. All points have the same dimension."""
 
     def __post_init__(self) -> None:
         dimensions = {len(center) for center in self.centers}

@@ -36,8 +36,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the controller and wait until the run clock starts; pass its output lines to `report`.
 
-    `tied`: the controller ends with this process. Raises TestbedError with the reason if the run ended
-    before its clock started.
+    `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
+    the run ended before its clock started.
     """
     from testbed.runtimes.process import runtime  # with the broker
 
@@ -78,7 +78,8 @@ def start(
 
 
 def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
-    """Ask the controller to end its run, and wait until it has ended; kill it if that takes too long."""
+    """Ask the controller to end its run, and wait until the controller has ended. Kill it if that takes
+    too long."""
     from testbed.run import live_runs
 
     controller.terminate()

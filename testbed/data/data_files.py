@@ -47,7 +47,7 @@ class Splits:
 
 
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
-    """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
+    """Return the files of `data` on this machine; None if the data has to be downloaded from the hub.
 
     `root`: data root; None if there is none. Raises DataError if the user's folder has no files,
     BadInputError if `root` is not a folder.
@@ -207,13 +207,12 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
     "tsv": _csv,
     **dict.fromkeys(_IMAGES, _image_folder),
 }
-"""Function that opens a split, by file type."""
+"""File type -> function that opens a split of files of that type."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
-    """Return the samples in numpy `arrays` (by column). `name`: name of the data in errors. Raises
-    DataError.
-    """
+    """Return the samples in `arrays`: column -> numpy array. `name`: name of the data in errors. Raises
+    DataError."""
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
 
@@ -291,8 +290,8 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work (downloading, unpacking), with their sizes if known.
-    `known`: the dataset's files according to the hub."""
+    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if it is
+    unknown. `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}
