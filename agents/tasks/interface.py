@@ -71,8 +71,8 @@ class Task(Protocol):
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
         """Train `module` in place on a client's shard. Return the mean loss; NaN if it is unknown. Only
-        tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for images;
-        `shard.tensors()` returns inputs and labels as tensors for `module`.
+        tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for
+        images. `shard.tensors()` returns inputs and labels as tensors for `module`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.
