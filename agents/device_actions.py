@@ -7,13 +7,13 @@ or cut off.
 - The device's process runs while the device is present and not down. A process that starts while the
   device is frozen is frozen as soon as possible. While the device is cut off, no packet passes. A device
   that is down can still be frozen, thawed, cut off and connected; it leaves without a goodbye.
-- `Join` starts a device that is absent: since the start of the run, since it left, or since a permanent
-  `Crash`. It ends all holds.
+- `Join` starts a device that is absent, because it has not joined yet, has left, or has had a permanent
+  `Crash`. `Join` ends all holds.
 - `SetCpu` and `SetLink` apply to the device, not to its process: they persist over crashes and absence.
 
-To add an action: a class, a member of `Switching` and a row of `_HOLDS`. An action with a value: a class
-and a member of `Action`. The type checker then reports each place that does not handle it yet, in every
-runtime.
+To add an action without a value, write a class, add it to `Switching`, and add a row to `_HOLDS`. To add
+an action with a value, write a class and add it to `Action`. The type checker then reports each place
+that does not handle the action yet, in every runtime.
 """
 
 from __future__ import annotations

@@ -41,18 +41,19 @@ def silent(_: str) -> None:
 
 
 verbosity = 0
-"""-1 with `--quiet` (only results and errors), 1 with `--verbose`, else 0."""
+"""Verbosity of the output: -1 with `--quiet` (only results and errors), 1 with `--verbose`, otherwise
+0."""
 
 
 @functools.cache
 def out() -> Console:
-    """Standard output."""
+    """Return the console of standard output."""
     return _console(stderr=False)
 
 
 @functools.cache
 def err() -> Console:
-    """Standard error."""
+    """Return the console of standard error."""
     return _console(stderr=True)
 
 
@@ -95,8 +96,7 @@ def remark(text: str) -> None:
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. Use it for work whose duration cannot be predicted.
-    """
+    output is a terminal. Use this for work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return

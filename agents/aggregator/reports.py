@@ -42,7 +42,8 @@ class Reports:
         return AskForReport(client, newest)
 
     def asked_about(self, client: str) -> int | None:
-        """Return the dispatch of the report that `client` owes; None if it owes none."""
+        """Return the number of the dispatch of the report that `client` owes; None if `client` owes no
+        report."""
         return self._asked_about.get(client)
 
     def expect_none(self, client: str) -> None:
@@ -66,7 +67,7 @@ class Reports:
     def handle(self, event: Reported) -> list[Action]:
         """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
         the client was asked about is newer and still open, that dispatch or its update was lost, and the
-        client gets another model. The rule does not notice: it still waits for the answer."""
+        client gets another model. The rule is not informed, because it still waits for an answer."""
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:

@@ -114,7 +114,7 @@ def _payload(path: Path) -> memoryview:
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
-            raise ValueError(f"it has {size:,} bytes")
+            raise ValueError(f"it has {size:,} bytes, expected at most {_MAX_BYTES:,}")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         return files.without_checksum(data)
 

@@ -182,8 +182,8 @@ class Trainer:
 
 
 class FitTrainer(Trainer):
-    """Trainer of a task that trains by itself (`Task.fits`): one call of its `fit` is one step, with
-    step size `lr`."""
+    """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
+    step, with step size `lr`."""
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
         self._local, self._shard = local, shard
@@ -282,7 +282,7 @@ def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
 
 
 class _Sgd:
-    """w ← w − lr·g, with weight decay and heavy-ball momentum."""
+    """SGD: w ← w − lr·g, with weight decay and heavy-ball momentum."""
 
     def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat

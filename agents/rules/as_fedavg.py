@@ -45,7 +45,7 @@ class AsFedAvg(Rule):
     every: int
     """Δ, number of models per aggregation."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
 
     def __post_init__(self) -> None:
         at_least("every", self.every, 1)

@@ -50,7 +50,7 @@ class DeFedAvgNiid(Rule):
     """Behaviour of a client whose update waits in the send buffer. `overwrite`: train on the next model
     and replace the update. `hold`: train again only after the server has pulled the update."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two

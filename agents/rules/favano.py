@@ -60,7 +60,7 @@ class Favano(Rule):
     """Formula for α_i. `stochastic`: P(E_i > 0)·min(E_i, K). `deterministic`: E[min(E_i, K)]. E_i is the
     number of local steps that are done when the training is interrupted."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
 
     def __post_init__(self) -> None:
         duration("period", self.period)

@@ -39,9 +39,9 @@ def start(
     `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
     the run ended before its clock started.
     """
-    from testbed.runtimes.process import runtime  # with the broker
+    from testbed.runtimes.process import runtime  # here, because it imports the broker
 
-    past = RecordFollower(directory.events).read()  # of a run that is resumed
+    past = RecordFollower(directory.events).read()  # records of a resumed run
     started = [record for record in past if isinstance(record, events.RunStarted)]
     launch.write(directory)
     arguments = [str(directory.path), *(["tied"] if tied else [])]
@@ -70,7 +70,7 @@ def start(
             end(controller, directory)
             raise
     if not tied:
-        threading.Thread(target=controller.wait, daemon=True).start()  # reaps it when it ends
+        threading.Thread(target=controller.wait, daemon=True).start()  # reaps the controller
     if code:
         end(controller, directory)
         raise failure(directory, code, begin)

@@ -1,7 +1,8 @@
 """A run as HTML, with a live display in notebooks.
 
-Each update replaces the whole output. HTML with pictures looks the same in JupyterLab, VS Code and
-Colab, is saved in the notebook's file, and needs no extension. A thread of low priority draws the run.
+Each update replaces the whole output. HTML with pictures is used because it looks the same in
+JupyterLab, VS Code and Colab, is saved in the notebook's file, and needs no extension. A thread of low
+priority draws the run.
 """
 
 from __future__ import annotations

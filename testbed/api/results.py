@@ -57,7 +57,7 @@ def load_all(
             if path not in found:
                 found[path] = read_slim(path) if slim else read(directory.path)
     ordered = list(found.values())
-    if len(given) == 1:  # several are kept in the user's order
+    if len(given) == 1:  # several names keep the user's order
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
     return ordered
 

@@ -136,7 +136,7 @@ def agree(
     if len(set(labels)) < 2:
         raise BadInputError(
             f"{file} has only the configuration {labels[0]}, so there is nothing to rank: "
-            "add variants, or a grid of more than seeds"
+            "add variants, or a grid over more than seeds"
         )
     cells = [cell.topology for cell in studies[0].cells]
     if len({(cell.task.name, repr(cell.task.data), cell.evaluate.on) for cell in cells}) > 1:

@@ -258,9 +258,8 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read. The file has these permissions from its
-    creation.
-    """
+    """Write `text` to a file that only this user may read. The permissions are set when the file is
+    created, before it has any content."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

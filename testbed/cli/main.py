@@ -95,7 +95,7 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read
         _fail(str(from_os_error(error)), 1)
-    except KeyboardInterrupt:  # before or after typer's own handling of it
+    except KeyboardInterrupt:  # raised before or after typer handles it itself
         sys.exit(130)
     except Exception:
         if not interrupted():
@@ -375,7 +375,9 @@ def plan_command(
     data: DataRoot = None,
     nodes: Annotated[
         Path | None,
-        typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
+        typer.Option(
+            "--nodes", help="File that describes the machines, for a runtime that uses several."
+        ),
     ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Also print a drawing as text.")] = False,
     draw_to: Annotated[

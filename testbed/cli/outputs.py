@@ -178,7 +178,7 @@ class DeviceDataOutput(Output):
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     samples: int
     """Number of training samples."""
     labels: list[int] | None = None

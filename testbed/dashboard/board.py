@@ -24,12 +24,12 @@ MAX_COLUMNS = 3
 """Maximum number of runs that each have a column. If there are more runs, only the charts of all runs
 are shown."""
 BY_DEVICE = "loss-by-device"
-"""Chart of all runs, shown if a run evaluates by device."""
+"""Name of the chart of all runs that is shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Charts of single runs."""
+"""Names of the charts of single runs."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Charts of single emulated runs. A run in virtual time has none of them, because nothing is
-measured."""
+"""Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
+is measured."""
 _LIVE_LANE_UPDATES = 2_000
 """Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because a
 browser redraws the lanes twice a second."""

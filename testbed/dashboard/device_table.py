@@ -160,7 +160,7 @@ def _used(run: Run, seconds: float) -> pd.DataFrame:
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
     names = samples["device"].astype(str)
     grown = samples.drop(columns="device").groupby(names).diff()
-    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # not across a restart of the device
+    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # no growth across a restart of the device
     total = grown.groupby(names[grown.index]).sum(min_count=1)
     return total.div(total["at"], axis=0)
 

@@ -239,7 +239,8 @@ def _labels(
         named = named or bool(names.known) or data.alphabet is None
         if not named and array.dtype.itemsize > 4 and first > 0:
             raise DataError(
-                "label", f"{place}, row {first}: texts of several characters after single ones"
+                "label",
+                f"{place}, row {first}: texts of several characters after texts of one",
             )
         if not named and array.dtype.itemsize == 4 and (array != "").all():
             codes = _lookup(data.alphabet or "", array.view(np.uint32))

@@ -243,7 +243,7 @@ def _split_name(paths: Sequence[Path]) -> str:
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
     Raises HostError."""
-    # The libraries read this at import: a user's experiment sends no usage statistics.
+    # The libraries read this at import. It keeps them from sending usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import huggingface_hub
@@ -251,7 +251,7 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
 
     try:
         known: Any = ()
-        # First, with a timeout: without a network the library below retries for half a minute.
+        # This request has a timeout. Without a network, the library below retries for half a minute.
         with contextlib.suppress(OfflineModeIsEnabled):
             info = huggingface_hub.HfApi().dataset_info(str(data.hub), timeout=10, files_metadata=True)
             known = info.siblings or ()

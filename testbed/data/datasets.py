@@ -261,7 +261,7 @@ class SyntheticSentences:
     @staticmethod
     def _read(_: Report) -> Dataset:
         rng = np.random.default_rng(140)
-        length = 2 * rng.integers(2, 8, 4000) + 1  # odd: no ties
+        length = 2 * rng.integers(2, 8, 4000) + 1  # odd, so that there are no ties
         x = rng.integers(1, 64, (4000, 16))
         x[np.arange(16) >= length[:, None]] = 0
         y = ((x >= 32).sum(1) > length / 2).astype(np.int64)

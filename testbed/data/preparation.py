@@ -315,7 +315,7 @@ def _partition_path(
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
-    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    code = Path(partition.__file__).read_bytes()  # a change of this module may change the partition
     given = [
         (place, by_hand[client].samples, by_hand[client].labels)
         for place, client in enumerate(clients)
@@ -334,8 +334,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of the numbers of classes. If a label reaches it, the labels do not count as classes,
-because they may be tokens."""
+"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
+may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

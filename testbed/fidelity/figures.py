@@ -17,16 +17,16 @@ from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
 
 FORMAT = 1
-"""Version of `fidelity.json`."""
+"""Version of the format of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
-"""Minimum duration of the measurement behind a CPU figure that may count against a run, in seconds. In
-one second, a single CFS period more or less changes the figure by some per cent."""
+"""Minimum measuring time of a CPU figure, in seconds. A figure from a shorter time does not count
+against a run: within one second, a single CFS period more or less changes it by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Minimum duration of the measurement behind a figure `demand` that may count against a run, in seconds.
-The duration is the total time in which the client ran or waited for a CPU. The device cannot have lost
-more CPU time than this total."""
+"""Minimum measuring time of the figure `demand`, in seconds: the time in which the client ran or waited
+for a CPU. A figure from a shorter time does not count against a run, because the device cannot have lost
+more CPU time than that."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two independent delays that are uniform from −1 to 1."""
 _RTT_SLACK_SECONDS = 0.002
@@ -131,7 +131,7 @@ class GpuFidelity:
     def unjudged(self) -> Iterator[str]:
         """Yield a sentence for each check that was not possible, with the reason."""
         if not self.samples:
-            yield "its GPU: NVML saw no process of the device there"
+            yield "its GPU: NVML saw no process of the device on it"
             return
         if self.requested.limited:
             yield (
@@ -158,7 +158,7 @@ class Requested:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     cpu: tuple[RequestedCpu, ...]
     """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
@@ -221,7 +221,7 @@ class DeviceFidelity:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     figures: Mapping[str, Figure]
     """Figures by name: `cpu` (CPU share), `up` and `down` (rates), `rtt` (round-trip time), `jitter`
     (standard deviation of round-trip times), `loss` (share of lost round trips). The requested `rtt` is

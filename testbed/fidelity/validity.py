@@ -1,7 +1,8 @@
 """Validity of a run: whether its results can be trusted.
 
-A host can be too slow for the emulation. Its load, late timers, and the devices' measured figures are
-compared with thresholds. A run that exceeds a threshold is not valid, and its verdict names the reason.
+A host can be too slow for the emulation. So the host's load, the lateness of timers, and the devices'
+measured figures are compared with thresholds. A run that exceeds a threshold is not valid, and its
+verdict names the reason.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Validity:
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
         """Return the validity of a whole resumed run. `self`: validity of the last segment. `earlier`:
-        validity of the segments before it. `without`: number of earlier segments that ended without a
+        validity of the earlier segments. `without`: number of earlier segments that ended without a
         verdict."""
         lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(

@@ -3,10 +3,10 @@ has the modules already, and shares their memory with the other forks until it w
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
-session, on its own CPUs, with its own log. It ends with the fork server, which ends with the controller.
-No module may start a thread when it is imported, because only the forking thread exists in a fork. Linux
-only.
+A program is the function `main` of a module. The program runs as with `run_module.py MODULE ARGUMENT`:
+in its own session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork
+server ends when the controller ends. No module may start a thread when it is imported, because only the
+forking thread exists in a fork. Linux only.
 
 `multiprocessing`'s fork server needs twice the memory and three times as long per program, skips modules
 that it cannot import, and runs the user's main module in each program.

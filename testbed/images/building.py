@@ -87,7 +87,7 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         with uninterrupted():
-            shutil.rmtree(folder, ignore_errors=True)  # the error to report is what ended the build
+            shutil.rmtree(folder, ignore_errors=True)  # report the error that ended the build
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ def _discard(client: docker.DockerClient, token: str) -> None:
     keeps the layers that the build has made.
     """
     deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
-    with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build
+    with contextlib.suppress(*docker_engine.ERRORS):  # report the error that ended the build
         while time.monotonic() < deadline:
             containers = client.containers.list(
                 all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True

@@ -105,8 +105,8 @@ def fetch_more_wheels(
 
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
-    """Return the names of all packages that pip would download. Nothing is downloaded, because it could
-    be gigabytes."""
+    """Return the names of all packages that pip would download. Nothing is downloaded, because the
+    packages may have gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)

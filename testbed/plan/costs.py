@@ -40,8 +40,8 @@ _PUBACK = 4
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes by which the header of a real update is longer than the header in `message_sizes`, where each
-number is 0 and so has only one digit."""
+"""Bytes by which the header of a real update is longer than the header in `message_sizes`. There, each
+number is 0, so it has only one digit."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
@@ -167,7 +167,7 @@ def step_time(virtual: Virtual) -> StepTime | None:
 def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
     """Return `virtual` with the measured time of a step, and with all other costs filled in.
 
-    With these settings a run can be repeated on any host.
+    A run with the returned settings can be repeated on any host.
     """
     beside = step_cost(virtual, None)
     found = {

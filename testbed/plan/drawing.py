@@ -1,4 +1,4 @@
-"""Picture of a plan, as text or SVG: servers, links and device groups.
+"""Picture of the servers, links and device groups of a plan, as text or SVG.
 
 aggregator ─ broker ─ router
 ├─ fast × 2  0.25 cpu, 512 MiB ── no limits

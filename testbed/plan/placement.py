@@ -2,7 +2,8 @@
 
 Each node keeps its first core for the processes that serve its devices, as a single host does. On the
 first node, broker and aggregator are among these processes. The devices with the largest requests are
-placed first, each on the allowed node with the most cores left, so that all nodes are equally busy.
+placed first. Each is placed on the allowed node with the most cores left, so that all nodes are equally
+busy.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class PlannedDevice:
     memory: int
     """Memory limit in bytes."""
     local: LocalTraining
-    """Local training."""
+    """Settings of the device's local training."""
     cores: str = ""
     """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
