@@ -394,10 +394,12 @@ def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
     without = "define correct, or has_accuracy: ClassVar[bool] = False if the task has no accuracy"
     is_default = type(task).correct is Task.correct
     if is_default and len(_shape(outputs) or ()) < 2:
-        found = f"its outputs {_description(outputs)}"
-        raise _RefusedError(f"{found}, of which none is the most likely class: {without}")
+        raise _RefusedError(
+            f"its model returns outputs of shape {_shape(outputs)}, which have no scores of classes: "
+            f"{without}"
+        )
     if is_default and shard.y.dtype.kind != "i":
-        raise _RefusedError(f"its labels are {shard.y.dtype}, and no classes: {without}")
+        raise _RefusedError(f"its labels are {shard.y.dtype}, not integer classes: {without}")
     right = task.correct(outputs, shard.tensors()[1])
     if right is not None and _shape(right) != (len(shard),):
         raise _RefusedError(

@@ -55,29 +55,17 @@ def nothing_in_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     user_code.use_folder(None)
 
 
-def write(folder: Path, body: str, local: str = "{steps: 1, lr: 0.1}") -> Path:
-    """Return a topology whose task is `Mine` with the class body `body`."""
+def write(folder: Path, body: str, local: str = "{steps: 1, lr: 0.1}", name: str = "Mine") -> Path:
+    """Return a topology whose task is the class `name` of a module. `Mine` has the class body `body`."""
     (folder / "own.py").write_text(HEAD + body)
     file = folder / "t.yaml"
     file.write_text(
         yaml.safe_dump({"name": "t", "code": "own.py"})
-        + f'task:\n  name: "own:Mine"\n  local: {local}\n'
+        + f'task:\n  name: "own:{name}"\n  local: {local}\n'
         + "rule: {name: fedavg}\n"
         + "devices: [{name: a, count: 2, timing: 1s}]\nstop: {updates: 40}\nvirtual: {step_time: 1ms}\n"
     )
     return file
-
-
-def refusal(folder: Path, body: str) -> str:
-    """Return the message with which the task `Mine` is refused; empty if it is accepted."""
-    y = np.linspace(0, 1, 40, dtype=np.float32)
-    try:
-        read = topology.load(write(folder, body))
-        planning.plan_topology(read, Options(runtime="virtual"))
-        model_check.try_step(read, halves(Shard(PIXELS, y, scale=1 / 255)))
-    except BadInputError as error:
-        return str(error)
-    return ""
 
 
 def halves(shard: Shard) -> Prepared:
@@ -98,70 +86,93 @@ def test_regression_example_learns(tmp_path: Path) -> None:
     assert (first > 2.5, last < 0.5, len(done.updates)) == (True, True, 200)
 
 
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        (
-            "    pass\n",
-            "t.yaml:4:9: task.name: own:Mine cannot run: its outputs has the shape (40,), of",
-        ),
-        (
-            "    def correct(self, outputs, y): return 0.5\n",
-            "its correct is 0.5, expected one value per",
-        ),
-        (
-            "    def model(self): return nn.Linear(3, 2)\n"
-            "    def loss(self, outputs, y): return outputs.sum(1) - y\n",
-            "its labels are float32, and no classes: define correct, or has_accuracy: ClassVar[bool] =",
-        ),
-        (
-            UNSCORED + "    def loss(self, outputs, y): return 0.0\n",
-            "its loss is 0.0, expected one value",
-        ),
-        (
-            UNSCORED + "    def weights(self, y): return [1.0]\n",
-            "its weights is [1.0], expected the shape",
-        ),
-        (UNSCORED + "    l2 = '1'\n", "its l2 is '1', expected a number"),
-        (
-            UNSCORED + "    def model(self): return [nn.Linear(3, 1)]\n",
-            "its model returns a list, expect",
-        ),
-        (
-            UNSCORED + "    def model(self): pass\n",
-            "own:Mine cannot run: its model returns None, expected",
-        ),
-        (UNSCORED + "    fits: ClassVar[bool] = True\n", "fits = True without a method fit: define it"),
-        (
-            UNSCORED + "    def fit(self, module, shard, lr): pass\n",
-            "has fits = False and a method fit: wr",
-        ),
-        (FITS + "        pass\n", "t.yaml:4:9: task.name: own:Mine cannot run: Mine.fit returned None"),
-        (
-            FITS + "        module[0].weight.data = torch.zeros(1, 3)\n        return 0.0\n",
-            "its fit gives the parameter 0.weight a new tensor, so that the training would be lost",
-        ),
-        (FITS + "        return module(torch.from_numpy(shard.x)).sum()\n", 'own.py", line 28, in fit'),
-        (FITS + "        return undefined\n", "NameError: name 'undefined' is not defined"),
-    ],
+REFUSED = [
+    (
+        "    pass\n",
+        "t.yaml:4:9: task.name: own:Refused0 cannot run: its model returns outputs of shape (40,)",
+    ),
+    (
+        "    def correct(self, outputs, y): return 0.5\n",
+        "its correct is 0.5, expected one value per sample",
+    ),
+    (
+        "    def model(self): return nn.Linear(3, 2)\n"
+        "    def loss(self, outputs, y): return outputs.sum(1) - y\n",
+        "its labels are float32, not integer classes: define correct, or has_accuracy: ClassVar[bool] =",
+    ),
+    (
+        UNSCORED + "    def loss(self, outputs, y): return 0.0\n",
+        "its loss is 0.0, expected one value for",
+    ),
+    (
+        UNSCORED + "    def weights(self, y): return [1.0]\n",
+        "its weights is [1.0], expected the shape of",
+    ),
+    (UNSCORED + "    l2 = '1'\n", "its l2 is '1', expected a number"),
+    (
+        UNSCORED + "    def model(self): return [nn.Linear(3, 1)]\n",
+        "its model returns a list, expected a ",
+    ),
+    (
+        UNSCORED + "    def model(self): pass\n",
+        "own:Refused7 cannot run: its model returns None, expected",
+    ),
+    (UNSCORED + "    fits: ClassVar[bool] = True\n", "fits = True without a method fit: define it"),
+    (
+        UNSCORED + "    def fit(self, module, shard, lr): pass\n",
+        "has fits = False and a method fit: write",
+    ),
+    (
+        FITS + "        pass\n",
+        "t.yaml:4:9: task.name: own:Refused10 cannot run: Refused10.fit returned None",
+    ),
+    (
+        FITS + "        module[0].weight.data = torch.zeros(1, 3)\n        return 0.0\n",
+        "its fit gives the parameter 0.weight a new tensor, so that the training would be lost",
+    ),
+    (
+        FITS + "        return module(torch.from_numpy(shard.x)).sum()\n",
+        "in fit\n    return module(torch.",
+    ),
+    (FITS + "        return undefined\n", "NameError: name 'undefined' is not defined"),
+]
+"""Bodies of task classes, and part of the message with which each is refused."""
+ACCEPTED = [
+    FITS + "        x, y = shard.tensors()\n        return self.loss(module(x), y).mean()\n",
+    FITS + "        return math.nan\n",
+    UNSCORED,
+    "    def correct(self, outputs, y): return (outputs - y).abs() < 0.5\n",
+]
+CLASSES = "".join(
+    f"\n@dataclass(frozen=True)\nclass {name}{number}(Line):\n{body}"
+    for name, bodies in (("Refused", [body for body, _ in REFUSED]), ("Accepted", ACCEPTED))
+    for number, body in enumerate(bodies)
 )
-def test_method_that_cannot_work_is_refused(body: str, told: str, tmp_path: Path) -> None:
-    refused = refusal(tmp_path, body)
-    assert told in refused
-    assert "inspection_process.py" not in refused
+"""All classes are in one module, so that one process looks at all of them."""
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        FITS + "        x, y = shard.tensors()\n        return self.loss(module(x), y).mean()\n",
-        FITS + "        return math.nan\n",
-        UNSCORED,
-        "    def correct(self, outputs, y): return (outputs - y).abs() < 0.5\n",
-    ],
-)
-def test_method_that_works_is_accepted(body: str, tmp_path: Path) -> None:
-    assert refusal(tmp_path, body) == ""
+def refusal(folder: Path, name: str) -> str:
+    """Return the message with which the task `name` is refused; empty if it is accepted."""
+    y = np.linspace(0, 1, 40, dtype=np.float32)
+    try:
+        read = topology.load(write(folder, UNSCORED + CLASSES, name=name))
+        planning.plan_topology(read, Options(runtime="virtual"))
+        model_check.try_step(read, halves(Shard(PIXELS, y, scale=1 / 255)))
+    except BadInputError as error:
+        return str(error)
+    return ""
+
+
+def test_method_that_cannot_work_is_refused(tmp_path: Path) -> None:
+    for number, (body, told) in enumerate(REFUSED):
+        refused = refusal(tmp_path, f"Refused{number}")
+        assert told in refused, body
+        assert "inspection_process.py" not in refused
+
+
+def test_method_that_works_is_accepted(tmp_path: Path) -> None:
+    for number, body in enumerate(ACCEPTED):
+        assert refusal(tmp_path, f"Accepted{number}") == "", body
 
 
 def test_long_fit_is_tried_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,7 +258,7 @@ def test_stacked_training_uses_the_clients_mini_batches(
             job.indices, job.local = np.arange(10, 10 + samples), local
             job.rng = functools.partial(np.random.default_rng, samples)
             jobs.append(job)
-            means.append(train.x[10 + next(order)].mean(0) * train.scale)
+            means.append(train.x[10 + next(order).numpy()].mean(0) * train.scale)
     ends = [result.end for result in BatchTrainer(task, train).run(jobs)]
     np.testing.assert_allclose(ends, means, rtol=1e-5, atol=1e-6)
 
