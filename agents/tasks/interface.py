@@ -28,7 +28,8 @@ class Task(Protocol):
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
     None if `shards` makes the data of each device. Empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
-    """Whether the task has an accuracy, computed from `correct`. If not, `correct` need not be defined."""
+    """Whether the task has an accuracy, computed from `correct`. If not, `correct` need not be
+    defined."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
