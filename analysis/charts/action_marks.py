@@ -103,7 +103,7 @@ def with_actions(
     run's id).
 
     The labels of the marks are their descriptions if there is space for all of them; otherwise
-    numbers. The chart's `key` explains the numbers, and its note says what is left out.
+    numbers. The chart's `key` explains the numbers, and its remarks say what is left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
@@ -123,7 +123,7 @@ def with_actions(
     hover = {"scenario": "what", "at (s)": "x"}
     layer = Layer("scenario", "rules", columns, color="grey", legend=False, hover=hover)
     key = () if words else tuple(found.key[number - 1] for number, _ in shown)
-    return replace(chart, layers=(*chart.layers, layer), key=key).with_note(*found.notes)
+    return replace(chart, layers=(*chart.layers, layer), key=key).with_remarks(*found.notes)
 
 
 def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMark:
