@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -31,6 +30,7 @@ from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed, is_live
+from testbed.dashboard.first_page import TEMPLATES, VisibleRuns
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
@@ -40,16 +40,19 @@ from testbed.watching.hosts import OwnHosts
 _LOG_LINES = 500
 """Maximum number of lines of a log that are shown: the last ones."""
 _NUMBERS = ("devices", "duration", "accuracy")
+_ANSWER_SECONDS = 0.05
+"""Seconds until the charts of a new board are computed, so that the first page is sent before."""
+_KEEP_SECONDS = 60.0
+"""Seconds for which a new board is kept for a visitor who has seen the first page only."""
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
 
 
 class Site:
-    """The runs that visitors may see: those in `named` or, if it is empty, all in the folder `runs`."""
+    """The pages of the runs that visitors may see."""
 
-    def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
-        self._named = {directory.run: directory.path for directory in named}
-        self.runs = runs
+    def __init__(self, visible: VisibleRuns) -> None:
+        self.visible = visible
         # Weak references: kept as long as a visitor has them open.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
@@ -59,8 +62,8 @@ class Site:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the list of runs: live runs first, then the newest."""
-        paths = self._named.values() or [path.parent for path in self.runs.glob("*/manifest.json")]
-        rows = sorted(map(self._row, paths), key=lambda row: row["created"] or "", reverse=True)
+        rows = [self._row(path) for path in self.visible.paths()]
+        rows.sort(key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
 
     def _row(self, path: Path) -> dict[str, Any]:
@@ -75,13 +78,6 @@ class Site:
         if latest["outcome"] in ("running", "unreadable"):
             del self._rows[path]
         return latest
-
-    def path(self, run: str) -> Path | None:
-        """Return the directory of `run`; None if visitors may not see it."""
-        if self._named:
-            return self._named.get(run)
-        paths = {path.parent.name: path.parent for path in self.runs.glob("*/manifest.json")}
-        return paths.get(run)
 
     def board(self, paths: tuple[Path, ...]) -> Board:
         """Return the board of these run directories, the same one for all visitors."""
@@ -102,13 +98,25 @@ class Site:
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))
-        paths = [path for path in map(self.path, names) if path is not None]
+        paths = [path for path in map(self.visible.path, names) if path is not None]
         theme = query.get("theme", [b""])[0].decode(errors="replace")
         if not paths or len(paths) < len(names):
-            document.template = page.TEMPLATES.get_template("unknown.html")
+            document.template = TEMPLATES.get_template("unknown.html")
             return
         known = cast(Theme, theme) if theme in ("light", "dark") else None
-        page.fill(document, self.board(tuple(paths)), known)
+        board = self.board(tuple(paths))
+        if board.generation >= 0:
+            page.fill(document, board, known)
+            return
+        page.wait(document, board, known)
+        IOLoop.current().call_later(_ANSWER_SECONDS, _prepare, board)
+
+
+def _prepare(board: Board) -> None:
+    """Compute the charts of a new board, and keep it for the visitor who has only the first page so
+    far."""
+    board.refresh()
+    IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 
 
 class _ListHandler(tornado.web.RequestHandler):
@@ -119,11 +127,11 @@ class _ListHandler(tornado.web.RequestHandler):
 
     def get(self) -> None:
         rows = [(row, text_row(row)) for row in self._site.rows()]
-        template = page.TEMPLATES.get_template("list.html")
+        template = TEMPLATES.get_template("list.html")
         self.write(
             template.render(
                 rows=rows,
-                folder=self._site.runs,
+                folder=self._site.visible.runs,
                 headings=("run", *(name for name in SORTS if name != "run")),
                 numbers=_NUMBERS,
                 plain=("started", "rule", "task", "runtime", "outcome"),
@@ -147,14 +155,14 @@ class _LogsHandler(tornado.web.RequestHandler):
     async def get(self) -> None:
         run = self.get_query_argument("run", "")
         component = self.get_query_argument("component", None)
-        path = self._site.path(run)
+        path = self._site.visible.path(run)
         if path is None:
             self.set_status(404)
-            self.write(page.TEMPLATES.get_template("unknown.html").render())
+            self.write(TEMPLATES.get_template("unknown.html").render())
             return
         # In a thread, because logs may come from a container engine.
         names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, component)
-        template = page.TEMPLATES.get_template("logs.html")
+        template = TEMPLATES.get_template("logs.html")
         live = is_live(path)
         self.write(
             template.render(
