@@ -186,7 +186,7 @@ class ScreenChart:
             args={
                 "spans": source, "bars": bars, "visible": visible, "plot": self.figure,
                 "min_width": time_shares.MIN_WIDTH, "min_visible_share": time_shares.MIN_VISIBLE_SHARE,
-                "min_bin_width": time_shares.MIN_BIN_WIDTH,
+                "max_spans": time_shares.MAX_SPANS, "min_bin_width": time_shares.MIN_BIN_WIDTH,
             },
             code=_TIME_SHARES,
         )  # fmt: skip

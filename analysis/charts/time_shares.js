@@ -23,8 +23,13 @@ function update() {
     if (end[i] > last) last = end[i];
     if (end[i] <= low || begin[i] >= high) continue;
     let lane = lanes.get(y[i]);
-    if (lane === undefined) lanes.set(y[i], lane = {y: y[i], height: height[i], count: 0, visible: 0});
+    if (lane === undefined) {
+      lane = {y: y[i], height: height[i], count: 0, visible: 0, first: Infinity, last: -Infinity};
+      lanes.set(y[i], lane);
+    }
     lane.count++;
+    lane.first = Math.min(lane.first, Math.max(begin[i], low));
+    lane.last = Math.max(lane.last, Math.min(end[i], high));
     if (end[i] - begin[i] >= min_width * secondsPerPixel) lane.visible++;
     laneOf[i] = lane;
   }
@@ -37,7 +42,9 @@ function update() {
   for (let i = 0; i < count; i++) if (laneOf[i] !== undefined) kinds.set(kindOf(i), 0);
   const ordered = [...kinds.keys()].sort((a, b) => a - b);
   ordered.forEach((kind, place) => kinds.set(kind, place));
-  const crowded = [...lanes.values()].filter((lane) => lane.visible < min_visible_share * lane.count);
+  const isDense = (lane) => lane.count * min_bin_width * secondsPerPixel > lane.last - lane.first;
+  const crowded = [...lanes.values()].filter((lane) =>
+    isDense(lane) && lane.count > max_spans && lane.visible < min_visible_share * lane.count);
   for (const lane of crowded) {
     lane.covered = new Float64Array(bins * ordered.length);
     lane.span = new Int32Array(bins * ordered.length);

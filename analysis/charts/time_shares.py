@@ -21,7 +21,9 @@ from analysis.charts.chart import Column, arrays
 MIN_WIDTH = 2.0
 """Width in pixels from which a span is visible."""
 MIN_VISIBLE_SHARE = 0.2
-"""Minimum share of a lane's spans that are visible. A lane with fewer is drawn as shares of time."""
+"""Minimum share of visible spans in a lane that is drawn as spans."""
+MAX_SPANS = 10
+"""Maximum number of spans in a lane that is always drawn as spans."""
 MIN_BIN_WIDTH = 4.0
 """Minimum width of a bin in pixels. The duration of a bin is a power of two, in seconds, so that bins
 stay the same while a run becomes longer."""
@@ -31,12 +33,19 @@ _USUAL_WIDTH = 1000.0
 
 
 def crowded(spans: Mapping[str, Column], seconds_per_pixel: float) -> npt.NDArray[np.bool_]:
-    """Return for each span whether it is in a lane that is drawn as shares of time. `spans` has the
-    columns of a layer with the mark `spans`."""
-    lane = np.unique(spans["y"], return_inverse=True)[1]
-    visible = spans["end"] - spans["begin"] >= MIN_WIDTH * seconds_per_pixel
-    too_few = np.bincount(lane, visible) < MIN_VISIBLE_SHARE * np.bincount(lane)
-    return np.asarray(too_few[lane], bool)
+    """Return for each span whether it is in a lane that is drawn as shares of time. In such a lane few
+    spans are visible, and there is at least one span per bin on average. `spans` has the columns of a
+    layer with the mark `spans`."""
+    begin, end = spans["begin"], spans["end"]
+    lanes, lane = np.unique(spans["y"], return_inverse=True)
+    visible = np.bincount(lane, end - begin >= MIN_WIDTH * seconds_per_pixel, len(lanes))
+    count = np.bincount(lane, minlength=len(lanes))
+    first, last = np.full(len(lanes), np.inf), np.full(len(lanes), -np.inf)
+    np.minimum.at(first, lane, begin)
+    np.maximum.at(last, lane, end)
+    dense = count * MIN_BIN_WIDTH * seconds_per_pixel > last - first
+    found = dense & (count > MAX_SPANS) & (visible < MIN_VISIBLE_SHARE * count)
+    return np.asarray(found[lane], bool)
 
 
 def bin_seconds(seconds_per_pixel: float) -> float:

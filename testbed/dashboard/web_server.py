@@ -43,7 +43,7 @@ _NUMBERS = ("devices", "duration", "accuracy")
 _ANSWER_SECONDS = 0.05
 """Seconds until the charts of a new board are computed, so that the first page is sent before."""
 _KEEP_SECONDS = 60.0
-"""Seconds for which a new board is kept for a visitor who has seen the first page only."""
+"""Seconds for which a new board is kept until its visitor requests the charts."""
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
 
@@ -113,8 +113,7 @@ class Site:
 
 
 def _prepare(board: Board) -> None:
-    """Compute the charts of a new board, and keep it for the visitor who has only the first page so
-    far."""
+    """Compute the charts of a new board, and keep it until its visitor requests them."""
     board.refresh()
     IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 

@@ -184,6 +184,7 @@ def test_short_spans_become_shares_of_time() -> None:
     bottom = bars["y"] + bars["height"] / 2  # the y axis of lanes points down
     assert bottom == pytest.approx([0.4, 0.0, 0.4, 0.4 - 0.8 * shares[2]])
     assert time_shares.note(drawn) == ""
+    assert not time_shares.crowded(spans((0, 3.0, 3.1, 0), (1, 0.0, 8.0, 3)), 1.0).any()  # one span
 
 
 def test_many_lanes_are_labelled_by_group(directory: Path) -> None:
