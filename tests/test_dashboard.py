@@ -165,8 +165,13 @@ def long_run(folder: Path) -> Path:
     records: list[events.Record] = [events.RunStarted(0.0, 0.0, ("fast", "slow"), ())]
     for name, at, period in sorted(rounds, key=lambda one: one[1] + one[2]):
         trained, arrived = at + 0.5 * period, at + 0.7 * period
-        times = {"dispatched": at, "downloaded": at, "train_start": at, "train_end": trained}
-        times |= {"sent": trained, "arrived": arrived, "applied": arrived}
+        times: dict[str, Any] = {
+            "dispatched": at,
+            "downloaded": at,
+            "train_start": at,
+            "train_end": trained,
+        }
+        times |= {"train_end": trained, "sent": trained, "arrived": arrived, "applied": arrived}
         records.append(dataclasses.replace(update, client=name, **times))
     records.append(events.RunEnded(100.0, "after", 1, len(rounds)))
     (folder / "events.jsonl").write_text("".join(map(events.to_line, records)))
@@ -176,7 +181,7 @@ def long_run(folder: Path) -> Path:
 def short_intervals_are_shares_of_time(page: Browser, run: Run) -> None:
     """The browser draws what `time_shares` computes and, once a visitor has zoomed in, the intervals."""
 
-    def bars(name: str) -> list[float]:
+    def bars(name: str) -> list[Any]:
         return page.column("devices-0", "devices, shares of time", name)
 
     eventually(lambda: len(bars("y")) > 0)

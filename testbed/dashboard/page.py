@@ -48,7 +48,7 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
     if not board.runs:
         wait(document, board, theme, _RETRY_MS)
         return
-    document.title = _title(board)
+    document.title = first_page.title([feed.path for feed in board.feeds])
     names = " ".join(feed.path.name for feed in board.feeds)
     document.template_variables.update(theme=theme, names=names, ink=INKS[theme])
     document.template = TEMPLATES.get_template("page.html")
@@ -62,17 +62,13 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
 def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 0) -> None:
     """Show the first page, which asks again after `retry_ms` milliseconds. If a run of `board` cannot be
     read, show the reason instead."""
-    document.title = _title(board)
+    document.title = first_page.title([feed.path for feed in board.feeds])
     document.template = TEMPLATES.get_template("wait.html")
     known = first_page.variables([feed.path for feed in board.feeds], theme, retry_ms)
     known["unreadable"] = {
         feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
     }
     document.template_variables.update(known)
-
-
-def _title(board: Board) -> str:
-    return f"{' '.join(feed.path.name for feed in board.feeds)} · testbed"
 
 
 class _PageView:

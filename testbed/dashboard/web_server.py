@@ -30,16 +30,14 @@ from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed, is_live
-from testbed.dashboard.first_page import TEMPLATES, VisibleRuns
+from testbed.dashboard.first_page import TEMPLATES, VisibleRuns, list_page
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
 """Number of lines at the end of a log that are shown."""
-_NUMBERS = ("devices", "duration", "accuracy")
 _ANSWER_SECONDS = 0.05
 """Seconds until the charts of a new board are computed, so that the first page is sent before."""
 _KEEP_SECONDS = 60.0
@@ -56,28 +54,6 @@ class Site:
         # Weak references: a feed or board exists as long as a visitor has it open.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
-        self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Run directory -> modification time of its manifest, and its row. Rows of finished runs are
-        cached, because browsers request the list every few seconds."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the list of runs: live runs first, then the newest."""
-        rows = [self._row(path) for path in self.visible.paths()]
-        rows.sort(key=lambda row: row["created"] or "", reverse=True)
-        return sorted(rows, key=lambda row: row["outcome"] != "running")
-
-    def _row(self, path: Path) -> dict[str, Any]:
-        directory = RunDirectory(path)
-        try:
-            changed = directory.manifest.stat().st_mtime
-        except OSError:
-            changed = 0.0
-        if self._rows.get(path, (None,))[0] != changed:
-            self._rows[path] = changed, run_row(directory)
-        latest = self._rows[path][1]
-        if latest["outcome"] in ("running", "unreadable"):
-            del self._rows[path]
-        return latest
 
     def board(self, paths: tuple[Path, ...]) -> Board:
         """Return the board of the run directories `paths`. All visitors get the same board."""
@@ -125,24 +101,7 @@ class _ListHandler(tornado.web.RequestHandler):
         self._site = site
 
     def get(self) -> None:
-        rows = [(row, text_row(row)) for row in self._site.rows()]
-        template = TEMPLATES.get_template("list.html")
-        self.write(
-            template.render(
-                rows=rows,
-                folder=self._site.visible.runs,
-                headings=("run", *(name for name in SORTS if name != "run")),
-                numbers=_NUMBERS,
-                plain=("started", "rule", "task", "runtime", "outcome"),
-                keys=_sorted_by,
-            )
-        )
-
-
-def _sorted_by(row: dict[str, Any], name: str) -> str:
-    """Return the value by which a browser sorts a cell; empty if the value is unknown."""
-    value = row["created" if name == "started" else name]
-    return "" if value is None else str(value)
+        self.write(list_page(self._site.visible))
 
 
 class _LogsHandler(tornado.web.RequestHandler):

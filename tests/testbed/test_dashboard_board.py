@@ -89,22 +89,22 @@ def test_header_of_a_live_run_has_the_doubts_of_its_notes(directory: RunDirector
 
 
 def test_first_page_needs_no_charts(directory: RunDirectory) -> None:
-    """It has the run's name and state, in the theme that the address names. Runs that a visitor may not
-    see are not on it."""
+    """It has the run's name and state, in the theme that the address names."""
     visible = first_page.VisibleRuns([directory], directory.path.parent)
-    path = f"/run?run={directory.run}&run=other&theme=dark"
     answers = []
     with socket.create_server(("127.0.0.1", 0)) as listening, first_page.served(listening, visible):
         host, port = listening.getsockname()
-        for name in (f"{host}:{port}", "elsewhere.example"):
+        page = f"/run?run={directory.run}&theme=dark"
+        for path, name in (page, host), ("/", host), (page + "&run=other", host), (page, "elsewhere"):
             with closing(http.client.HTTPConnection(host, port, timeout=30)) as connection:
-                connection.request("GET", path, headers={"Host": name})
+                connection.request("GET", path, headers={"Host": f"{name}:{port}"})
                 with connection.getresponse() as answer:
                     answers.append((answer.status, answer.read().decode()))
-    (status, text), (foreign, _) = answers
-    assert (status, foreign) == (200, 403)
-    assert f"<small>{directory.run}</small> <small>running</small>" in text
-    assert ("color-scheme: dark" in text, "other" in text) == (True, False)
+    (_, first), (_, all_runs), (_, unknown), (foreign, _) = answers
+    assert f"<small>{directory.run}</small> <small>running</small>" in first
+    assert "color-scheme: dark" in first
+    assert f'name="run" value="{directory.run}"' in all_runs
+    assert ("No such run" in unknown, foreign) == (True, 403)
     code = "import sys, testbed.dashboard.first_page; print({'bokeh', 'numpy'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
@@ -115,7 +115,7 @@ def test_header_is_on_the_page_before_any_script_of_bokeh(directory: RunDirector
     board = Board([Feed(directory.path)])
     page.fill(document, board, "light")
     bokeh: dict[str, Any] = {"base": FILE, "macros": MACROS, "bokeh_js": "BOKEH", "plot_script": "PLOT"}
-    roots = {root.name: RenderRoot(root.name, root.name, root.name) for root in document.roots}
+    roots = {root.name: RenderRoot(root.id, root.id, root.name) for root in document.roots}
     text = document.template.render(**bokeh, **document.template_variables, roots=roots)
     assert text.index("10 s of 60 s") < text.index("BOKEH") < text.index("PLOT")
 
