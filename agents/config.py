@@ -274,7 +274,7 @@ class ClientConfig:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """Conditions that end a run; the first one that is met ends it."""
+    """Conditions that end a run. The run ends when one of them is met."""
 
     after: Annotated[float, "s above 0"] | None = None
     """Device time in seconds since the start of the run clock; None if time does not end the run."""
@@ -318,7 +318,7 @@ class AggregatorConfig:
     task: Named
     rule: Named
     clients: Mapping[str, float]
-    """Importance p_i of each client; sums to 1."""
+    """Importance p_i of each client. The values sum to 1."""
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of training samples of each client."""
     evaluate_every: float
@@ -451,7 +451,7 @@ class DeviceConfig:
     isolated: str
     """Path of a file that is created when the device is isolated. No client starts before that."""
     user: int
-    """Numeric user and group of the client process."""
+    """Numeric id of the client process's user and group."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 hash of each file that was sent to this device's host, by path."""
     present: bool = True

@@ -17,7 +17,7 @@ from analysis.names import by_settings, distinct
 _NAMED = 5
 """Maximum number of runs or rows that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
-"""Accuracies from which `common_target` chooses."""
+"""Accuracies that `common_target` chooses from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class ComparisonRow:
     updates: ConfidenceInterval
     """Number of applied updates until the target was reached."""
     bytes: ConfidenceInterval
-    """Payload bytes of the updates applied until the target was reached. Downloads are not included."""
+    """Payload size in bytes of the updates applied until the target was reached. Downloads are not
+    included."""
     accuracy: ConfidenceInterval
     """Accuracy of the last evaluation, as a share."""
     loss: ConfidenceInterval
@@ -86,7 +87,7 @@ def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why figures of these runs are not comparable."""
+    """Return the reasons why figures of `runs` are not comparable."""
     tasks = by_task(runs)
     reasons = []
     if len(tasks) > 1:

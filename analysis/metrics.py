@@ -31,8 +31,8 @@ class Reached:
     updates: float
     """Number of updates applied up to the first model that had the accuracy."""
     bytes: float
-    """Payload bytes of the updates applied up to the first model that had the accuracy. Downloads are
-    not recorded."""
+    """Payload size in bytes of the updates applied up to the first model that had the accuracy.
+    Downloads are not recorded."""
 
 
 def reached(run: Run, accuracy: float) -> Reached:

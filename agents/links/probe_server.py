@@ -2,10 +2,10 @@
 
     python -m agents.links.probe_server COMMAND ...
 
-starts the server on this container's address in a child process, and replaces itself by COMMAND. The
-packet trains (agents.links.packet_train) use UDP. Devices that share a link are measured one after the
-other, over TCP: a device sends a line with the link's name, receives one byte when the link is reserved
-for it, and releases the link by closing the connection.
+This command starts the server on the container's address in a child process, and replaces itself by
+COMMAND. The packet trains (agents.links.packet_train) use UDP. Devices that share a link are measured
+one after the other, over TCP: a device sends a line with the link's name, receives one byte when the
+link is reserved for it, and releases the link by closing the connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def main() -> None:
 
 @contextmanager
 def reserved_link(host: str, name: str) -> Iterator[None]:
-    """Context with exclusive use of the link `name`, granted by the server at `host`. Raises OSError."""
+    """Context manager for exclusive use of the link `name`, which the server at `host` grants. Raises
+    OSError."""
     with closing(socket.create_connection((host, PORT), _CONNECT_TIMEOUT_SECONDS)) as sock:
         sock.settimeout(_RESERVATION_TIMEOUT_SECONDS)
         sock.sendall(f"{name}\n".encode())

@@ -60,8 +60,8 @@ def write_start(
     tensors. The state comes from the file `initial`. If `initial` is None, the task makes the state with
     `seed`. If `to` is None, nothing is written, and only the file `initial` is checked.
 
-    Returns a description of each difference between the file `initial` and the module. If there is any,
-    nothing is written.
+    Returns a description of each difference between the file `initial` and the module. If there is a
+    difference, nothing is written.
     """
     module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:
@@ -216,7 +216,7 @@ def check(module: torch.nn.Module) -> None:
         )
     parameters = learned(module)
     if not parameters:
-        raise ValueError("the model has no parameters to train: it has none, or all are frozen")
+        raise ValueError("the model has no parameters to train: it has no parameters, or all are frozen")
     if other := [f"{name}: {p.dtype}" for name, p in parameters if p.dtype != torch.float32]:
         raise ValueError(
             f"the model has parameters that are not float32 ({_some(other)}), but models are sent and "

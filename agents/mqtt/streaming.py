@@ -61,7 +61,7 @@ class _Arriving:
     topic: str | None = None
     """Topic; None until the beginning of the packet has arrived."""
     identifier: int | None = None
-    """Packet identifier; None unless the QoS is 1."""
+    """Packet identifier; None if the QoS is not 1."""
     payload: bytearray | None = None
     """Payload of a message that is not a chunk; None for a chunk."""
     share: int | None = None

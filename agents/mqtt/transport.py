@@ -150,7 +150,7 @@ class Connection:
         if not answered or self._refusal is not None:
             self.close()
             reason = self._refusal or "no answer"
-            raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
+            raise ConnectionFailedError(f"the broker did not accept {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
         """Use `port` for all further reconnects, because the broker has moved. Call this while the

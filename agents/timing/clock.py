@@ -15,8 +15,8 @@ _TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
 """Exponent n of each field of a link or sample: the value in host time is the value in device time ×
 dilationⁿ. In host time, durations are longer and rates are lower. Fields without an entry have the same
-value in both. This includes CPU seconds, because a CPU share is CPU seconds of the host per device
-second."""
+value in both times. CPU seconds are such a field, because a CPU share is CPU seconds of the host per
+device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:

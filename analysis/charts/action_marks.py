@@ -24,7 +24,7 @@ _KINDS, _NAMED = 4, 2
 there are more, the mark has the number of the others."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
-"""Factor and unit with which the value of each field of a link is shown."""
+"""Factor and unit to show the value of each field of a link."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Return the payload bytes of all updates applied before each evaluation."""
+    """Return the payload size in bytes of all updates applied before each evaluation."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")

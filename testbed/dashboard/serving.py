@@ -41,7 +41,7 @@ def main(descriptor: str, runs: str, *named: str) -> None:
     listening = socket.socket(fileno=int(descriptor))
     visible = first_page.VisibleRuns(directories, Path(runs).resolve())
     with first_page.served(listening, visible):
-        from testbed.dashboard import web_server  # Bokeh and pandas: two seconds of CPU time
+        from testbed.dashboard import web_server  # importing Bokeh and pandas takes two seconds
     web_server.serve(listening, web_server.Site(visible))
 
 
@@ -94,10 +94,9 @@ def serve_page(
     """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
     runs in the folder `runs`.
 
-    The page has its own process, which has a lower priority than runs in real time. That process
-    uses the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends when this
-    process ends, for whatever reason. Errors go to the file `log`; if `log` is None, they go to
-    this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. It ends when this
+    process ends, for whatever reason. `cpus`: cpuset of the page's process; empty for any CPU. `log`:
+    file for the errors of the page's process; None for this process's stderr.
 
     Raises BadInputError if `port` is in use.
     """
