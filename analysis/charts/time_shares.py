@@ -95,4 +95,4 @@ def note(spans: Mapping[str, Column]) -> str:
     seconds = float(spans["end"].max() - spans["begin"].min())
     if not crowded(spans, seconds / _USUAL_WIDTH).any():
         return ""
-    return "where intervals are too short to see, heights are shares of time"
+    return "short intervals: shares of time"
