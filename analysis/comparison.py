@@ -27,7 +27,8 @@ class ComparisonRow:
 
     name: str
     task: str
-    """Name of the task, as `by_task` returns it."""
+    """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
+    `by_task`)."""
     target: float
     """Target accuracy, as a share; NaN if there is none."""
     runs: int
