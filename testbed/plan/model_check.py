@@ -136,7 +136,8 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
             raise topology.source.error([problem]) from error
-    _try_single(topology, task, prepared)
+    if not task.fits:
+        _try_single(topology, task, prepared)
 
 
 def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
