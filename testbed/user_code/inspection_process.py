@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import select
+import signal
 import sys
 import tempfile
 import types
@@ -33,9 +34,14 @@ from agents.rules import interface as rules
 from agents.rules.interface import Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
+from agents.tasks.flower import Flower
 from agents.tasks.interface import Task, mean_loss, unfit_classes, unfit_inputs
 
 _IDLE_S = 5.0
+_APP_S = 20.0
+"""Maximum seconds of a trial of a Flower app, which may train for any amount of time."""
+_APP_LR = 0.01
+"""Step size in the trial of a Flower app."""
 _TRIED = 3
 """Number of updates, and of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
@@ -53,6 +59,10 @@ _ARRAYS = {
 the array."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
+
+
+class _EnoughError(BaseException):
+    """The trial of an app has taken long enough. Not an Exception, which the app may catch."""
 
 
 class _RefusedError(Exception):
@@ -313,15 +323,18 @@ def _array(what: str, value: Any, key: str) -> Any:
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
     """Run one training step if `trains`, and an evaluation, on the shard in the file `samples`.
 
-    Do nothing for a task that trains by its own `fit`, because `fit` may take any amount of time.
+    Of a Flower app, the first partition is used, and the training is ended after some seconds.
     """
-    if cls.fits:
+    if cls.fits and cls is not Flower:
         return
     import torch
 
     torch.manual_seed(seed)
     task: Task = _make(cls, params)
     module, shard = task.model().train(trains), shards.load(Path(samples))
+    if cls.fits:
+        _try_app(task, module, shard.subset(np.arange(1)), trains=trains)
+        return
     y = torch.from_numpy(shard.y)
     x = shards.model_inputs(torch.from_numpy(shard.x), shard.scale)
     try:
@@ -362,6 +375,33 @@ def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *,
         raise _RefusedError(
             f"its correct has the shape {tuple(right.shape)}, expected one value per sample: ({len(y)},)"
         )
+
+
+def _try_app(task: Task, module: Any, partition: Shard, *, trains: bool) -> None:
+    """Let a Flower app train if `trains`, else evaluate, on one partition. After `_APP_S` seconds the
+    trial ends, and what the app has not done by then is not checked."""
+    import torch
+
+    def end(*_: object) -> None:
+        raise _EnoughError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, _APP_S)
+    try:
+        if trains:
+            task.fit(module, partition, _APP_LR)
+        else:
+            with torch.no_grad():
+                module(torch.from_numpy(partition.x))
+    except _EnoughError:
+        pass
+    except (NotImplementedError, ValueError) as error:
+        if user_code.is_from_user_code(error):
+            raise
+        raise _RefusedError(str(error)) from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 _QUESTIONS: Mapping[str, Callable[..., Any]] = {
