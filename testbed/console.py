@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
-"""Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
+"""Columns of a `number_table` that hold words and are aligned left. All other columns hold numbers."""
 _WORTH_SECONDS = 2.0
-"""Minimum seconds of finished work, and of remaining work, for the remaining time to be reported."""
+"""Minimum seconds that work must have taken, and must still take, for its remaining time to be
+reported."""
 _RAREST_SECONDS = 30.0
 """Maximum time between two progress lines, in seconds."""
 _ANY_WIDTH = 10_000
@@ -40,23 +41,24 @@ def silent(_: str) -> None:
 
 
 verbosity = 0
-"""-1 with `--quiet` (only results and errors), 1 with `--verbose`, else 0."""
+"""Verbosity of the output: -1 with `--quiet` (only results and errors), 1 with `--verbose`, otherwise
+0."""
 
 
 @functools.cache
 def out() -> Console:
-    """Standard output."""
+    """Return the console of standard output."""
     return _console(stderr=False)
 
 
 @functools.cache
 def err() -> Console:
-    """Standard error."""
+    """Return the console of standard error."""
     return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> Console:
-    """Make a console. Unless it is a terminal, its tables are as wide as their contents need."""
+    """Make a console. If it is not a terminal, its tables are as wide as their contents."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
@@ -94,8 +96,7 @@ def remark(text: str) -> None:
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. Use it for work whose duration cannot be predicted.
-    """
+    output is a terminal. Use this for work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return
@@ -108,19 +109,19 @@ def busy(text: str) -> Iterator[None]:
 
 
 class ProgressReporter:
-    """Report progress and the remaining time of long work: first after two seconds, then less and less
-    often, but at least every 30 s."""
+    """Reports the progress and the remaining time of long work. The first line comes after two seconds.
+    Further lines come less and less often, but at least every 30 s."""
 
     def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
-        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. If so, lines
+        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. Lines then
         give MB and MB/s; otherwise they give a percentage."""
         self._report, self._what, self._of_bytes = report, what, of_bytes
         self._begun = time.monotonic()
         self._due = 0.0
 
     def __call__(self, done: float, total: float, before: float = 0.0) -> None:
-        """Report that `done` of `total` is finished, if the next line is due. `before`: the part of
-        `done` that was already finished when this reporter was made."""
+        """Report that `done` of `total` is finished, if the next line is due. `before`: part of `done`
+        that was already finished when this reporter was made."""
         taken = time.monotonic() - self._begun
         left = time_left(taken, done - before, total - before)
         if not left or taken < self._due:
@@ -151,7 +152,8 @@ def time_left_text(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON. Numbers that are not finite become null, because JSON has none."""
+    """Print `value` as JSON. Numbers that are not finite become null, because JSON does not have such
+    numbers."""
     sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
 
 
@@ -181,8 +183,9 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
-    """Print `rows` as an aligned table, or as JSON; `empty` is printed if there are no rows. If the
-    terminal is too narrow, columns are left out in the order of `spare`, and a remark names them."""
+    """Print `rows` as an aligned table, or as JSON. If there are no rows, print `empty` instead of a
+    table. If the terminal is too narrow, columns are left out in the order of `spare`, and a remark
+    names them."""
     if as_json:
         print_json(rows)
     elif not rows:
@@ -217,8 +220,8 @@ def fits(shown: Table) -> bool:
 
 
 def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first column holds names. If the terminal is too narrow, print it transposed,
-    in as many tables as needed: a line per heading and a column per row."""
+    """Print a table whose first column holds names. If the terminal is too narrow, print the table
+    transposed, with a line per heading and a column per row, in as many parts as needed."""
     made = _numbers(headings, rows)
     if fits(made):
         out().print(made)
@@ -248,7 +251,7 @@ def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def table(columns: list[str]) -> Table:
-    """Return an empty table with `columns`, without lines; long cells are wrapped."""
+    """Return an empty table with `columns` and without ruling lines. Long cells are wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -258,7 +261,7 @@ def table(columns: list[str]) -> Table:
 
 
 def number_table(*columns: str) -> Table:
-    """Return an empty table of numbers, without lines; cells are never wrapped."""
+    """Return an empty table of numbers without ruling lines. Cells are never wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

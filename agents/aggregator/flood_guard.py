@@ -12,16 +12,16 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""Limits for messages that a client sends in addition to the answers it owes: the number at once, and
-the number per host second."""
+"""Rate limit for messages that a client sends in addition to the answers it owes: the maximum number at
+once, and the maximum number per host second."""
 _FLOOD_MESSAGES = 1000
 """Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
 """Maximum number of answers that a client may owe. The limit is needed because some answers never
 come."""
 _TRICKLE_MESSAGES = 10
-"""A flood is over when shut-out clients have sent fewer messages than this between two checks. The
-number is above 1 because a restarting client sends a few status messages."""
+"""A flood is over when shut-out clients have sent fewer messages than this number between two checks.
+The number is above 1 because a restarting client sends a few status messages."""
 
 
 class FloodGuard:
@@ -38,12 +38,13 @@ class FloodGuard:
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Note that one more answer of `client` is expected. The flood limit does not count it."""
+        """Note that one more answer of `client` is expected. This answer does not count towards the
+        flood limit."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 
     def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
-        """Return whether a message of `sender` is to be handled. `at`: time of the host's clock in
+        """Return whether a message of `sender` should be handled. `at`: time of the host's clock in
         seconds."""
         if sender in self._shut_out:
             self._since_look += 1

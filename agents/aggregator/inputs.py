@@ -79,7 +79,8 @@ class SharesSummed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to the broker was lost at `since` and is restored. Messages may be lost."""
+    """The connection to the broker was lost at `since` and is restored now. Messages may have been
+    lost."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -87,9 +88,9 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Only the aggregator was restarted, and the run has continued. It was absent from `since` to `at`.
-    Its last messages may be lost: each client is asked for a report when its retained status `ready`
-    arrives."""
+    """Only the aggregator was restarted, while the run continued. The aggregator was absent from `since`
+    to `at`, and its last messages may be lost. So each client is asked for a report when the client's
+    retained status `ready` arrives."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -102,7 +103,8 @@ class Reported:
     at: Nanoseconds
     client: str
     dispatch: int
-    """Dispatch that the client's next update will answer; 0 for none."""
+    """Number of the dispatch that the client's next update will answer; 0 if the client waits for a
+    model."""
     about: int
     """Value of `about` in the `AskForReport` that the report answers."""
 
@@ -174,7 +176,7 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A record made by the shell, such as one of an action on a device."""
+    """A record that the shell has made, such as the record of an action on a device."""
 
     line: str
     """The record as a line of `events.jsonl`."""

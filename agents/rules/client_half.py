@@ -1,5 +1,5 @@
-"""The client half of a rule: how it turns the result of a local training into an update. This
-module is vector arithmetic only: it uses no I/O and no clock."""
+"""The client half of a rule, which converts the result of a local training to an update. This module
+contains only vector arithmetic, without I/O or clock."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ClientSide:
     Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w is
     unchanged since the client received it, because w can then be replaced by the trained model."""
     send_buffer: Literal["overwrite", "hold"] | None = None
-    """None if an update is sent as soon as it is finished. Otherwise the update waits in the send buffer
-    until the server pulls it. `overwrite`: meanwhile the client trains on newer models and replaces the
-    update. `hold`: the client trains again only after the update was pulled."""
+    """Behaviour of a client whose update waits in the send buffer until the server pulls it.
+    `overwrite`: train on newer models and replace the update. `hold`: train again only after the update
+    was pulled. None if there is no send buffer: an update is sent as soon as it is finished."""
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -52,7 +52,7 @@ class Form:
 
     kind: Kind
     vector: Callable[[], Vector]
-    """Compute the vector to send, shape (d,)."""
+    """Function that computes the vector to send, shape (d,)."""
     effective_steps: float = 1.0
     """FedNova: the effective number of local steps, which the server averages to τ_eff; 1 for a vector
     that is not normalised."""
@@ -67,13 +67,15 @@ class ClientSettings:
 
     local: LocalTraining
     sends_changes: bool = False
-    """Whether later steps (compression, privacy) need the update as a change of the model."""
+    """Whether the steps after the rule (compression, privacy) require the update as a change of the
+    model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function from (sequence number, dispatch, change of the model) to the change that the server
-    receives, for updates that may still be discarded after they arrived (secure aggregation). None if
-    the change arrives unmodified and is not discarded."""
+    """Function that returns the change of the model that the server receives, shape (d,). Its arguments
+    are the sequence number, the dispatch, and the change that the client sends. It is set if an update
+    may be discarded after its arrival (secure aggregation). None if changes arrive unmodified and are
+    never discarded."""
     memory: SavedVectors | None = None
-    """Memory that the previous process of this client saved last; None if there is none."""
+    """Memory that the previous process of this client saved last; None if no memory was saved."""
 
 
 class ClientState:
@@ -94,7 +96,7 @@ class ClientState:
         return 0
 
     def acknowledge(self, message: ModelMessage) -> None:
-        """Read from a dispatch which update of this client was applied last."""
+        """Handle the information in a dispatch: which update of this client was applied last."""
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
         """Return the content of update number `sequence`, after `steps` local steps from `model` to
@@ -111,9 +113,9 @@ class ClientState:
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Return the models that the client sends back with its goodbye, each with its sequence
-        number. They are all models that may be the last one that the server has applied. The
-        result is empty if the rule needs no models."""
+        """Return the models that the client sends back with its goodbye, each with its sequence number.
+        Each of these models may be the last one that the server has applied. The result is empty if the
+        rule needs no models."""
         return ()
 
 

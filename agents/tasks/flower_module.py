@@ -17,9 +17,9 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names under which apps report the training loss, the loss, the accuracy and the number of examples.
-The first name that the reply has is used. If it has none, the only name that contains a word of `_PARTS`
-is used."""
+"""Names under which apps report the training loss, the loss, the accuracy and the number of examples. If
+a reply has several of the names, the first one is used; if it has none, the only name that contains a
+word of `_PARTS`."""
 _PARTS = {"loss": "loss", "accuracy": "acc"}
 """What the name of a metric contains if it is a loss or an accuracy."""
 _ROUND = "{round}"
@@ -35,8 +35,8 @@ here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Ids of the run and of the sending node in Flower's messages. The node of partition k has the id
-k + 2."""
+"""Ids, in Flower's messages, of the run and of the server's node. The node of partition k has the id k +
+2."""
 
 
 class FlowerModule(torch.nn.Module):
@@ -87,9 +87,9 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). The figures are
-        scaled by the number of examples, so that their mean over partitions is the mean over all
-        examples. A row of `partitions`, shape (n, 2), has the number of a partition and the number of
+        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). They are scaled
+        by the number of examples, so that their mean over partitions is the mean over all examples. A
+        row of `partitions`, shape (n, 2), has the index of a partition and the total number of
         partitions."""
         if self._evaluate_fn is None:
             rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
@@ -100,8 +100,8 @@ class FlowerModule(torch.nn.Module):
         return results[:, :2] * weights
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Train in place on the partition. Return the loss that the app reports; NaN if it reports
-        none."""
+        """Train in place on the partition. Return the loss that the app reports; NaN if it reports no
+        loss."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         content = self._request("train", partition, partitions, {"lr": lr, **self._config(number)})
         self._load(content)
@@ -111,7 +111,7 @@ class FlowerModule(torch.nn.Module):
         return math.nan if name is None else values[name]
 
     def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
-        """Return the initial arrays by name, and the names of those that are buffers."""
+        """Return the initial arrays by name, and the names of the arrays that are buffers."""
         if initial is None:
             if not _has_client_fn(self._app):
                 raise ValueError(
@@ -195,8 +195,9 @@ class FlowerModule(torch.nn.Module):
     def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
     ) -> flower.RecordDict:
-        """Send the app a message of the kind `kind` with the present arrays, and return the content of
-        the reply. Raises NotImplementedError if the app's client does not support that kind."""
+        """Send a message of the kind `kind` with the present arrays to the app, and return the content
+        of the reply. Raises NotImplementedError if the app's client does not support this kind of
+        message."""
         context = self._context(partition, partitions)
         try:
             reply = self._app(_message(kind, partition, self._content(kind, config)), context)
@@ -265,8 +266,8 @@ class FlowerModule(torch.nn.Module):
 
 
 def client_app(candidate: Any) -> Any:
-    """Return `candidate` if it is a ClientApp; if it is a function, return the ClientApp that it
-    returns. Raises ValueError if there is no ClientApp."""
+    """Return `candidate` if it is a ClientApp. If `candidate` is a function, return the ClientApp that
+    the function returns. Raises ValueError if there is no ClientApp."""
     app = candidate
     if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
         app = candidate()
@@ -320,13 +321,13 @@ def _required(function: Any) -> list[str]:
 
 
 def _has_client_fn(app: Any) -> bool:
-    """Whether the app was made from a client_fn, and not with the message API. Flower has no public
-    attribute for this."""
+    """Whether the app was made from a client_fn and not with the message API. Flower has no public
+    attribute that shows this."""
     return getattr(app, "_call", None) is not None
 
 
 def _message(kind: str, partition: int, content: flower.RecordDict) -> flower.Message:
-    # With metadata, as Flower does for received messages. Without it, Flower requires its own runtime.
+    # As in a message that Flower has received. Without metadata, Flower requires its own runtime.
     metadata = flower.Metadata(
         _RUN, "", _SERVER, partition + 2, "", "", time.time(), _LIFETIME_SECONDS, kind
     )

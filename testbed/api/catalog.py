@@ -74,9 +74,8 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises BadInputError if there is none; its message has a similar
-    name, or all names.
-    """
+    """Return the entry called `name`. Raises BadInputError if there is none. The error's message has a
+    similar name, or all names."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -100,7 +99,7 @@ def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
 
 
 def profile_text(shown: Profiles, *, whole: bool) -> str:
-    """Return the profiles as text: one line per profile, or all details if `whole`."""
+    """Return the profiles as text: one line per profile, or all details if `whole` is set."""
     from testbed.topology import profiles as reader
 
     text = reader.details(shown) if whole else reader.listing(shown)
@@ -116,7 +115,7 @@ def add_profile(
 ) -> list[str]:
     """Add device profiles to the file `to`; return their names.
 
-    If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added.
+    If `name_or_file` is a file that the program of `profile_script` has written, its profiles are added.
     Otherwise this machine is measured for `seconds` per kind of work, and its profile is called
     `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
@@ -141,8 +140,8 @@ def add_profile(
 
 
 def profile_script(to: str | Path) -> Path:
-    """Write the program that measures a device; return its path. Copy it to the device: it needs only
-    Python and PyTorch there."""
+    """Write the program that measures a device to the file `to`; return the file's path. Copy the file
+    to the device and run it there. It needs only Python and PyTorch."""
     from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")

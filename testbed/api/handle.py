@@ -38,7 +38,7 @@ OnEvent = Callable[[events.Record], object]
 """Callback for the records of a run."""
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Bytes of events that are read at a time."""
+"""Number of bytes of events that are read at a time."""
 _END_SECONDS = 10.0
 """Maximum number of seconds after `down` in which `on_event` receives the last events."""
 
@@ -46,7 +46,7 @@ _END_SECONDS = 10.0
 class RunHandle:
     """Handle of a run, live or finished. A `with` block takes the run down at its end.
 
-    A run from `testbed.up` is taken down when this process ends; one from `testbed.attach` continues.
+    A run from `testbed.up` is taken down when this process ends. A run from `testbed.attach` continues.
     All methods are thread-safe and need no event loop. Methods that wait block the calling thread. All
     errors derive from `TestbedError`.
     """
@@ -153,9 +153,9 @@ class RunHandle:
         """Wait until the run is over; return its tables.
 
         An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. `timeout`:
-        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time; the
-        run itself continues. Raises RunFailedError with the reason if the run did not end as its
-        topology says and `down` was not called. Raises any exception that `on_event` raised.
+        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time. The
+        run then continues. Raises RunFailedError with the reason if the run did not end as its topology
+        says and `down` was not called. Raises any exception that `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -180,9 +180,9 @@ class RunHandle:
         return self.result
 
     def down(self) -> None:
-        """End the run if it is running, and remove everything it started; its directory stays. Returns
-        when this is done; further calls do nothing. Raises HostError if a container, network or process
-        may remain."""
+        """End the run if it is running, and remove everything that it started, except its directory.
+        Returns when this is done. Further calls do nothing. Raises HostError if a container, network or
+        process may remain."""
         with self._lock, uninterrupted():
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
@@ -204,7 +204,7 @@ class RunHandle:
     ) -> Done:
         """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
-        `cpu` is a share of one host core; all other values are written as in a topology. A setting that
+        `cpu` is a share of one host core. All other values are written as in a topology. A setting that
         is None does not change. Returns the actions that were sent. Raises BadInputError if a value is
         invalid, a device is unknown, or the run is over or in virtual time.
         """
@@ -236,11 +236,11 @@ class RunHandle:
         return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
-        """Show the run: in a notebook or on a terminal.
+        """Show the run in a notebook or on a terminal.
 
-        In a notebook: a table and `charts` (names in `analysis.charts.CHARTS`), updated at most once per
-        `every` seconds while this and later cells run. On a terminal: like `testbed watch`, until the
-        run ends. Raises BadInputError for an unknown chart.
+        In a notebook, this shows a table and `charts` (names in `analysis.charts.CHARTS`). They are
+        updated at most once per `every` seconds while this and later cells run. On a terminal, this
+        shows the same as `testbed watch` until the run ends. Raises BadInputError for an unknown chart.
         """
         from testbed.api import notebook
 
@@ -250,8 +250,8 @@ class RunHandle:
             self.watch()
 
     def watch(self) -> None:
-        """Show the run on this terminal until it ends or the user leaves; if it is over, show how it
-        ended."""
+        """Show the run on this terminal until the run ends or the user leaves. If the run is over, show
+        how it ended."""
         from testbed.console import out
         from testbed.watching import watch
 
@@ -263,9 +263,8 @@ class RunHandle:
         return "\n".join(self.all_logs(component, lines).values())
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
-        """Return the last `lines` lines of logs by component, for all components or only for
-        `component`. Raises BadInputError if there is no such log.
-        """
+        """Return component -> last `lines` lines of its log. `component`: component to read; None for
+        all. Raises BadInputError if there is no such log."""
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))
@@ -278,10 +277,9 @@ class RunHandle:
         return logs.story(self._directory, device)
 
     def replay(self) -> ReplayResult:
-        """Repeat the aggregation of the recorded updates, and compare its results with those of the run
-        (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError if the
-        final model is not bit-identical, and BadInputError if the run was not recorded.
-        """
+        """Repeat the aggregation of the recorded updates, and compare the results with the results of
+        the run (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError
+        if the final model is not bit-identical, and BadInputError if the run was not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -290,8 +288,8 @@ class RunHandle:
         """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
         path.
 
-        `to`: file to write; None for `model.pt` in the run directory. `version`: a kept intermediate
-        model; None for the final one. Raises BadInputError if there is no such model.
+        `to`: file to write; None for `model.pt` in the run directory. `version`: version of a kept
+        intermediate model; None for the final model. Raises BadInputError if there is no such model.
         """
         import torch
 
@@ -308,11 +306,11 @@ class RunHandle:
     ) -> pd.DataFrame:
         """Evaluate all kept models of a finished run on its test set.
 
-        `classes`: also evaluate on each class. `devices`: maximum number of training samples per device
-        on which the models are also evaluated; None for no evaluation on training data. `data`: folder
-        with datasets as parquet files; None for the folder TESTBED_DATA if it is set, else the hub.
-        Returns one row per model and part of the data, with `model`, `version`, `part`, `name`,
-        `samples`, `loss`, `accuracy`. Raises BadInputError.
+        `classes`: whether to evaluate on each class, too. `devices`: maximum number of training samples
+        per device on which the models are also evaluated; None for no evaluation on training data.
+        `data`: folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or
+        for the hub if TESTBED_DATA is not set. Returns one row per model and part of the data, with
+        `model`, `version`, `part`, `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
         """
         from testbed.run import saved_models
 
@@ -343,7 +341,8 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Return the reason why the finished run did not end as its topology says; None if it did."""
+        """Return the error of a finished run that did not end as its topology says; None if the run
+        ended as it should."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None
@@ -362,8 +361,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event; raise the exception that `on_event` raised,
-        unless `quietly` is set."""
+        """Wait until `on_event` has received the last event. Unless `quietly` is set, raise the
+        exception that `on_event` raised."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return

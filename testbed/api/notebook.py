@@ -1,7 +1,8 @@
 """A run as HTML, with a live display in notebooks.
 
-Each update replaces the whole output. HTML with pictures looks the same in JupyterLab, VS Code and
-Colab, is saved in the notebook's file, and needs no extension. A thread of low priority draws the run.
+Each update replaces the whole output. HTML with pictures is used because it looks the same in
+JupyterLab, VS Code and Colab, is saved in the notebook's file, and needs no extension. A thread of low
+priority draws the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAX_SHARE = 0.2
 """Largest share of a core that drawing a live run may use."""
 _NICE = 10
 _MAX_DEVICES = 20
-"""Maximum number of devices in the table; if there are more, the table shows groups."""
+"""Maximum number of devices in the table. If there are more devices, the table shows groups."""
 
 
 def is_notebook() -> bool:
@@ -39,15 +40,16 @@ def is_notebook() -> bool:
 
 
 def html(path: Path, charts: Sequence[str] = ()) -> str:
-    """Return the present state of the run in directory `path` as HTML: headline, devices, `charts`."""
+    """Return the present state of the run in directory `path` as HTML: a headline, a table of devices,
+    and `charts`."""
     feed = Feed(path)
     feed.refresh()
     return _page(feed, charts)
 
 
 def show(run: RunHandle, charts: Sequence[str], every: float) -> None:
-    """Show `run` in this cell; a thread updates it, at most once per `every` seconds, until the run
-    ends.
+    """Show `run` in this cell. A thread updates the output at most once per `every` seconds until the
+    run ends.
 
     Raises BadInputError for an unknown chart.
     """

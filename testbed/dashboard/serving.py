@@ -36,7 +36,7 @@ def main(descriptor: str, runs: str, *named: str) -> None:
     # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
         lower_priority()
-    from testbed.dashboard import web_server  # Bokeh and pandas: two seconds
+    from testbed.dashboard import web_server  # importing Bokeh and pandas takes two seconds
 
     web_server.serve(
         socket.socket(fileno=int(descriptor)), web_server.Site(directories, Path(runs).resolve())
@@ -52,7 +52,7 @@ def lower_priority() -> None:
 
 
 def check_ports(options: Options) -> None:
-    """Raise BadInputError if a port is in use. Call it before the run directory is created."""
+    """Raise BadInputError if a port is in use. Call this before the run directory is created."""
     for port, option in ((options.dashboard, "--port"), (options.metrics, "--metrics-port")):
         if port:
             _listen(port, option).close()
@@ -92,10 +92,9 @@ def serve_page(
     """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
     runs in the folder `runs`.
 
-    The page has its own process, which has a lower priority than runs in real time. That process
-    uses the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends when this
-    process ends, for whatever reason. Errors go to the file `log`; if `log` is None, they go to
-    this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. It ends when this
+    process ends, for whatever reason. `cpus`: cpuset of the page's process; empty for any CPU. `log`:
+    file for the errors of the page's process; None for this process's stderr.
 
     Raises BadInputError if `port` is in use.
     """
@@ -128,8 +127,7 @@ def serve_page(
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
     """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. Raises BadInputError, which names `option`, if it cannot listen on
-    the port."""
+    listens on any free port. If the port is in use, this raises BadInputError, which names `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

@@ -1,7 +1,8 @@
 """Columns of a dataset's files as arrays: images, texts, lists of numbers, numbers.
 
-The type of a column decides what it holds. Binary values are encoded images. Lists, and arrays of two or
-more dimensions, are the tokens or numbers of a sample. Columns of plain numbers together form a table.
+The type of a column decides how it is read. Binary values are encoded images. Lists, and arrays of two
+or more dimensions, are the tokens or numbers of a sample. Columns of plain numbers together form a
+table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _ID_DIGITS = 20
-"""Digits to which a client's number is padded to become a name: enough for 64 bits."""
+"""Number of digits to which a client's number is padded to become a name. All numbers of 64 bits fit."""
 
 
 class DataError(BadInputError):
@@ -45,9 +46,10 @@ class RawSplit:
     rows: int
     """Number of samples."""
     columns: Mapping[str, Sequence[str]]
-    """Names of the columns of each file, by file name."""
+    """File name -> names of the file's columns."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
-    """Function that yields the named columns in batches of rows, as Arrow or numpy arrays by column."""
+    """Function that takes names of columns and yields batches of rows. A batch is column -> Arrow or
+    numpy array."""
 
 
 @dataclass(slots=True)
@@ -55,11 +57,11 @@ class Names:
     """Numbering of texts in alphabetical order, from 0."""
 
     known: dict[str, int] = field(default_factory=dict)
-    """Number of each text."""
+    """Text -> its number."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
-        """Return provisional numbers of `texts`, in order of first appearance; `order` makes them
-        final."""
+        """Return provisional numbers of `texts`. The method `order` converts provisional numbers to
+        final ones."""
         found, places = np.unique(texts, return_inverse=True)
         numbers = [self.known.setdefault(str(text), len(self.known)) for text in found]
         return np.array(numbers, np.int64)[places.reshape(-1)]
@@ -80,7 +82,7 @@ class DecodedSplit:
 
     shard: Shard
     classes: tuple[str, ...]
-    """Text of each class, by its number; empty if the labels are not texts."""
+    """Texts of the classes, in the order of the class numbers; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
     """Number of the client that each sample belongs to, shape (n,), in the order of `client_names`; None
     if no column names the client."""
@@ -164,7 +166,7 @@ def _as_classes(
 
 
 def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
-    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels: they are
+    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. They are
     read as tokens if `length` is set, and refused otherwise."""
     array = _array(column, data, place, first)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
@@ -217,9 +219,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
 
 
 def _compact(tokens: Array) -> Array:
-    """Convert tokens to the smallest sufficient signed type: a signed type marks tokens, and uint8 marks
-    pixels.
-    """
+    """Convert tokens to the smallest sufficient signed type. A signed type marks tokens, and uint8 marks
+    pixels."""
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
@@ -230,15 +231,16 @@ def _labels(
 ) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
-    `named`: all texts are names of classes. Otherwise texts of one character are looked up in the
-    alphabet, if there is one.
+    `named`: whether all texts are names of classes. If they are not, and if there is an alphabet, texts
+    of one character are looked up in the alphabet.
     """
     kind = array.dtype.kind
     if kind == "U":
         named = named or bool(names.known) or data.alphabet is None
         if not named and array.dtype.itemsize > 4 and first > 0:
             raise DataError(
-                "label", f"{place}, row {first}: texts of several characters after single ones"
+                "label",
+                f"{place}, row {first}: texts of several characters after texts of one",
             )
         if not named and array.dtype.itemsize == 4 and (array != "").all():
             codes = _lookup(data.alphabet or "", array.view(np.uint32))

@@ -42,7 +42,7 @@ class Prepared:
     test: Shard
     """Samples on which the global model is evaluated."""
     indices: Mapping[str, Indices]
-    """Indices into `train` by client, in device order."""
+    """Client -> indices of its samples in `train`. Clients are in device order."""
     total: int = 0
     """Number of training samples of the dataset, without the transformed copies in `train`."""
     remarks: tuple[str, ...] = ()
@@ -54,10 +54,9 @@ class Prepared:
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return the number of samples by client without decoding or partitioning the data. The numbers come
-    from the cache, or follow from the partition scheme. Return None if the data must be prepared first.
-    Raises BadInputError if `root` is not a folder, or the data is missing.
-    """
+    """Return client -> number of its samples, without decoding or partitioning the data. The numbers
+    come from the cache, or follow from the partition scheme. Return None if the data must be prepared
+    first. Raises BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -94,9 +93,9 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     """Load the task's data and partition it among the devices. `root`: data root; None if there is none.
     `report` is called with progress lines.
 
-    The same topology always gets the same partition. Raises BadInputError if files cannot be used, or if
-    the data cannot be partitioned; then its message names the setting. Raises HostError if there are no
-    files and the hub cannot be reached.
+    The same topology always gets the same partition. Raises BadInputError if files cannot be used.
+    Raises BadInputError, which names the setting, if the data cannot be partitioned. Raises HostError if
+    there are no files and the hub cannot be reached.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)
@@ -196,7 +195,7 @@ def _explicit_requests(topology: Topology) -> dict[str, SampleRequest]:
 
 def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, Indices]:
     """Return the indices of each device's samples, in device order. Samples that the topology assigns
-    explicitly are drawn first; the scheme deals out the rest."""
+    explicitly are drawn first. The scheme then deals out the rest."""
     clients, labels = topology.device_names, dataset.train.y
     scheme: Scheme = topology.task.partition.build()
     by_hand = _explicit_requests(topology)
@@ -265,8 +264,8 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
         raise datasets.topology_error(
             topology,
             where,
-            "deals samples out by their class, but these have no classes (labels of "
-            f"{datasets.array_kind(labels)}): use a scheme that needs no classes, such as iid or "
+            "deals samples out by their class, but the labels are not classes "
+            f"({datasets.array_kind(labels)}): use a scheme that needs no classes, such as iid or "
             "power_law",
         )
     return np.zeros(len(labels), np.int64)
@@ -284,7 +283,7 @@ def _partition_path(
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
-    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    code = Path(partition.__file__).read_bytes()  # a change of this module may change the partition
     given = [
         (place, by_hand[client].samples, by_hand[client].labels)
         for place, client in enumerate(clients)
@@ -303,11 +302,12 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Integer labels of at least this value are not counted as classes, because they may be tokens."""
+"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
+may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Return the number of samples of class 0, 1, ... by client; empty lists if labels are not
+    """Return client -> its number of samples of class 0, 1, ...; empty lists if labels are not
     classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:

@@ -23,9 +23,9 @@ class RequestedLimits:
     period: int
     """CFS period, in µs."""
     shares: int
-    """CPU weight in the unit of cgroup v1, which engines use."""
+    """CPU weight on the scale of cgroup v1, which container engines use."""
     cpus: str
-    """Cores, as in `0,2-3`."""
+    """Numbers of the cores that the device may use, as in `0,2-3`."""
     memory: int
     """Maximum memory in bytes; swap is not allowed."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from agents.device.control_group import ControlGroup
 
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
-"""The groups of a run."""
+"""Names of the control groups of a run."""
 SLICE = ".slice"
 """Suffix of systemd's control groups."""
 
@@ -27,7 +27,7 @@ _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 
 def parent(run: str, group: str, driver: str) -> str:
     """Return the `cgroup_parent` of a container of `run`, for the engine's cgroup driver."""
-    if driver == "systemd":  # a dash would make it a child of another slice
+    if driver == "systemd":  # a dash would make the group a child of another slice
         return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
 
@@ -37,7 +37,8 @@ def _stem(run: str, group: str) -> str:
 
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
-    """Return the existing folders of the groups of `run`: with cgroup v1, one in each hierarchy."""
+    """Return the existing folders of the groups of `run`. With cgroup v1, a group has a folder in each
+    hierarchy."""
     found = names(run, *groups)
     return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
 
@@ -52,8 +53,8 @@ def names(run: str, *groups: str) -> list[str]:
 
 
 def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
-    """Return the files of CPU weights, each with the text to write into it. `groups`: weight of each
-    group, as a multiple of the weight of a single process."""
+    """Return the files that hold CPU weights, each with the text to write into it. `groups`: weight of
+    each group, as a multiple of the weight of a single process."""
     found = []
     for group, factor in groups.items():
         for folder in folders(run, group):

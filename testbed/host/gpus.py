@@ -17,7 +17,8 @@ MPS_CLIENTS = 48
 _MPS_CAPABILITY = 7, 0
 """Lowest compute capability (Volta) of a GPU whose clients MPS can limit."""
 _HOOK = "nvidia-container-runtime-hook"
-"""Program of the NVIDIA Container Toolkit; an engine that finds it accepts requests for GPUs."""
+"""Program of the NVIDIA Container Toolkit. An engine that finds this program accepts requests for
+GPUs."""
 _TOOLKIT_FIX = (
     "install NVIDIA's package source (the container toolkit's installation guide), then sudo apt-get "
     "install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker && sudo "
@@ -27,7 +28,7 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that this host lacks, and the fix."""
+    """Something that this host lacks to use GPUs, and the fix."""
 
     what: str
     fix: str
@@ -140,7 +141,8 @@ def _has_toolkit(engine: Mapping[str, Any]) -> bool:
 
 
 def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
-    """Yield the GPUs that are not divided by MIG. A process can only use a part of a divided GPU."""
+    """Yield the GPUs that are not divided by MIG. Divided GPUs are left out, because a process can use
+    only a part of them."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
@@ -182,7 +184,7 @@ class GpuMeter:
         tests. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
-        """NVML's time of the latest sample of each GPU, in µs."""
+        """Index of a GPU -> NVML's time of its latest sample, in µs."""
         try:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
@@ -190,8 +192,8 @@ class GpuMeter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> dict[int, Use]:
-        """Return the use of the GPUs by process id on this host. (The driver does not know the ids that
-        processes have in containers.)"""
+        """Return process id -> use of a GPU. The ids are ids on this host, because the driver does not
+        know the ids that processes have in containers."""
         found: dict[int, Use] = {}
         for index, handle in enumerate(self._handles):
             busy = self._busy(index, handle)

@@ -1,11 +1,11 @@
 """Tags of the container images, computed from their inputs. Computing a tag only reads files.
 
 base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
-code, or agent -> code if it has no requirements. For devices with a GPU there is a second chain with
-CUDA: base -> libraries-cuda -> agent-cuda -> ...
+code. If the code has no requirements, the run adds agent -> code. For devices with a GPU there is a
+second chain with CUDA: base -> libraries-cuda -> agent-cuda -> ...
 
-A tag is a hash of everything in the image, its parent's tag included. So an image that exists is up to
-date, and a change rebuilds only the images that depend on it.
+A tag is a hash of everything in the image, including the tag of the image's parent. So an image that
+exists is up to date, and a change rebuilds only the images that depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from testbed.images import debian
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
-"""Label of every image and layer of the testbed; its value is the kind: `base`, `libraries`, ..."""
+"""Label of every image and layer of the testbed. Its value is the kind of image: `base`, `libraries`,
+..."""
 OWN = ("requirements", "code")
 """Kinds of images that contain the packages and the code of a run."""
 CUDA = "-cuda"
@@ -54,8 +55,8 @@ class Images:
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> its own image (`testbed.images.device_images`). Groups without one are left
-    out."""
+    """Device group -> its own image (`testbed.images.device_images`). Groups without an image of their
+    own are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class ImageAdditions:
     """Code and packages that a run adds to the agents' image."""
 
     name: str
-    """Name in the register of images in use: a newer version of the same name replaces the older."""
+    """Name in the register of images in use. A newer entry of the same name replaces the older one."""
     digest: str
     """Hash of the code."""
     copy: Callable[[Path], None]
@@ -95,7 +96,7 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
-    A kind with CUDA has the files of the kind without CUDA; its own files replace those with the same
+    A kind with CUDA also has the files of the kind without CUDA. Its own files replace files of the same
     name.
     """
     own = folder / kind
@@ -136,6 +137,6 @@ def _inputs(folder: Path) -> dict[str, Path]:
 
 
 def module_files(package: Path) -> dict[str, Path]:
-    """Return the modules of `package`, without byte code or other files: path in the image -> path
-    here."""
+    """Return path in the image -> path on this host, for the modules of `package`. Byte code and other
+    files are left out."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}

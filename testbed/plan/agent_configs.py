@@ -46,22 +46,22 @@ RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
-"""Folder of the broker's Unix socket, for the devices' inits."""
+"""Folder with the broker's Unix socket, through which the devices' inits connect."""
 ISOLATED = "isolated"
 """Name of the file in `CONTROL_FOLDER` that exists if the devices are isolated from each other."""
 CLOCK = "clock.json"
-"""Name of the file in `CONTROL_FOLDER` with the estimate of the aggregator's clock. The file exists if
-that clock is another host's."""
+"""Name of the file in `CONTROL_FOLDER` with the estimate of the aggregator's clock. The file exists only
+if the aggregator runs on another host."""
 CODE = "/opt/code"
 """Folder of the user's own code in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
-"""Folder of MPS's pipes, if devices share a GPU."""
+"""Folder with the pipes of MPS, for devices that share a GPU."""
 DISK = "/testbed/disk"
 """Folder whose content is kept when a client restarts."""
 ROUTED_BROKER = "mqtt"
-"""Name of the broker in the router's configuration. For the devices, the router is the `server`."""
+"""Name of the broker in the router's configuration. Devices reach the router by the name `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
 """Fields of a link that the router emulates, unless devices use netem. The device itself emulates the
 rates."""
@@ -84,7 +84,7 @@ class RunSpec:
     verbose: bool = False
     """Whether clients log each round."""
     remarks: Sequence[str] = ()
-    """Sentences to record as notes, one each."""
+    """Sentences that are recorded as notes, one note per sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Places:
     router: tuple[str, int]
     """Host and port of the broker for the router."""
     inits: tuple[str, int] = ("", 0)
-    """Path of the broker's Unix socket for the devices' inits, and a port that is ignored. The path is
-    empty if there are no inits."""
+    """Path of the broker's Unix socket for the devices' inits, and a port that is not used. The path is
+    empty if devices have no init."""
     certificate: str | None = None
     """The broker's certificate for the clients, as PEM; None without TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -108,15 +108,15 @@ class Places:
     """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
     clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers. If not, processes use the host's paths."""
+    """Whether files are mounted in containers. If they are not, processes use the host's paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
-        """Host and port of the broker for `client`."""
+        """Return host and port of the broker for `client`."""
         host, port = self.clients
         return host, self.ports.get(client, port)
 
     def path(self, on_host: Path, in_container: str) -> str:
-        """Path of a file or folder as the processes see it."""
+        """Return the path of a file or folder as the processes see it."""
         return in_container if self.are_files_mounted else str(on_host)
 
 
@@ -140,15 +140,16 @@ def container_places(certificate: str | None) -> Places:
 
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
-    """Return the files to send to a device on another host: path in the container -> path here."""
+    """Return the files to send to a device on another host, as path in the container -> path on this
+    host."""
     weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
 
 
 def init_name(device: str) -> str:
-    """Name of the configuration of a device's init. The client's configuration has the device's
-    name."""
+    """Return the name of the configuration of a device's init. The configuration of the device's client
+    has the device's name."""
     return f"{device}.init"
 
 
@@ -165,7 +166,8 @@ def broker_limits(topology: Topology) -> BrokerLimits:
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
-    """Whether the aggregator must keep sent models: updates come back encoded as differences to them."""
+    """Whether the aggregator must keep the models that it sends, because updates come back encoded as
+    differences to these models."""
     kind = topology.rule.build().client_side.kind
     encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
     return encoded and kind in ("model", "residual")  # the first residual is a model
@@ -179,13 +181,14 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
 
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     """Return the initial state and the frozen parameters with which the processes of a run build the
-    model. Paths are those on the host."""
+    model. Paths are paths on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """Importance p_i of every client: 1/N (uniform) or n_i/Σn (by samples). The sum is 1."""
+    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples). The sum of all p_i is
+    1."""
     if topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())
@@ -195,7 +198,7 @@ def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, floa
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configurations of the aggregator, and of every client and device init.
 
-    The files contain passwords; they are in `work/`, which other users cannot read.
+    The files contain passwords. They are in the folder `work/`, which other users cannot read.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
@@ -357,7 +360,8 @@ def _client(
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
-    """Folder from which a process imports the user's own code; None if there is none."""
+    """Return the folder from which a process imports the user's own code; None if there is no such
+    code."""
     return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 

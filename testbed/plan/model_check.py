@@ -1,7 +1,8 @@
-"""Check of a task's model before anything is launched: whether it can be exchanged, and its size.
+"""Check of a task's model before anything is launched: whether the model can be exchanged, and how large
+it is.
 
-Building a model takes PyTorch, whose import takes a second. So a good result is cached, for these
-sources, parameters and this version of PyTorch.
+Building a model needs PyTorch, and importing PyTorch takes a second. So a good result is cached. It is
+used again only for the same source files, parameters and version of PyTorch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from testbed.user_code import stand_ins
 from testbed.user_code.stand_ins import StandIn
 
 _TRIED = 64
-"""Maximum number of samples in a trial step; and maximum number of samples that are added so that every
-label occurs."""
+"""Maximum number of samples in a trial step, and maximum number of further samples that are added so
+that every label occurs."""
 
 
 def check(topology: Topology) -> int:
@@ -63,8 +64,8 @@ def _check_rounding(topology: Topology, size: int) -> None:
     most = rounding_growth(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
-            f"rounding may make an update of {size:,} parameters longer by {most:.2g}, which is taken "
-            f"off clip, {differential.clip:g}: that is more than half of it. Raise bits, or lower range"
+            f"rounding may make an update of {size:,} parameters longer by {most:.2g}, which is more "
+            f"than half of clip ({differential.clip:g}): raise bits, or lower range"
         )
         raise topology.source.error([topology.source.problem(("privacy", "secure", "bits"), message)])
 
@@ -81,8 +82,8 @@ def has_frozen_parameters(topology: Topology) -> bool:
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Return three numbers: how many parameters are trained and sent, buffers included; how many other
-    parameters there are; and how many numbers are in buffers."""
+    """Return three numbers: the number of parameters that are trained and sent (buffers included), the
+    number of other parameters, and the number of values in buffers."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -123,7 +124,8 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
 def try_step(topology: Topology, prepared: Prepared) -> None:
     """Try a training step of a user's task on some samples, and an evaluation on others.
 
-    The samples contain every label if there are not too many. Raises BadInputError if a trial fails.
+    The samples contain every label if there are not too many labels. Raises BadInputError if a trial
+    fails.
     """
     task = topology.task.build()
     if not isinstance(task, StandIn):
@@ -141,8 +143,8 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 
 def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
-    """Try a step on one sample if some device's last mini-batch has only one sample, which BatchNorm
-    refuses.
+    """Try a step on one sample if some device's last mini-batch has only one sample. BatchNorm refuses
+    such a mini-batch.
 
     Raises BadInputError.
     """
@@ -169,7 +171,8 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
 
 
 def _sample_shard(whole: Shard) -> Shard:
-    """Return the first samples of `whole`, and one of every label if there are not too many."""
+    """Return the first samples of `whole`, and one sample of every label if there are not too many
+    labels."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
@@ -227,9 +230,10 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
 
 
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
-    """Hash that changes if the task's model may have changed, or if other parameters are frozen.
+    """Return a hash that changes if the task's model may have changed, or if other parameters are
+    frozen.
 
-    None if the source code cannot be read.
+    Return None if the source code cannot be read.
     """
     try:
         if isinstance(task, StandIn):

@@ -19,9 +19,9 @@ from testbed.topology.units import format_duration, format_size
 
 _MIB = 2**20
 _AMPLE = 384 * _MIB
-"""Bytes of memory that suffice for a client. Measured resident memory after 60 steps of 32 samples: 240
-MiB with digits-logreg, 350 MiB with cifar10-cnn and 8,000 images; and 40 MiB for the device's init. Part
-of this is code, which the kernel can drop."""
+"""Bytes of memory that suffice for a client. After 60 steps of 32 samples, the measured resident memory
+was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. The device's init had
+40 MiB more. Part of this memory is code, which the kernel can drop."""
 
 
 def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResources) -> Iterator[str]:
@@ -60,8 +60,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
         if (thermal := device.thermal) is not None:
             yield (
                 f"{group.name}: {format_duration(thermal.after)} after the start of the run, its cpu "
-                f"drops to {thermal.to:g} of its value (thermal), whether it has trained until then or "
-                "not."
+                f"drops to {thermal.to:g} of its value (thermal), even if it has not trained until "
+                "then."
             )
     if plan.traits.simulated and any(group.gpu is not None for group in topology.devices):
         yield (
@@ -101,8 +101,8 @@ def _memory_notes(
         elif device.memory < profile.memory:
             yield (
                 f"{group.name}: {limit} of memory, not {group.profile}'s {format_size(profile.memory)}: "
-                f"this host has {gib(host.memory)} free, of which broker and aggregator need "
-                f"{gib(reserved)}, and devices with profiles share the rest equally."
+                f"this host has {gib(host.memory)} free, broker and aggregator need "
+                f"{gib(reserved)} of it, and devices with profiles share the rest equally."
             )
     if device.memory < _AMPLE:
         yield (

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
-"""Ranks of callbacks: among those planned for the same time, lower ranks come first."""
+"""Ranks of callbacks. Among callbacks planned for the same time, those of lower rank come first."""
 
 
 class EventQueue:
-    """Callbacks in the order of time, rank, device, and planning."""
+    """Callbacks, ordered by time, rank, device, and order of planning."""
 
     def __init__(self) -> None:
         self.now: Nanoseconds = 0
@@ -21,13 +21,13 @@ class EventQueue:
         self._count = itertools.count()
 
     def plan(self, time: Nanoseconds, rank: int, index: int, callback: Callable[[], None]) -> None:
-        """Plan `callback` for `time`, or for now if `time` is past. `index` is the device's position in
-        device order."""
+        """Plan `callback` for `time`. If `time` is past, plan it for now. `index` is the device's
+        position in device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 
     @property
     def next(self) -> Nanoseconds | None:
-        """Time of the next callback; None if there is none."""
+        """Time of the next callback, in nanoseconds; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self) -> Callable[[], None] | None:

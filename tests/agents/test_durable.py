@@ -312,7 +312,7 @@ def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     assert journal.read_bytes() == whole
     journal.write_bytes(b"")
     with pytest.raises(
-        SnapshotError, match=r"events\.jsonl is missing or shorter than in .*checkpoint\.bin"
+        SnapshotError, match=r"events\.jsonl is missing or shorter than stated in .*checkpoint\.bin"
     ):
         again(durable, tmp_path / "run")
 
@@ -350,7 +350,7 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
     *_, note = written(folder)
     assert isinstance(note, events.Note)
-    assert "last checkpoint: 2 updates, applied since, are lost" in note.message
+    assert "last checkpoint: 2 later updates are lost" in note.message
     assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
     with pytest.raises(SnapshotError, match="needs `durability: update`"):
         again(durable, folder, segment="2", **options)
@@ -444,7 +444,7 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Intact: checkpoint")
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
-    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those after 4")
+    refused(folder, RecordingError, "has entries 0 to 0 of the run, but .* needs the entries after 4")
     begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
     refused(folder, RecordingError, "2 updates after that: the end of the log is")

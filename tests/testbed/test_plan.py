@@ -47,11 +47,11 @@ def test_last_cores_are_reserved_for_evaluations() -> None:
 @pytest.mark.parametrize(
     ("cores", "wanted", "told"),
     [
-        (4, 3, "this host has 4 cores, of which broker and aggregator need one and the devices another: "
-         "write at most 2, or remove it"),
-        (2, 1, "this host has 2 cores, of which broker and aggregator need one and the devices another: "
-         "remove it, or use a larger host"),
-        (1, 1, "this host has 1 core, "),
+        (4, 3, "this host has 4 cores: broker and aggregator need one, and the devices another. "
+         "Write at most 2, or remove it"),
+        (2, 1, "this host has 2 cores: broker and aggregator need one, and the devices another. "
+         "Remove it, or use a larger host"),
+        (1, 1, "this host has 1 core: "),
     ],
 )  # fmt: skip
 def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: str) -> None:
@@ -107,7 +107,7 @@ def test_ten_shares_of_a_tenth_fit_one_core() -> None:
         ("{name: pi, cpu: 4}", "4:27: devices[0].cpu: found 4"),
         (
             "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
-            "5:35: scenario[0].cpu: the devices would ask for 4 cores, but there are 3 for them",
+            "5:35: scenario[0].cpu: the devices would request 4 cores, but can have only 3",
         ),
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],
