@@ -21,7 +21,7 @@ _EXAMPLES = ("num-examples", "num_examples")
 a reply has several of the names, the first one is used; if it has none, the only name that contains a
 word of `_PARTS`."""
 _PARTS = {"loss": "loss", "accuracy": "acc"}
-"""What the name of a metric contains if it is a loss or an accuracy."""
+"""Word in the name of a metric that is a loss or an accuracy."""
 _ROUND = "{round}"
 """Value in `app_config` that stands for the number of the training."""
 _SECURE_MODS = frozenset({"secagg_mod", "secaggplus_mod"})
