@@ -77,8 +77,9 @@ class Trainer:
 
     def warm_up(self) -> None:
         """Run one step, so that torch's lazy initialisation does not slow down the first training."""
-        self._gradient(torch.arange(min(len(self._y), self._local.batch_size)))
-        self._descend(self._local.lr)
+        if batch := self._local.first_batch(len(self._y)):  # else the client never trains
+            self._gradient(torch.arange(batch))
+            self._descend(self._local.lr)
 
     def train(
         self,
@@ -100,7 +101,7 @@ class Trainer:
         schedule = self._local.lr_by_step
         self._load(start, buffers, rng)
         loss, steps = 0.0, 0
-        order = batches(len(self._y), self._local.batch_size, rng, self._device)
+        order = batches(len(self._y), self._local, rng, self._device)
         for _ in range(self._local.count(len(self._y))):
             if stopped():
                 break
@@ -116,7 +117,7 @@ class Trainer:
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
         self._load(start, buffers, rng)
-        order = batches(len(self._y), self._local.batch_size, rng, self._device)
+        order = batches(len(self._y), self._local, rng, self._device)
         loss = self._gradient(next(order))
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
 
@@ -195,8 +196,9 @@ class FitTrainer(Trainer):
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
-        with torch.no_grad():
-            self.flat.module(model_inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
+        if len(self._shard):  # else the client never trains
+            with torch.no_grad():
+                self.flat.module(self._shard.subset(np.arange(1)).tensors()[0])
 
     def train(
         self,
@@ -215,11 +217,22 @@ class FitTrainer(Trainer):
             fill(self._start, start)
         self.flat.load(start, buffers)
         self.flat.module.zero_grad()  # as in a module that was never trained
-        loss = self._task.fit(self.flat.module, self._shard, self._local.lr if lr is None else lr)
+        loss = self._fit(self._local.lr if lr is None else lr)
         if self._local.clip is not None and self._start is not None:
             with torch.no_grad():
                 _clip(self.flat.w, self._start, self._local.clip)
         return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module))
+
+    def _fit(self, lr: float) -> float:
+        """Call the task's `fit` and return its loss. Raises TypeError if that is not a number."""
+        loss: object = self._task.fit(self.flat.module, self._shard, lr)
+        try:
+            return float(loss)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            name = type(self._task).__name__
+            raise TypeError(
+                f"{name}.fit returned {loss!r:.80}, expected the mean loss, or math.nan"
+            ) from error
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         raise NotImplementedError("a task with its own fit has no gradient")
@@ -336,12 +349,15 @@ class _Adam:
 
 
 def batches(
-    samples: int, size: int, rng: np.random.Generator, device: str | torch.device = "cpu"
+    samples: int, local: LocalTraining, rng: np.random.Generator, device: str | torch.device = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Yield mini-batches of indices, without end. A batch has shape (`size`,), but the last batch of a
-    pass may be smaller."""
-    while True:
+    """Yield mini-batches of indices, shape (b,), without end. Yield nothing if a pass has no
+    mini-batch."""
+    count, last = local.batches(samples)
+    begins = [place * local.batch_size for place in range(count)]
+    ends = [*begins[1:], *(begin + last for begin in begins[-1:])]
+    while begins:
         # A batch of all samples is not shuffled. Its sum is bit-identical to that of gradient descent.
-        order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
+        order = torch.from_numpy(rng.permutation(samples) if ends[0] < samples else np.arange(samples))
         order = order.to(device)
-        yield from (order[start : start + size] for start in range(0, samples, size))
+        yield from (order[begin:end] for begin, end in zip(begins, ends, strict=True))

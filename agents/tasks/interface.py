@@ -28,7 +28,8 @@ class Task(Protocol):
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
     None if `shards` makes the data of each device. Empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
-    """Whether the task has an accuracy, computed from `correct`."""
+    """Whether the task has an accuracy, computed from `correct`. If not, `correct` need not be
+    defined."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
@@ -71,7 +72,8 @@ class Task(Protocol):
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
         """Train `module` in place on a client's shard. Return the mean loss; NaN if it is unknown. Only
-        tasks with `fits` define this method.
+        tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for
+        images. `shard.tensors()` returns inputs and labels as tensors for `module`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.
@@ -93,6 +95,11 @@ class Task(Protocol):
         """Return one shard for each of `clients` clients. A task that works with any number of clients
         overrides this method."""
         return self.shards()
+
+
+def calls_correct(task: Task) -> bool:
+    """Whether evaluations call `correct`: if the task has an accuracy, or defines the method."""
+    return task.has_accuracy or type(task).correct is not Task.correct
 
 
 def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

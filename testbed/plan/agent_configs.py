@@ -186,10 +186,12 @@ def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     return InitialModel(weights, topology.task.frozen)
 
 
-def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples). The sum of all p_i is
-    1."""
-    if topology.task.importance == "uniform":
+def importance(spec: RunSpec) -> dict[str, float]:
+    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples), for every client that
+    trains. The sum of all p_i is 1."""
+    idle = {*spec.topology.idle_devices(spec.samples)}
+    samples = {client: n for client, n in spec.samples.items() if client not in idle}
+    if spec.topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())
     return {client: n / total for client, n in samples.items()}
@@ -277,12 +279,14 @@ def _aggregator(
     spec: RunSpec, account: Account, places: Places, expected: Mapping[str, rounds.Round]
 ) -> AggregatorConfig:
     topology, most = spec.topology, spec.topology.evaluate.devices
+    evaluated = {} if most is None else {name: min(n, most) for name, n in spec.samples.items() if n}
     return AggregatorConfig(
         run=spec.directory.run,
         broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
-        clients=importance(topology, spec.samples),
+        clients=importance(spec),
+        idle=topology.idle_devices(spec.samples),
         samples=spec.samples,
         evaluate_every=topology.evaluate.every,
         stop=topology.stop.build(),
@@ -302,7 +306,7 @@ def _aggregator(
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
         device_set=None if most is None else places.path(spec.directory.device_set, DEVICE_SET),
-        device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
+        device_samples=evaluated,
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
         steps=update_steps(topology, spec.plan),

@@ -196,10 +196,11 @@ class Transform(Model):
 class DeviceDataSettings(Model):
     """Training samples that each device of the group gets, in place of task.partition."""
 
-    samples: Count | None = Field(
+    samples: _WholeNumber | None = Field(
         default=None,
         description="Number of samples of each device, drawn at random; no other device gets them. "
-        "task.partition divides the rest among the other devices",
+        "task.partition divides the rest among the other devices. 0: the device does not train, and no "
+        "rule sends it a model",
     )
     labels: (
         Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
@@ -423,6 +423,16 @@ class Topology(Model):
     @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
+
+    def idle_devices(self, samples: Mapping[str, int]) -> list[str]:
+        """Return the devices whose samples make no mini-batch, so that they never train, in device
+        order. `samples`: number of samples by device; a device without an entry is left out."""
+        return [
+            name
+            for group, local in ((group, group.local.build()) for group in self.devices)
+            for name in group.device_names
+            if name in samples and not local.count(samples[name])
+        ]
 
     def model_post_init(self, context: Any) -> None:
         """Keep the file and the user's own code from the validation context."""

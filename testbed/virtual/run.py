@@ -148,12 +148,13 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
-    population = importance(topology, spec.samples)
+    population, idle = importance(spec), topology.idle_devices(spec.samples)
     settings = Settings(
         run=run_id,
         schema=schema,
         side=side,
         importance=population,
+        idle=idle,
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
@@ -189,6 +190,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
+        idle=idle,
         evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
 
@@ -243,7 +245,8 @@ class _Fleet:
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
         gradient = self._side.kind == "gradient"
-        steps = 1 if gradient else setup.local.count(len(indices))
+        round_settings = replace(setup.local, steps=1, epochs=None) if gradient else setup.local
+        steps, work = round_settings.count(len(indices)), round_settings.work(len(indices))
 
         def train(model: payloads.ModelMessage, sequence: int) -> Ticket:
             ticket = Ticket(
@@ -254,6 +257,7 @@ class _Fleet:
                 local=setup.local,
                 lr=setup.local.rate(model.version, model.lr),
                 steps=steps,
+                work=work,
                 client=name,
                 rng=lambda: factory.rng(setup, randomness.TRAINING, sequence),
                 gradient=gradient,
@@ -320,7 +324,11 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
-        device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
+        idle = topology.idle_devices(spec.samples)
+        usable = [d for d in plan.devices if d.cpu is not None and d.gflops is None]
+        device = next((d for d in usable if d.name not in idle), None)
+        if device is None:
+            return costs.step_cost(virtual, topology.task.flops_per_step)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = initial_model(topology, spec.directory)

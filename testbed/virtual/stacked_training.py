@@ -154,7 +154,7 @@ class BatchTrainer:
         enough for the memory."""
         if not jobs:
             return []
-        width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)
+        width = max(map(_width, jobs))
         parts = -(-len(jobs) // self._stack_size(width))
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
@@ -308,23 +308,30 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
     jobs). Beyond the end of a job or of a mini-batch, the indices are 0.
     """
-    widths = [min(job.local.batch_size, len(job.indices)) for job in jobs]
-    rows = np.zeros((max(steps), len(jobs), max(widths)), np.int64)
+    rows = np.zeros((max(steps), len(jobs), max(map(_width, jobs))), np.int64)
     sizes = np.empty(rows.shape[:2], np.int64)
-    sizes[:] = widths
-    for k, (job, count, width) in enumerate(zip(jobs, steps, widths, strict=True)):
-        samples = len(job.indices)
-        full, rest = divmod(samples, width)
+    for k, (job, count) in enumerate(zip(jobs, steps, strict=True)):
+        samples, size = len(job.indices), job.local.batch_size
+        batches, last = job.local.batches(samples)
+        full = batches if last == size else batches - 1
+        is_shuffled = job.local.first_batch(samples) < samples
+        sizes[:, k] = size
         rng = job.rng()
-        for first in range(0, count, full + (rest > 0)):  # an epoch
-            drawn = rng.permutation(samples) if width < samples else np.arange(samples)
-            order = job.indices.take(drawn[: (count - first) * width])
-            last = min(first + full, count)
-            rows[first:last, k, :width] = order[: full * width].reshape(-1, width)
-            if rest and last < count:
-                rows[last, k, :rest] = order[-rest:]
-                sizes[last, k] = rest
+        for first in range(0, count, batches):  # a pass
+            drawn = rng.permutation(samples) if is_shuffled else np.arange(samples)
+            order = job.indices.take(drawn[: (count - first + 1) * size])
+            end = min(first + full, count)
+            if end > first:
+                rows[first:end, k, :size] = order[: (end - first) * size].reshape(-1, size)
+            if full < batches and end < count:
+                rows[end, k, :last] = order[full * size : full * size + last]
+                sizes[end, k] = last
     return rows, sizes
+
+
+def _width(job: Job) -> int:
+    """Return the number of samples in the job's largest mini-batch."""
+    return max(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])
 
 
 def _clip(job: Job, end: Vector) -> Vector:
