@@ -25,7 +25,7 @@ from agents.disk import checksum, files
 from agents.rules import RULES
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed6"
+_MAGIC = b"testbed7"
 """Magic number with the version of the state's classes. Change it whenever one of these classes
 changes."""
 _MODULES = {

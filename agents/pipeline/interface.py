@@ -79,6 +79,11 @@ class ClientStep(ABC):
         """Return the vector or encoded update that replaces `progress`, shape (d,), in update
         `sequence`, which answers `dispatch`. `progress` must not be changed in place."""
 
+    def for_vector(self, size: int) -> ClientStep | None:
+        """Return the client half that encodes one of the rule's own vectors, shape (size,), which is
+        declared `compressed`. Return None if this step leaves such vectors as they are."""
+        return None
+
     exchange: Exchange | None = None
     """Messages between clients; None if the step needs none."""
     simulated_exchange: SimulatedExchange | None = None
@@ -182,6 +187,11 @@ class ServerStep:
         """Return the encoded vector as a new float32 array. Raises ValueError or LookupError if the
         encoded update is invalid."""
         raise NotImplementedError
+
+    def for_vector(self, size: int) -> ServerStep | None:
+        """Return the server half that decodes one of the rule's own vectors, shape (size,). Return None
+        if this step encodes no such vectors."""
+        return None
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
         """Add noise to `w`, in place, after `version` was made. `weight`: the largest weight among its

@@ -16,6 +16,7 @@ from agents.config import LocalTraining, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
+from agents.rules.client_half import ClientSide, elements, sizes
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.host import cache
@@ -236,10 +237,12 @@ def message_sizes(
     buffers: Buffers = NONE,
     steps: Sequence[Named] = (),
     clients: Sequence[str] = (),
+    side: ClientSide | None = None,
 ) -> tuple[int, int]:
     """Return the bytes of a model and of an update on the wire, after the pipeline `steps`.
 
-    `clients`: names of all clients. Numbers in headers are counted as one digit; `DIGITS` is the
+    `clients`: names of all clients. `side`: the rule's requirements on clients, with the vectors that it
+    sends; None if it sends none. Numbers in headers are counted as one digit; `DIGITS` is the
     difference to real headers.
     """
     vector, encoded = w, None
@@ -251,14 +254,30 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
+    side = side or ClientSide()
+    own: dict[str, Vector | payloads.Encoded] = {
+        name: np.zeros(size, np.float32) for name, size in sizes(side.update_vectors, w.size).items()
+    }
     for step in pipeline.build_client_steps(encoding, context):
+        for name in side.compressed:
+            zeros = np.zeros(elements({name: side.update_vectors[name]}, w.size), np.float32)
+            if (part := step.for_vector(zeros.size)) is not None:
+                own[name] = part.apply(zeros, 0, 0)
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
         if isinstance(made, payloads.Encoded):
             vector, encoded = np.zeros(0, np.float32), made
     model = payloads.ModelMessage(
-        run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers
+        run=run,
+        version=0,
+        dispatch=0,
+        schema=schema,
+        vector=w,
+        buffers=buffers,
+        vectors={
+            name: np.zeros(size, np.float32) for name, size in sizes(side.model_vectors, w.size).items()
+        },
     )
     update = payloads.UpdateMessage(
         run=run,
@@ -279,6 +298,7 @@ def message_sizes(
         vector=vector,
         encoded=encoded,
         buffers=buffers,
+        vectors=own,
     )
     return _size(model), _size(update)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agents import pipeline
 from agents.config import LocalTraining, Named
-from agents.rules.interface import ClientSide
+from agents.rules.client_half import ClientSide, elements
 
 _MIB = 2**20
 _CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
@@ -42,18 +42,26 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 
     A client holds its parameters and the gradient; the received model; the end point, the difference,
     and one model in reserve; the state of the optimizer; the starting point if a proximal term or
-    clipping needs it; the client-side memory of a rule, if it has one; and the memory of pipeline
-    steps.
+    clipping needs it; the client-side memory of a rule, if it has one, and a copy while it is saved; the
+    vectors of a rule, and the terms that it adds; and the memory of pipeline steps.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
     remembers = side.kind == "residual"
-    own = _CLIENT + model * (6 + kept + near + 2 * remembers)
+    own = _CLIENT + model * (6 + kept + near + 2 * remembers + 2 * side.adds_terms)
+    own += 4 * (elements(side.model_vectors, model // 4) + elements(side.update_vectors, model // 4))
+    own += 3 * 4 * elements(side.memory, model // 4)
     return own + sum(pipeline.build_step(step).memory(model, remembers=remembers) for step in steps)
 
 
+def message(model: int, side: ClientSide) -> int:
+    """Bytes of the larger of a model and an update, with the rule's own vectors."""
+    beside = (side.model_vectors, side.update_vectors)
+    return model + 4 * max(elements(vectors, model // 4) for vectors in beside)
+
+
 def aggregator(model: int, devices: int) -> int:
-    """Memory of the aggregator, in bytes.
+    """Memory of the aggregator, in bytes. `model`: bytes of a model or an update, whichever is larger.
 
     The aggregator holds the model, the rule's sum, the evaluation's model and its source, the model
     being sent, and one in reserve; and an incoming update per device.
