@@ -119,7 +119,7 @@ _WHERE = {
     "RunFailedError": "testbed.errors",
     "TestbedError": "testbed.errors",
 }
-"""Module of each public name; it is imported when the name is first used."""
+"""Public name -> module that defines it. A module is imported when one of its names is first used."""
 
 __all__ = [*_WHERE, "events"]
 

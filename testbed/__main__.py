@@ -6,7 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C exits with 130, also while modules are still being imported."""
+    """Run the command line. Ctrl-C ends it with exit code 130, even while modules are still being
+    imported."""
     try:
         from testbed.cli.main import main as run
     except KeyboardInterrupt:

@@ -30,7 +30,8 @@ _PACKAGES = ("agents", "analysis")
 
 
 class _Finder:
-    """Import hook that finds our packages in `ROOT` even if other packages have the same names."""
+    """Import hook that finds the testbed's packages in `ROOT` even if other packages have the same
+    names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -39,7 +40,7 @@ class _Finder:
 
 
 def make_importable() -> None:
-    """Make `import agents` and `import analysis` find our packages from now on.
+    """Make `import agents` and `import analysis` find the testbed's packages from now on.
 
     Raises ImportError if this process has already imported another package of that name.
     """

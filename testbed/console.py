@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _TEXTS = ("device", "profile", "state")
 """Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
 _WORTH_SECONDS = 2.0
-"""Minimum seconds of finished work, and of remaining work, for the remaining time to be reported."""
+"""Minimum seconds that work must have taken, and must still take, for its remaining time to be
+reported."""
 _RAREST_SECONDS = 30.0
 """Maximum time between two progress lines, in seconds."""
 _ANY_WIDTH = 10_000
@@ -56,7 +57,7 @@ def err() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Make a console. Unless it is a terminal, its tables are as wide as their contents need."""
+    """Make a console. If it is not a terminal, its tables are as wide as their contents."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
@@ -119,8 +120,8 @@ class ProgressReporter:
         self._due = 0.0
 
     def __call__(self, done: float, total: float, before: float = 0.0) -> None:
-        """Report that `done` of `total` is finished, if the next line is due. `before`: the part of
-        `done` that was already finished when this reporter was made."""
+        """Report that `done` of `total` is finished, if the next line is due. `before`: part of `done`
+        that was already finished when this reporter was made."""
         taken = time.monotonic() - self._begun
         left = time_left(taken, done - before, total - before)
         if not left or taken < self._due:
@@ -151,7 +152,8 @@ def time_left_text(left: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON. Numbers that are not finite become null, because JSON has none."""
+    """Print `value` as JSON. Numbers that are not finite become null, because JSON does not have such
+    numbers."""
     sys.stdout.write(json.dumps(_finite(value), indent=2) + "\n")
 
 
@@ -248,7 +250,7 @@ def _numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def table(columns: list[str]) -> Table:
-    """Return an empty table with `columns`, without lines; long cells are wrapped."""
+    """Return an empty table with `columns` and without ruling lines. Long cells are wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold")
@@ -258,7 +260,7 @@ def table(columns: list[str]) -> Table:
 
 
 def number_table(*columns: str) -> Table:
-    """Return an empty table of numbers, without lines; cells are never wrapped."""
+    """Return an empty table of numbers without ruling lines. Cells are never wrapped."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

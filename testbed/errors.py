@@ -68,8 +68,8 @@ def _is_new(path: Path) -> bool:
 
 
 def writable_file(path: Path, option: str = "--to") -> Path:
-    """Return `path` if a file can be written there; else raise BadInputError, which names `option`. Call
-    this before the content is computed, because the computation may take long."""
+    """Return `path` if a file can be written there. Otherwise raise BadInputError, which names `option`.
+    Call this before the content is computed, because the computation may take long."""
     folder = path.absolute().parent
     problem = None
     if os.path.isdir(path):  # noqa: PTH112  (Path's raises PermissionError)
@@ -82,8 +82,8 @@ def writable_file(path: Path, option: str = "--to") -> Path:
 
 
 def writable_folder(path: Path, option: str = "--to") -> Path:
-    """Return `path` if it is a writable folder, or can be created as one; else raise BadInputError,
-    which names `option`."""
+    """Return `path` if it is a writable folder, or if a folder can be created there. Otherwise raise
+    BadInputError, which names `option`."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
     problem = None
     if not os.path.isdir(there):  # noqa: PTH112

@@ -25,7 +25,7 @@ class Traits:
     cgroups: bool = False
     """Whether control groups limit the CPU of devices: by a quota per period, which has a minimum."""
     images: bool = False
-    """Whether the agents run in our images, not with the Python packages of this host."""
+    """Whether the agents run in the testbed's images, not with the Python packages of this host."""
     gpus: bool = False
     """Whether a device can use a GPU of the host, or a fraction of one."""
     lossless_reason: str = ""
@@ -34,7 +34,8 @@ class Traits:
     """Name of the mechanism that emulates links; None for netem or the router, chosen by
     `testbed.plan.shaper`."""
     shaper_why: str = ""
-    """Reason why the runtime uses that mechanism; empty if `shaper` is None or needs no reason."""
+    """Reason why the runtime uses the mechanism `shaper`; empty if `shaper` is None or needs no
+    reason."""
     many_hosts: bool = False
     """Whether devices run on several machines, including this one."""
     devices_probe: bool = False
@@ -113,8 +114,8 @@ def refuse_simulated(name: str | None) -> None:
 
 
 def emulated_runtime_names() -> list[str]:
-    """Names of the runtimes with a real clock. Runtimes with many hosts come first. Otherwise the part
-    of their run that is on this host would be taken for a run of another runtime."""
+    """Return the names of the runtimes with a real clock. Runtimes with many hosts come first, because
+    the part of their run on this host could otherwise be taken for a run of another runtime."""
     names = [name for name, found in RUNTIMES.items() if not found.simulated]
     return sorted(names, key=lambda name: not RUNTIMES[name].many_hosts)
 

@@ -10,9 +10,8 @@ from testbed.fidelity.validity import Judgement
 
 
 class View:
-    """Display that shows nothing. Subclasses override the methods for what they show. A display is a
-    context manager around a run.
-    """
+    """Display that shows nothing. A subclass overrides the methods for what it shows. A display is a
+    context manager around a run."""
 
     def __enter__(self) -> Self:
         return self
@@ -33,7 +32,8 @@ class View:
         """Receive the next record of the run's events."""
 
     def refresh(self, now: float) -> None:
-        """Redraw; called several times a second. `now`: monotonic clock, in seconds of device time."""
+        """Redraw the display. A run calls this several times a second. `now`: reading of the monotonic
+        clock, in seconds of device time."""
 
     def judged(self, judgement: Judgement) -> None:
         """Receive the judgement of a run that is over. This method is not called in virtual time, which

@@ -12,7 +12,7 @@ from agents.rules.interface import RequestUpdate, Vectors
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the present global model to `client`. The fields from `lr` on are those of
+    """Send the present global model to `client`. `lr` and the fields after it are fields of
     `payloads.ModelMessage`."""
 
     client: str
@@ -23,7 +23,7 @@ class Dispatch:
     lr: float | None = None
     """Step size that the rule assigns; None if the client uses the step size in its settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that was passed to the rule; 0 for none."""
+    """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
     """Dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()
@@ -45,8 +45,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class BroadcastModel:
-    """Send the present global model to all clients. `number` is the number of the dispatch for each of
-    them."""
+    """Send the present global model to all clients. The dispatch has the same `number` for every
+    client."""
 
     version: int
     number: int
@@ -55,19 +55,20 @@ class BroadcastModel:
 
 @dataclass(frozen=True, slots=True)
 class EndInstant:
-    """Pass `inputs.InstantOver` to the core when the core has received all inputs of this instant.
-    A broadcast, models or requests wait for `InstantOver`."""
+    """Pass `inputs.InstantOver` to the core when the core has received all inputs of this instant. Until
+    then the core holds back a broadcast, models or requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskForReport:
     """Ask `client` which dispatch its next update will answer. The request arrives after all earlier
-    dispatches, and the answer after all earlier updates, so the answer shows what was lost."""
+    dispatches, and the answer after all earlier updates, so the answer shows which messages were
+    lost."""
 
     client: str
     about: int
-    """Number of the newest dispatch that the client has not answered; 0 if there is none. The client's
-    answer repeats the number, to show which request it answers."""
+    """Number of the newest dispatch that the client has not answered; 0 if there is none. The client
+    repeats this number in its report, to show which request the report answers."""
 
 
 @dataclass(frozen=True, slots=True)

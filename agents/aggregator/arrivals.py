@@ -1,4 +1,5 @@
-"""Updates that were passed to the rule and are not applied yet, and their records. No I/O and no clock.
+"""Updates that were passed to the rule and are not applied yet, with the records about them. No I/O and
+no clock.
 
 The updates' vectors are not kept. So a rule with a running sum needs memory for only one model,
 regardless of the number of updates.

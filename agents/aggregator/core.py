@@ -1,18 +1,19 @@
 """The aggregator's state machine: inputs in, actions out. No clock, no socket, no disk.
 
-The core protects the rule (which clients are present, which updates are valid) and keeps track of the
-run (stop conditions, evaluations). The rule decides how updates are aggregated, and which client gets a
-model at what time. `run_phase` defines which inputs are allowed in which phase. The state is in parts,
-each in its own module and without I/O or clock: `membership`, `reports`, `sending` (with `dispatches`
-and `outgoing`), `intake` (with `validation`), `versions` (with `arrivals`), `losses`, `evaluations`,
-`ending`, `timers`, `progress`.
+The core decides which clients are present and which updates are valid, checks the stop conditions, and
+requests evaluations. The rule decides how updates are aggregated, and when a client gets a model.
+`run_phase` defines which inputs are allowed in each phase of a run. The state of the core has several
+parts. Each part has its own module, without I/O or clock: `membership`, `reports`, `sending` (with
+`dispatches` and `outgoing`), `intake` (with `validation`), `versions` (with `arrivals`), `losses`,
+`evaluations`, `ending`, `timers`, `progress`.
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
-next. It passes `TimersDue` at the time `next_timer`, and `InstantOver` after all inputs of one instant
-if `EndInstant` requested it. It passes all other inputs as they occur. Within an instant the server
-sends in this order: immediate replies, while arrivals are handled; at the end of the instant the
-broadcast, the deferred models, then the requests. So a client gets a model before the request for an
-update of it.
+next. The shell passes `TimersDue` at the time `next_timer`. If the core has requested `EndInstant`, the
+shell passes `InstantOver` after all inputs of the instant. It passes all other inputs as they occur.
+
+Some replies are sent immediately, while inputs are handled. At the end of an instant the broadcast is
+sent, then the deferred models, then the requests. So a client gets a model before the request for an
+update that was trained from this model.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ _ORDERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything from which a core is built. Two cores with equal setups, models and inputs behave
+    """All data from which a core is built. Two cores with equal setups, models and inputs behave
     identically, bit by bit."""
 
     settings: Settings
@@ -79,7 +80,7 @@ class Setup:
 
     def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
         """Build a core and its server. `w`: parameters of the first model, shape (d,), changed in place.
-        `model_buffers`: its buffers."""
+        `model_buffers`: buffers of the first model."""
         rule = user_code.build(self.rule, RULES, Rule)
         rng = np.random.default_rng(SeedSequence(self.seed, spawn_key=(0, 0)))
         population = self.settings.importance
@@ -328,9 +329,9 @@ class AggregatorCore:
         return []
 
     def _resume(self, started: inputs.Started) -> Actions:
-        """Resume the run clock. For the rule, each client that was present leaves, and each one that is
-        ready joins. This is done for one client after the other, because a rule may act if all clients
-        are absent."""
+        """Resume the run clock. From the rule's point of view, each client that was present leaves, and
+        each client that is ready joins. The clients are handled one after the other, because a rule may
+        act if all clients are absent."""
         at = started.at
         self._epoch = started.epoch
         self.progress.restart_silence(at)
@@ -359,8 +360,9 @@ class AggregatorCore:
     # Clients join and leave
 
     def _status_changed(self, client: str, state: str, at: Nanoseconds) -> Actions:
-        """Handle a client's new state. A client that is ready is asked for its unacknowledged updates.
-        If the client is asked for a report, it sends these updates before the report."""
+        """Handle a client's new state. A client that is ready is asked for its unacknowledged
+        updates. If the client is also asked for a report, it sends its unacknowledged updates before
+        the report."""
         if client not in self._settings.importance:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
@@ -405,9 +407,10 @@ class AggregatorCore:
         return [*self._leave(client, at), *self._join(client, at)]
 
     def _farewell(self, sender: str, message: UpdateMessage, at: Nanoseconds) -> Actions:
-        """Handle the farewell of `sender`. The farewell has the vector that the client saved after its
-        last applied update, or the sequence number 0 if no update was applied. The client's sequence
-        numbers are forgotten, so that it starts like a new client if it comes back."""
+        """Handle the farewell of `sender`. The farewell contains the vector that the client saved after
+        its last applied update. If no update of the client was applied, the farewell has the sequence
+        number 0. The client's sequence numbers are forgotten, so that the client starts like a new one
+        if it comes back."""
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:
@@ -492,7 +495,7 @@ class AggregatorCore:
                 case RequestUpdate():
                     self._outgoing.request(action)
                 case rules.SetTimer(name, after):
-                    # Counted from when the timer was due, so that delays do not add up.
+                    # Measured from the time at which the timer was due, so that delays do not add up.
                     self._timers.set(("rule", name), (at if ticked is None else ticked) + after)
                 case rules.SetPeriodicTimer(name, period):
                     self._timers.set_periodic(("rule", name), period, at)

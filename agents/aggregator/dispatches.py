@@ -90,9 +90,9 @@ class Dispatches:
         """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
         the reason why the update answers none.
 
-        `is_valid`: whether the claim is valid; if so, a further update with the same claim is a
-        duplicate. `is_taken`: whether updates of the client are accepted; if so, the dispatch and all
-        earlier ones are closed."""
+        `is_valid`: whether the claim is valid. If it is, a further update with the same claim is a
+        duplicate. `is_taken`: whether updates of the client are accepted. If they are, the dispatch and
+        all earlier dispatches are closed."""
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
             return NoAnswer.DUPLICATE
@@ -136,8 +136,8 @@ class Dispatches:
         return bool(self._open.get(client))
 
     def problems(self, present: Collection[str], *, is_over: bool) -> Iterator[str]:
-        """Yield a sentence for each inconsistency of this state. `is_over`: whether the run is over;
-        answers are then rejected, and dispatches stay open."""
+        """Yield a sentence for each inconsistency of this state. `is_over`: whether the run is over.
+        After the end of a run, answers are rejected and dispatches stay open."""
         for client, sent in self._open.items():
             if sent and client not in present:
                 yield f"{client} is not present, and is to answer {sent}"

@@ -3,8 +3,8 @@
 The core is deterministic: its output depends only on its state and the input. Each input is written to a
 log before the core handles it, and the log is fsynced before any reply is sent. From time to time the
 whole state is saved in a checkpoint, and the log starts again. After a crash the newest checkpoint is
-loaded and the logged inputs after it are handled again: state, journal and models are then identical,
-bit by bit. `config.Durability` selects how much of this is done.
+loaded, and the logged inputs after it are handled again. State, journal and models are then the same as
+before the crash, bit by bit. `config.Durability` selects which of these steps are done.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class DurableState:
     entries: int = 0
     """Number of inputs so far; each is an entry of the log."""
     journal: int = 0
-    """Length of the journal in bytes after these inputs."""
+    """Length of the journal in bytes after the last input."""
     journal_sum: int = 0
     """Checksum of the journal's first `journal` bytes."""
     evaluating: list[int] = field(default_factory=list)
-    """Versions whose evaluation was requested and is not done. Their models are in files, because with
-    `evaluate: {when: after}` there are many."""
+    """Versions whose evaluation was requested and is not done. Their models are in files, because there
+    are many of them with `evaluate: {when: after}`."""
 
 
 class DurableCore:
-    """The core with its files: events.jsonl and models/ in `directory`, checkpoint and log in its
-    state/aggregator/.
+    """The core with its files. `directory` contains events.jsonl and models/;
+    `directory`/state/aggregator/ contains the checkpoint and the log.
 
-    `segment` is the id of this segment of the run. Each start of all processes (a resumed run) begins a
-    new segment; a restart of the aggregator alone does not. With the durability `recording` the log is
-    the run's recording and is never cut.
+    `segment` is the id of the present segment of the run. A new segment begins when all processes are
+    started again (the run is resumed), but not when only the aggregator is restarted. With the
+    durability `recording` the log is the run's recording and is never cut.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class DurableCore:
                 self._log.flush()
         if self._evaluated and (self._log is not None or self._durability == "none"):
             self._remove_evaluated()
-        self._journal.flush()  # a log can restore it; without a log, checkpoints and the end sync it
+        self._journal.flush()  # no fsync: the log or the next checkpoint makes it durable
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
         if self._due or (self._log is not None and not self._records and self._log.size > most):
             self._due = False
@@ -244,7 +244,7 @@ class DurableCore:
             self.handle(inputs.Suspended(state.at, segment))
             self._due = not self._logs
         if undone:
-            lost = quantity(undone, "update, applied since, is", "updates, applied since, are")
+            lost = quantity(undone, "later update is", "later updates are")
             self._note(f"the run continues from its last checkpoint: {lost} lost")
         if differs and self._logs:
             self._note("events.jsonl was damaged after the checkpoint; it was restored from the log")
@@ -268,8 +268,8 @@ class DurableCore:
         return journal
 
     def _check_log(self, state: DurableState) -> Extent:
-        """Return the range of the log's entries. Raises RecordingError if the entries do not
-        continue from the checkpoint."""
+        """Return the range of the log's entries. Raises RecordingError if entries are missing between
+        the checkpoint and the log."""
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
@@ -280,7 +280,7 @@ class DurableCore:
 
     @contextmanager
     def _report_damage(self) -> Iterator[None]:
-        """Context manager: add to the message of a read error which of the files are intact."""
+        """Context manager that adds the names of the intact files to the message of a read error."""
         try:
             yield
         except OSError as error:

@@ -51,9 +51,9 @@ class Evaluator:
     """Evaluates models in its own thread, with low priority. `done` is called with a future for each
     result or error.
 
-    `kept` loads the model of a version that is kept in a file; it is None if no models are kept.
-    `until_released`: whether models are evaluated only after `release`. `cpus`: CPUs of the thread;
-    if it is empty, the thread uses the CPUs of the process.
+    `kept`: function that loads the model of a version from its file; None if no models are kept in
+    files. `until_released`: whether models are evaluated only after `release`. `cpus`: CPUs of the
+    thread. If `cpus` is empty, the thread uses the CPUs of the process.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Evaluator:
                     parts.append(_part("class", str(label), [each[own] for each in figures], penalty))
             if self._device_set is not None:
                 counts = list(self._parts.device_samples.values())
-                # User code with its own fit may treat a batch as a whole (Flower): one per device.
+                # User code with its own fit (Flower) may treat a batch as a whole: one batch per device.
                 of_all = self._on(self._device_set, counts if self._task.fits else _BATCH)
                 by_device = (np.split(each, np.cumsum(counts)[:-1]) for each in of_all)
                 for name, *own in zip(self._parts.device_samples, *by_device, strict=True):
@@ -166,7 +166,8 @@ def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Pa
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """Set the thread's priority and CPUs, and set the number of torch threads to the number of CPUs."""
+    """Set the priority and the CPUs of the present thread. Set the number of torch threads to the number
+    of CPUs."""
     os.nice(_NICE)
     if cpus:
         os.sched_setaffinity(0, cpus)

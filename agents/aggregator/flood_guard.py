@@ -12,8 +12,8 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""Limits for messages that a client sends in addition to the answers it owes: the number at once, and
-the number per host second."""
+"""Rate limit for messages that a client sends in addition to the answers it owes: the maximum number at
+once, and the maximum number per host second."""
 _FLOOD_MESSAGES = 1000
 """Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
@@ -43,7 +43,7 @@ class FloodGuard:
             self._asked[client] += 1
 
     def passes(self, sender: str, at: float, *, is_answer: bool = False) -> bool:
-        """Return whether a message of `sender` is to be handled. `at`: time of the host's clock in
+        """Return whether a message of `sender` should be handled. `at`: time of the host's clock in
         seconds."""
         if sender in self._shut_out:
             self._since_look += 1

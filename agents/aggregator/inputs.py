@@ -79,7 +79,8 @@ class SharesSummed:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection to the broker was lost at `since` and is restored. Messages may be lost."""
+    """The connection to the broker was lost at `since` and is restored now. Messages may have been
+    lost."""
 
     at: Nanoseconds
     since: Nanoseconds
@@ -87,9 +88,9 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """Only the aggregator was restarted, and the run has continued. It was absent from `since` to `at`.
-    Its last messages may be lost: each client is asked for a report when its retained status `ready`
-    arrives."""
+    """Only the aggregator was restarted, while the run continued. The aggregator was absent from `since`
+    to `at`, and its last messages may be lost. So each client is asked for a report when the client's
+    retained status `ready` arrives."""
 
     at: Nanoseconds
     since: Nanoseconds

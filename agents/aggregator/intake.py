@@ -23,13 +23,14 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0
-"""Rate limit for records of a client's messages that answer no dispatch: the number at once, and the
-number per second."""
+"""Rate limit for the records of a client's messages that answer no dispatch: the maximum number at once,
+and the maximum number per second."""
 _MAX_REASON = 200
-"""Maximum characters of the reason of a rejection, which may contain text from a device."""
+"""Maximum number of characters in the reason of a rejection. The reason may contain text from a
+device."""
 
 
-@dataclass(slots=True)  # not frozen: that would take the aggregator 1 µs more per update
+@dataclass(slots=True)  # not frozen: a frozen object takes 1 µs longer to make, once per update
 class Verdict:
     """Decision about an update: carry out `first`, pass `update` to the rule, then carry out `last`."""
 
@@ -153,8 +154,8 @@ class Intake:
         return self.reject(sender, reason, at, dispatch) if admitted else []
 
     def unrecorded_notes(self, at: Nanoseconds) -> list[Log]:
-        """Return notes that say how many messages that answer no dispatch were rejected without a
-        record."""
+        """Return a note per client with the number of messages that were rejected without a record.
+        These messages answered no dispatch."""
         return [
             Log(events.Note(to_seconds(at), f"{count} more messages of {client} were rejected"))
             for client, count in self._strays.refused.items()

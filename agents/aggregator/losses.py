@@ -9,8 +9,8 @@ class Losses:
 
     def __init__(self) -> None:
         self._announced: dict[str, dict[int, int]] = {}
-        """Dispatches whose answers were lost, by client, each with the number of the first dispatch that
-        listed the loss; 0 if no dispatch has listed it."""
+        """Dispatches whose answers were lost, by client. The value of each is the number of the first
+        dispatch that listed the loss; 0 if no dispatch has listed it."""
 
     def add(self, client: str, dispatch: int) -> None:
         """Add a lost update of `client`, which answered `dispatch`."""

@@ -2,9 +2,9 @@
 
     python -m agents.aggregator.main CONFIG
 
-Updates are handled in batches: all updates that have arrived are applied, the log of inputs is fsynced
-once, and only then replies and acknowledgements are sent. So everything that a client learns is on disk,
-at the cost of one fsync for many updates (docs/concepts/durability.md).
+Updates are handled in batches. All updates that have arrived are applied, then the log of inputs is
+fsynced once, and then replies and acknowledgements are sent. So everything that a client learns is
+already on disk, and many updates share one fsync (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND
 _INBOX_BYTES = 64 * 2**20
-"""Maximum bytes of messages that wait to be handled."""
+"""Maximum total size in bytes of the messages that wait to be handled."""
 _MAX_OVERHEAD_BYTES = 2**17
-"""Maximum bytes of an update in addition to its values and indices."""
+"""Maximum number of bytes that an update has in addition to its values and indices."""
 _WATCH_EVERY_S = 1.0
-"""Host seconds between two checks whether the run makes progress."""
+"""Host seconds between two checks of the run's progress."""
 _READY, _OVER, _OFFLINE = (
     messages.encode(messages.Status(topics.AGGREGATOR, state)) for state in ("ready", "over", "offline")
 )
@@ -93,7 +93,7 @@ def main() -> None:
     try:
         aggregator = Aggregator(cfg)
         gc.collect()
-        gc.freeze()  # otherwise updates wait 60 ms now and then for a collection of torch's objects
+        gc.freeze()  # otherwise the collection of torch's objects sometimes delays updates by 60 ms
         aggregator.run()
         code = 0
     except (ConnectionFailedError, RecordingError, SnapshotError) as error:
@@ -255,8 +255,8 @@ class Aggregator:
         return self._durable.at if self._epoch is None else self._clock.now() - self._epoch
 
     def _run_clock(self) -> Nanoseconds:
-        """Return the device time, but at most the time of the run's end, so that no record has a
-        later time."""
+        """Return the device time. After the end of the run, return the time of the end, so that no
+        record has a later time."""
         now, ended = self._now(), self._core.ended
         return now if ended is None else min(now, ended)
 
@@ -330,8 +330,8 @@ class Aggregator:
         self._handle(inputs.SharesSummed(at, sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
-        """Refuse an excess message. If `sender` floods, shut it out: the core gets the client's status
-        `offline`, and the controller, which reads the record, ends its client."""
+        """Refuse an excess message. If `sender` floods, shut it out: pass its status `offline` to the
+        core, and write a record. When the controller reads the record, it ends the client's process."""
         self._refusals.add(topic, messages.MessageError("too many messages"))
         goes_on = self._epoch is not None and self._core.ended is None
         if goes_on and sender in self._clients and self._flood_guard.is_flooding(sender):
@@ -383,7 +383,7 @@ class Aggregator:
         self._handle(inputs.Started(at, time.time(), self._epoch))
 
     def _note(self, message: str) -> None:
-        """Record a remark for readers of the run."""
+        """Record a note for people who read the run's events."""
         self._record(events.Note(to_seconds(self._run_clock()), message))
 
     def _record(self, record: events.Record) -> None:

@@ -18,8 +18,9 @@ class MembershipChange(Enum):
 
 
 class Membership:
-    """Membership of clients. A client is ready from its status `ready` until `joining` (its process
-    restarts) or `offline`. While the run clock runs, the ready clients are present: the rule knows them.
+    """Membership of clients. A client is ready from its status `ready` until its status `joining` (its
+    process restarts) or `offline`. While the run clock runs, the ready clients are present, and the rule
+    knows them.
 
     `importance`: p_i of all clients of the run, in device order.
     """

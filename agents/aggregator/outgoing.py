@@ -1,7 +1,7 @@
 """Messages that the aggregator sends after it has handled all inputs of one time (an instant).
 
-The broadcast is sent first, then the deferred models, then the requests. So a client gets a model
-before the request for an update of it. No I/O and no clock.
+The broadcast is sent first, then the deferred models, then the requests. So a client gets a model before
+the request for an update that was trained from this model. No I/O and no clock.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from agents.rules.interface import RequestUpdate, Send
 
 
 class Outgoing:
-    """Deferred messages: at most one model and one request per client; a newer one replaces the older.
+    """Deferred messages: at most one model and one request per client. A newer model replaces an older
+    model, and a newer request replaces an older request.
 
     A request is remembered until an update of its client is passed to the rule (`close_request`), so
     that it can be sent again (`request_again`)."""

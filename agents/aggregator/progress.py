@@ -1,4 +1,4 @@
-"""Progress of a run: when the last update arrived, and how long the next may take. No I/O and no
+"""Progress of a run: the time of the last update, and the maximum time until the next one. No I/O and no
 clock."""
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _IDLE = 2 * SECOND
 
 @dataclass(slots=True)
 class RunProgress:
-    """Progress of a run; times are device time. The duration of a client's round is not limited between
-    an action on the client's device and its next update. It is not limited before the first update
-    either, unless `expected` has an entry for the client."""
+    """Progress of a run. All times are device times in ns. After an action on a client's device, the
+    duration of the client's round is not limited until the client's next update. Before its first
+    update, the duration is limited only if `expected` has an entry for the client."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
     """Time in ns, by client, for which a client may be silent even if its rounds so far were shorter.
-    Infinity: no limit. Not all clients have an entry."""
+    Infinity if there is no limit. Some clients have no entry."""
     last: Nanoseconds = 0
     """Start of the present silence in device time: the last update, the start of the run clock, or the
     last report of a stall."""
@@ -58,8 +58,9 @@ class RunProgress:
         return [] if self._stalled_since is None else self.end_stall(at)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Note that nothing has arrived since `since`; return when the stall began. Silence is measured
-        from `at` on again, so that clients are asked again if it lasts."""
+        """Note that nothing has arrived since `since`; return the time at which the stall began. From
+        now on silence is measured from `at`, so that clients are asked again if the silence
+        continues."""
         if self._stalled_since is None:
             self._stalled_since = since
         self.restart_silence(at)

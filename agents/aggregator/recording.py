@@ -2,20 +2,21 @@
 
 The core has no clock, no socket and no random source other than its seed, so its inputs determine its
 outputs. The file begins with `_MAGIC`, which identifies the format. An entry is a head (`_HEAD`, little
-endian), a JSON text, and a payload. The head has the lengths of both (4 and 8 bytes), the number of the
-entry in the run (8 bytes), the checksum of text and payload, and the checksum of the head up to there.
-So damage, and missing or misplaced entries, can be distinguished from an incomplete last entry after a
-crash.
+endian), a JSON text, and a payload. The head has the lengths of text and payload (4 and 8 bytes), the
+number of the entry in the run (8 bytes), the checksum of text and payload, and the checksum of the
+head's earlier fields. So an incomplete last entry after a crash can be distinguished from a damaged,
+missing or misplaced entry.
 
-The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. The message of an
-update, or of a sum of shares, is the payload, as it was sent. The first entry is the `Setup` of the
-core, with number 0; or, if older entries were removed, a `Cut` with the number of the last of them.
+The text is `[name, {field: value, ...}]` with a name in `agents.aggregator.inputs`. For an update or a
+sum of shares, the payload is the message as it was sent. The first entry is the core's `Setup`, with
+number 0. If older entries were removed, the first entry is a `Cut` with the number of the last removed
+entry.
 
 The log is flushed to the operating system before the journal, so the journal never has records whose
 inputs the log lacks.
 
-The format of version 0.2.0 has no magic number, entry numbers and checksums: a head has only the
-two lengths. Such a file can be read, but not continued.
+In the format of version 0.2.0, the file has no magic number, and a head has only the two lengths. A file
+of this format can be read, but not continued.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ would be a text length above the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
-"""Bytes that are read at once to compute a checksum."""
+"""Number of bytes read at once to compute a checksum."""
 _MAX_TEXT = 64 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
@@ -128,7 +129,7 @@ class Recording:
         os.fdatasync(self._file.fileno())
 
     def cut(self) -> None:
-        """Remove all entries. A crash leaves the old file or the new one."""
+        """Remove all entries. After a crash, the file is complete: it is the old one or the new one."""
         self._file.close()
         marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
         files.save(self._path, (_MAGIC, *_pieces(self._last, marker)), secret=True)
@@ -318,10 +319,9 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
 
 
 def _name_steps(settings: dict[str, Any]) -> None:
-    """Add the field `steps` to settings of older versions, which lack it. The steps are the
-    server's noise if it was used, and then either secure aggregation or compression. The
-    compression method in these steps does not matter, because each compressed update names its own
-    method."""
+    """Add the field `steps` to settings of older versions, which lack it. The steps are the server's
+    noise, if it was used, and then either secure aggregation or compression. Any compression method may
+    be entered there, because each compressed update names its own method."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:

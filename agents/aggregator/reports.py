@@ -27,8 +27,8 @@ class Reports:
         self._timers = timers
         self._sending = sending
         self._asked_about: dict[str, int] = {}
-        """Dispatch that each client was last asked about, for clients that owe a report. The number is 0
-        if the client counts as absent because it did not answer."""
+        """Number of the dispatch that each client was last asked about, for clients that owe a report.
+        The number is 0 if the client counts as absent because it did not answer."""
 
     def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
         """Record the disruption, and ask every present client which dispatch it is working on."""
@@ -82,7 +82,7 @@ class Reports:
         return [unfinished(client, lost, about, at, at), again]
 
     def suspend(self) -> None:
-        """Stop expecting reports: when the run resumes, all of its processes are new."""
+        """Stop expecting reports, because all processes are new when the run resumes."""
         for client in [*self._asked_about]:
             self.expect_none(client)
 

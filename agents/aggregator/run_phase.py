@@ -29,8 +29,8 @@ class RunPhase(IntEnum):
         return self.name.lower()
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[RunPhase], tuple[int]]:
-        """Pickle the phase by its number: Python 3.11.2 would refer to `getattr`, which checkpoints
-        must not contain."""
+        """Pickle the phase by its number. By default, Python 3.11.2 would add a reference to `getattr`,
+        which checkpoints must not contain."""
         return RunPhase, (self.value,)
 
 

@@ -1,4 +1,5 @@
-"""Sending of models to clients, and what each client knows. No I/O and no clock."""
+"""Sending of models to clients, and the updates that each client knows to be applied or lost. No I/O and
+no clock."""
 
 from __future__ import annotations
 
@@ -114,7 +115,7 @@ class Sending:
         if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
             self._acknowledged.pop(
                 client, None
-            )  # the rule does not know which update the client remembers
+            )  # the rule does not know the number of the update that the client remembers
             self._losses.forget(client)
             return
         if self._remembers and any(isinstance(action, rules.Ignored) for action in wanted):
@@ -129,8 +130,8 @@ class Sending:
         return self._acknowledged.get(client, 0)
 
     def retire(self, client: str) -> None:
-        """Forget the sequence numbers of a client that leaves; if it comes back, it starts like a new
-        client."""
+        """Forget the sequence number of a client that leaves. If the client comes back, it starts like a
+        new one."""
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:

@@ -1,9 +1,9 @@
 """File of a checkpoint: the aggregator's state as a pickle, with vectors as raw bytes.
 
-The state is a graph of objects that refer to each other (the core, its rule, the server of both), which
-pickle preserves. When a file is read, `_Reader` allows only classes of the few modules that the state
-consists of, of the run's user code, and NumPy's arrays and generators. So a forged file cannot run other
-code than the run's.
+The state is a graph of objects that refer to each other (the core, its rule, the server of both). Pickle
+preserves these references. When a file is read, `_Reader` allows only classes of the modules in
+`_MODULES`, classes of the run's user code, and NumPy's arrays and generators. So a forged file cannot
+run code from any other module.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
 lengths of the buffers, the pickle, the buffers. Integers are little endian.
@@ -57,7 +57,7 @@ _MODULES = {
     "agents.rules.parts",
     *(rule.__module__ for rule in RULES.values()),
 }
-"""Modules whose classes may be in a state; creating their objects has no side effects."""
+"""Modules whose classes a state may contain. Creating objects of these classes has no side effects."""
 _OTHERS = {
     ("agents.aggregator.durable", "DurableState"),
     ("builtins", "set"),

@@ -13,7 +13,7 @@ from agents.models.vectors import Vector
 from agents.wire import payloads
 
 _PIECE = 2**20
-"""Bytes that are read at once."""
+"""Number of bytes read at once."""
 
 
 class Journal:
@@ -37,8 +37,8 @@ class Journal:
         self._lines.extend(map(events.to_line, records))
 
     def flush(self) -> None:
-        """Flush buffered records to the operating system: readers see the records, but they may not be
-        on the disk."""
+        """Flush buffered records to the operating system. Readers then see the records, but the records
+        may not be on the disk yet."""
         written = "".join(self._lines).encode()
         self._sum.update(written)
         self._file.write(written)
@@ -60,8 +60,8 @@ class Journal:
 
     def compare(self) -> tuple[bool, list[str]]:
         """Compare the complete lines after the present position of the file with the lines that are not
-        flushed. Return whether any line differs, and the lines that the file has in addition. The file
-        is not changed."""
+        flushed. Return whether any line differs, and the additional lines of the file. The file is not
+        changed."""
         end = self._file.tell()
         *lines, _torn = self._file.read().split(b"\n")
         self._file.seek(end)

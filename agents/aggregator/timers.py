@@ -35,7 +35,7 @@ class Timers:
     def __init__(self) -> None:
         self._due: dict[Timer, _DueTime] = {}
         self._aside: dict[Timer, _DueTime] = {}
-        """Timers that were set when the run ended, in case it is resumed."""
+        """Timers that were set when the run ended; they are set again if the run is resumed."""
 
     @property
     def next(self) -> Nanoseconds | None:
@@ -82,7 +82,7 @@ class Timers:
         together = [timer for timer, due in self._due.items() if due.at == first]
         timer = min(together, key=lambda one: _ORDER.get(one, 0))
         period = self._due.pop(timer).period
-        if period is not None and timer[0] == "rule":  # no tick is skipped, however late
+        if period is not None and timer[0] == "rule":  # a late tick of a rule is not skipped
             self._due[timer] = _DueTime(first + period, period)
         elif period is not None:
             self.set_periodic(timer, period, now)

@@ -48,7 +48,7 @@ class Validation:
     ) -> UpdateMessage | str:
         """Return the update with its decoded vector, or the reason to reject it. `dispatch`: the
         dispatch that the update answers. `base`: the dispatched model; None if it is not kept. `begin`,
-        `end`: when the model was sent and when the update arrived, on the client's clock."""
+        `end`: times on the client's clock at which the model was sent and the update arrived."""
         message, settings = event.message, self._settings
         if message.kind not in self._kinds:
             return f"kind {message.kind}, expected {settings.side.kind}"
@@ -122,8 +122,8 @@ class Validation:
         return f"norm {length:g}, expected at most {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
-        """Return the ℓ2 norm of the update if it is over the bound; else None. If the update is a model,
-        its difference to the global model is measured."""
+        """Return the update's ℓ2 norm if it is above the bound, else None. If the update is a model, the
+        norm is that of its difference to the global model."""
         bound = self._settings.bounds.norm
         if bound is None:
             return None
@@ -147,15 +147,15 @@ class Validation:
 
 
 def _impossible_field(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
-    """Return which field of an update has an impossible value; None if all are possible. The work was
-    done between `begin` and `end` on the client's clock. Rules divide by these numbers or use them as
+    """Return why a field of an update has an impossible value; None if all values are possible. The work
+    was done between `begin` and `end` on the client's clock. Rules divide by the fields or use them as
     weights, and the verdict on the run uses the times."""
     if max(message.sequence, message.samples, message.steps) > MAX_COUNT:
         return f"sequence, samples or steps are above {MAX_COUNT}"
     trained = begin <= message.downloaded <= message.train_start <= message.train_end <= end
     if not (
         trained and begin <= message.sent <= end
-    ):  # `sent` may be before `train_end`: when an early pull was handled
+    ):  # `sent` may be before `train_end`, if an early pull was handled
         return "times are not in order, or not between dispatch and arrival"
     if message.samples < 1:
         return f"{message.samples} samples, expected at least 1"

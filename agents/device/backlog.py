@@ -1,5 +1,5 @@
-"""Measurement of a shaped link during the run: the bytes that left its queue while packets waited,
-compared with the bytes that its rate allows in that time. No I/O and no clock: the time is an argument.
+"""Measurement of a shaped link during the run: the number of bytes that left the link's queue while
+packets waited, compared with the number that the link's rate allows in that time. No I/O and no clock.
 
 The rate of a transfer says little about the link, because transfers also wait for the client and the
 aggregator. But while packets wait in the link's own queue, only the link limits them.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agents.wire.messages import QueueUse
 
 PACKET = 1514
-"""Bytes of a full packet, Ethernet header included."""
+"""Length of a full packet in bytes, including the Ethernet header."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
 """A queue is stuck if nothing has left it for at least this number of seconds, and its rate allows at
 least this number of packets in that time."""
@@ -38,13 +38,13 @@ class Backlog:
         """Last time at which a packet left the queue, the queue was empty, or its rate changed."""
 
     def read(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
-        """Add a reading of the counters. The time since the previous reading counts if packets waited
-        throughout.
+        """Add a reading of the counters. The time since the previous reading counts only if packets
+        waited during all of it.
 
-        Packets certainly waited throughout if fewer bytes have left since the previous reading than
-        waited then. On the sending host, TCP keeps the queue short and refills it from its sockets.
-        There, packets also waited throughout if some waited at both readings and fewer bytes have left
-        than waited in the queue and the sockets.
+        Packets certainly waited all the time if fewer bytes have left the queue than waited at the
+        previous reading. On the sending host, TCP keeps the queue short and refills it from its sockets.
+        So packets also waited all the time if packets waited at both readings, and if fewer bytes have
+        left the queue than waited in the queue and the sockets at the previous reading.
 
         `at`: seconds of a clock that never goes back. `left`: bytes that have left the queue so far.
         `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None if it is

@@ -1,7 +1,8 @@
 """Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 
-The paths of its files are read from the kernel, because engines give a container its own cgroup
-namespace or the host's, and distributions differ in where and how they mount the hierarchies of v1.
+The paths of the group's files differ between hosts, so they are read from the kernel. Some engines give
+a container its own cgroup namespace, others the namespace of the host. Distributions mount the
+hierarchies of v1 in different places and combinations.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from agents.wire.messages import NO_LIMIT, CgroupLimits
 
 _PROC, _MEMINFO = Path("/proc"), Path("/proc/meminfo")
 _UNIFIED = ""
-"""Key of the v2 hierarchy among the controllers of v1."""
+"""Key of the v2 hierarchy in mappings whose other keys are the controllers of v1."""
 _FILE_BYTES = 4096
 """Maximum number of bytes read from a file; every file read here is smaller."""
 _V1_UNLIMITED_BYTES = 2**62
-"""A v1 limit of at least this number of bytes means no limit."""
+"""A v1 limit of this number of bytes or more means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class ControlGroup:
     """The control group of one process."""
 
     folders: Mapping[str, Path]
-    """Folder of the group in each hierarchy, by controller; the name for v2 is empty."""
+    """Folder of the group in each hierarchy, by controller. The key of the v2 hierarchy is an empty
+    string."""
 
     @classmethod
     def of_process(cls, process: int | str = "self", proc: Path = _PROC) -> ControlGroup:
@@ -105,7 +107,7 @@ class ControlGroup:
         return None
 
     def throttling(self) -> tuple[int, int, float]:
-        """Return the number of CFS periods in which the group ran, the number of those in which it was
+        """Return the number of CFS periods in which the group ran, the number of periods in which it was
         throttled, and the seconds of throttling. Raises OSError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             stat = _pairs(v1 / "cpu.stat")
@@ -128,9 +130,9 @@ class ControlGroup:
 
 
 def weights_of(shares: int) -> tuple[int, int]:
-    """Return the two v2 weights to which container runtimes convert CPU shares: the linear one (runc
-    before 1.4), and that of the newer curve, which maps the default 1024 to the default 100
-    (opencontainers/cgroups)."""
+    """Return the two v2 weights to which container runtimes may convert CPU shares
+    (opencontainers/cgroups). The first weight is linear in the shares (runc before 1.4). The second is
+    on the newer curve, which maps the default of 1024 shares to the default weight 100."""
     linear = 1 + (shares - 2) * 9999 // 262142
     logarithm = math.log2(shares)
     curve = math.ceil(10 ** ((logarithm * logarithm + 125 * logarithm) / 612 - 7 / 34))
@@ -138,7 +140,8 @@ def weights_of(shares: int) -> tuple[int, int]:
 
 
 def _paths(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield each controller of v1 (empty for v2) with the path of the group."""
+    """Yield the path of the group for each controller of v1, and for v2, whose controller is an empty
+    string."""
     for line in file.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -177,8 +180,8 @@ def _bytes(file: Path) -> int | None:
 
 
 def _swap(limit: int | None) -> int | None:
-    """Return `limit` unless it is None, which means that the kernel has no swap limit. In that case,
-    return 0 if this host has no swap, else None."""
+    """Return `limit`. If `limit` is None, the kernel has no swap limit: return 0 if this host has no
+    swap, else None."""
     if limit is not None:
         return limit
     return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None

@@ -1,9 +1,9 @@
 """A delay line in userspace: delay, jitter and loss of a link on kernels without sch_netem, and the rate
 that several devices share, as in a Wi-Fi cell.
 
-It works on the receiving side: an iptables rule sends received packets to an NFQUEUE, where the kernel
-holds each packet until it is due. (On the sending side, TCP would slow down, because it counts packets
-that its own host holds.) `agents.device.link` shapes a device's own rate.
+The delay line works on the receiving side. An iptables rule sends received packets to an NFQUEUE, where
+the kernel holds each packet until the packet is due. (On the sending side, TCP would slow down, because
+it counts packets that its own host holds.) `agents.device.link` shapes a device's own rate.
 
 Fail closed: the rules have no --queue-bypass. So the kernel drops all packets of a queue while no delay
 line serves it: before the delay line starts, and after it ends for any reason.
@@ -27,18 +27,21 @@ from agents.device.nfqueue import PacketQueues
 from agents.timing.realtime import make_realtime
 
 _LENGTH = 65536
-"""Maximum number of packets in a queue: 0.5 s at 1 Gbit/s are 42,000 packets of full size."""
+"""Maximum number of packets in a queue. For comparison: a link of 1 Gbit/s carries 42,000 full packets
+in 0.5 s."""
 _BATCH = 64
-"""Maximum number of packets received at a time. It is small, so that packets that become due meanwhile
-wait much less than 1 ms."""
+"""Maximum number of packets received at a time. The number is small, because packets that become due
+meanwhile have to wait. They wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
-"""Seconds. A sleep longer than _DOZE is shortened by _NAP, because the kernel may end a sleep 0.1 to 0.5
-% late."""
+"""A sleep longer than _DOZE seconds is shortened by _NAP seconds, because the kernel may end a sleep 0.1
+to 0.5 % late."""
 
 _EARLY_MAX = 0.0005
-"""Maximum seconds by which a packet may be accepted early, so that the mean delay is right."""
+"""Maximum time in seconds by which a packet may be accepted early. Early packets compensate for late
+ones, so that the mean delay is right."""
 _FRAME = 14
-"""Bytes of the Ethernet header. A link's rate includes them; the length of an IP packet does not."""
+"""Length of the Ethernet header in bytes. A link's rate includes this header; the length of an IP packet
+does not."""
 _WAITING, _PACKETS = 0.2, 12 * 1514
 """Maximum length of the queue for a shared rate: _WAITING seconds at that rate or _PACKETS bytes,
 whichever is more. Further packets are dropped."""
@@ -53,7 +56,7 @@ class Impairment:
     jitter: float = 0.0
     """Jitter in seconds: the delay is uniform in delay ± jitter, but never negative."""
     loss: float = 0.0
-    """Fraction of packets dropped, independently, 0 to 1."""
+    """Share of the packets that are dropped, from 0 to 1. Losses are independent."""
 
     def __post_init__(self) -> None:
         for name in ("delay", "jitter"):
@@ -65,17 +68,17 @@ class Impairment:
 
 @dataclass(slots=True)
 class QueueTally:
-    """Counters of a queue's packets; times in seconds, summed over the accepted packets."""
+    """Counters of a queue's packets. Times are in seconds, summed over the accepted packets."""
 
     arrived: int = 0
     dropped: int = 0
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the packets' delays in seconds, each from when the packet was due until it was accepted.
-    The delay of a packet accepted early is negative."""
+    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from when it was due
+    until it was accepted, which is negative if the packet was accepted early."""
     late_max: float = 0.0
-    """Maximum time in seconds from when a packet was due until it was accepted."""
+    """Maximum lateness of a packet, in seconds."""
 
 
 @dataclass(slots=True)
@@ -113,10 +116,11 @@ class DelayLine:
     """Decides for each packet of each queue whether to drop it, or when to accept it. No I/O and no
     clock.
 
-    Packets of a queue never overtake each other. If a packet would be due before the previous one,
-    because its jitter is smaller or the delay was reduced, both are due at the same time. `uniform`
-    returns random numbers in [0, 1). Times are seconds of any clock that never goes back.
-    `shared_rates`: the shared rate of each queue that has one.
+    Packets of a queue never overtake each other. A packet may have a smaller jitter than the previous
+    packet, or the delay may have been reduced. If the packet would therefore be due before the previous
+    packet, both are due at the same time. `uniform` returns random numbers in [0, 1). Times are seconds
+    of any clock that never goes back. `shared_rates`: shared rate by queue; a queue without a shared
+    rate has no entry.
     """
 
     def __init__(
@@ -187,7 +191,8 @@ class DelayLine:
 
 
 def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
-    """Remove the packets that are due by `now + early`, at least one, and return the last of them."""
+    """Remove the packets that are due by `now + early`; return the last removed packet. At least one
+    packet must be due."""
     held, tally = delayed.held, delayed.tally
     last = held[0][2]
     tally.late_max = max(tally.late_max, now - held[0][0])  # the oldest is the latest
@@ -231,7 +236,8 @@ class DelayServer:
             raise
 
     def close(self) -> None:
-        """Let the kernel drop all held and later packets. Call after `serve` has returned."""
+        """Let the kernel drop all held packets and all later packets. Call this method after `serve` has
+        returned."""
         self._queues.close()
         os.close(self._wake)
 
@@ -242,9 +248,9 @@ class DelayServer:
         self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
 
     def _may_be_merged(self, queue: int, impairment: Impairment) -> bool:
-        """Whether the kernel may hand over several packets merged into one. A merged packet, which has
-        up to 45 packets in a row, is lost or passes a shared link as a whole. Merging makes no
-        difference if all or no packets are lost and the rate is not shared."""
+        """Whether the kernel may hand over several packets merged into one. A merged packet consists of
+        up to 45 consecutive packets, which are then lost together or pass a shared link together.
+        Merging makes no difference if all or no packets are lost and the rate is not shared."""
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> QueueTally:
@@ -279,8 +285,8 @@ class DelayServer:
             self._queues.accept(self._line.due(now, self._early))
 
     def _wait(self) -> bool:
-        """Wait until a packet arrives, or until shortly before one is due; precise to about 0.1 ms.
-        Return whether a packet arrived."""
+        """Wait until a packet arrives, or until shortly before a held packet is due, with a precision of
+        about 0.1 ms. Return whether a packet arrived."""
         due = self._line.next_due()
         timeout = None if due is None else max(0.0, due - self._early - time.monotonic())
         if timeout is not None and timeout > _DOZE:

@@ -1,17 +1,17 @@
 """The access link of a device, shaped by the kernel in the device's own network namespace.
 
-Uplink: a tbf at the interface's egress. Downlink: ingress is redirected to an IFB device whose egress
-has a tbf (by a u32 filter that matches everything; many kernels lack matchall). tc gets rates as whole
-bit/s, because its `mbps` means megabytes. The settings are read back; any difference from the requested
-link is a LinkError.
+The uplink is shaped by a tbf at the interface's egress. For the downlink, a u32 filter that matches all
+packets (many kernels lack matchall) redirects the ingress to an IFB device, whose egress has a tbf. tc
+gets rates as whole bit/s, because its `mbps` means megabytes. The settings are read back; any difference
+from the requested link is a LinkError.
 
 A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into its
-bucket. If the rate is then reduced, they never fit into the smaller bucket, and nothing leaves the queue
-any more. So each tbf also has a peak rate, which is never reached, with a bucket of one packet: larger
-packets are split before they are queued.
+bucket. If the rate is then reduced, these packets do not fit into the smaller bucket, and nothing leaves
+the queue any more. So each tbf also has a peak rate, which is never reached, with a bucket of one
+packet: larger packets are split before they are queued.
 
-If the kernel has netem, each tbf has a netem as its child, for delay, jitter and loss. A packet is first
-lost or delayed, then it queues for the rate:
+If the kernel has netem, each tbf has a netem as its child, for delay, jitter and loss. A packet that
+netem does not drop is first delayed, then it waits in the queue for the rate:
 
     tbf 1: ── netem 10: ── bfifo 100:
 """
@@ -35,14 +35,15 @@ _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
 """Major numbers of the handles of the tbf and, with netem, of the queue for the tbf's rate."""
 LIFTED = 100_000_000_000
-"""Rate that replaces a limit that was removed, in bit/s; it is never reached."""
+"""Rate in bit/s that is set if a link has no limit (any more). The rate is never reached."""
 _PEAK = 2 * LIFTED
 _MTU = 1500
-"""Bytes of a full packet, without the Ethernet header."""
+"""Length of a full packet in bytes, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
 """Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer in a minute."""
 _MAX_JITTER_SECONDS = 2.1
-"""Upper limit of the jitter: the kernel draws from twice the jitter in 32 bits of nanoseconds."""
+"""Upper limit of the jitter in seconds. The kernel computes with twice the jitter in nanoseconds, in a
+32-bit number."""
 
 
 class LinkError(Exception):
@@ -52,8 +53,8 @@ class LinkError(Exception):
 def burst(rate: int) -> int:
     """Return the bucket size in bytes for `rate` in bit/s: 2 ms of the rate, at least one full packet.
 
-    After a pause, a full bucket passes immediately, however slow the link. So a larger bucket would let
-    a small model pass unshaped.
+    After a pause, a full bucket of data passes immediately, even on a slow link. With a larger bucket, a
+    small model would not be slowed down at all.
     """
     return max(PACKET, rate // 8 // 500)
 
@@ -61,8 +62,8 @@ def burst(rate: int) -> int:
 def commands(
     link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> list[list[str]]:
-    """Return the commands, in order, that change `interface` from the link `before` to `link`; `before`
-    is None if it was never shaped. Without `netem` they set only the rates.
+    """Return the commands, in order, that change `interface` from the link `before` to `link`. `before`
+    is None if the interface was never shaped. Without `netem`, the commands set only the rates.
 
     Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
     Nothing is ever removed: a limit is lifted by the rate LIFTED. With netem, both directions have a tbf
@@ -91,7 +92,8 @@ def commands(
 def apply(
     link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
 ) -> None:
-    """Shape `interface` as in `link`, and read the settings back. Raises LinkError if they differ."""
+    """Shape `interface` as in `link`, and read the settings back. Raises LinkError if the settings
+    differ from `link`."""
     if before is None:
         _limit_packets(interface)
     for command in commands(link, interface, before, netem=netem):
@@ -142,8 +144,8 @@ class LinkUsage:
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
-        """Return the time at which a packet last left the queue, by direction, for each direction whose
-        queue is stuck."""
+        """Return the time at which a packet last left the queue, by direction. Only directions whose
+        queue is stuck have an entry."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 
@@ -179,8 +181,8 @@ def interface() -> str:
 
 
 def _limit_packets(interface: str) -> None:
-    """Reduce the MTU of an interface with jumbo frames, because a bucket holds only an ordinary packet.
-    Raises LinkError."""
+    """Reduce the MTU of an interface with jumbo frames, because a bucket holds only a packet of ordinary
+    size. Raises LinkError."""
     (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", interface]))
     if found["mtu"] > _MTU:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
@@ -229,15 +231,16 @@ def _netem(link: AccessLink) -> str:
     """Return the netem settings of `link`: delay uniform in delay ± jitter, independent losses, no
     reordering.
 
-    The `rate`, which is never reached, makes netem schedule each packet after the one before it. Without
-    it, netem sorts packets by due time, so that they overtake each other under jitter and when the delay
-    is reduced. The limit is never reached either: it counts packets of any size, and would drop
-    acknowledgements in flight. The queue for the rate is limited by the bfifo, in bytes.
+    The `rate` is never reached, but makes netem schedule each packet after the packet before it. Without
+    `rate`, netem sorts packets by due time, so that packets overtake each other under jitter and when
+    the delay is reduced. The `limit` is never reached either. It counts packets of any size, so a
+    smaller limit would drop acknowledgements in flight. The bfifo limits the queue for the rate in
+    bytes.
     """
     delay, jitter, loss = _impairment(link)
     if jitter >= _MAX_JITTER_SECONDS:
         raise LinkError(
-            f"jitter is {jitter:g} s, but netem supports only less than {_MAX_JITTER_SECONDS:g} s"
+            f"jitter is {jitter:g} s, but netem supports only values below {_MAX_JITTER_SECONDS:g} s"
         )
     return (
         f"netem limit {_NETEM_LIMIT} delay {round(1e6 * delay)}us {round(1e6 * jitter)}us "
@@ -266,7 +269,8 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Run `command` and return its output. Raises LinkError with its error output if it fails."""
+    """Run `command` and return its output. If the command fails, raises LinkError with its error
+    output."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

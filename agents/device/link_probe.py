@@ -1,9 +1,9 @@
-"""Measurement of a device's link before the run clock starts, by packets over the link.
+"""Measurement of a device's link before the run clock starts, with packets over the link.
 
-Rates are measured with `agents.links.packet_train`, and round trips with ICMP echoes. The kernel of the
-other side answers echoes, so its processes and TCP's retransmissions do not affect the figures. The
-socket is the kernel's "ping socket", which needs no privilege if `net.ipv4.ping_group_range` includes
-the device's group.
+Rates are measured with `agents.links.packet_train`, and round trips with ICMP echoes. The other side's
+kernel answers the echoes, so neither processes nor TCP's retransmissions affect the figures. Echoes are
+sent through a "ping socket" of the kernel, which needs no privilege if `net.ipv4.ping_group_range`
+includes the device's group.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _ROUND_TRIPS_SECONDS = 2.0
 _MIN_INTERVAL_SECONDS = 0.002
 """Minimum number of seconds between two round trips."""
 _MAX_LINK_SHARE = 0.25
-"""Maximum share of the link's rate that round trips use, so that none queues behind another."""
+"""Maximum share of the link's rate that round trips use. The share is small, so that no packet queues
+behind another."""
 _LOST_AFTER_SECONDS = 1.0
-"""Seconds after which an answer counts as lost; the link's own delay is added."""
+"""Seconds after which an answer counts as lost, in addition to the link's own delay."""
 _MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
 """Maximum number of transfers, and the share of the rate above which no further transfer is made. A busy
 host can make a transfer slower, but nothing can make it faster than the link."""
@@ -42,16 +43,17 @@ _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
-"""Maximum number of echoes sent before the measurement; no more are sent once one is answered."""
+"""Maximum number of echoes sent before the measurement. After the first answer, no further echoes are
+sent."""
 
 
 def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
     """Measure the link `requested` to the router `host`.
 
-    The result has `rtt`, `jitter` (standard deviation of the round trips), both in seconds, `loss`
-    (share of the round trips), and, if rates are requested, `up` and `down` in bit/s on the wire.
-    `shared` names the link if devices share it: only one device measures it at a time. `timeout`:
-    maximum number of seconds until the router answers. Raises OSError.
+    The result has `rtt` and `jitter` (the standard deviation of the round trips), both in seconds, and
+    `loss` (the share of lost round trips). If rates are requested, it also has `up` and `down`, in bit/s
+    on the wire. `shared`: name of the link if several devices share it; only one of them measures the
+    link at a time. `timeout`: maximum number of seconds until the router answers. Raises OSError.
     """
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
@@ -73,8 +75,8 @@ def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> Li
 
 def pace(requested: AccessLink, size: int) -> tuple[int, float]:
     """Return the number of round trips of `size` bytes on the wire for the link `requested`, and the
-    seconds between them. The interval is long enough that no packet queues behind another, and that none
-    is delayed by the jitter of the packet before it (packets are not reordered)."""
+    seconds between them. The interval is so long that no packet queues behind another, and that the
+    jitter of a packet does not delay the next packet (packets are not reordered)."""
     slowest = min(rate for rate in (requested.up, requested.down, 10**12) if rate is not None)
     interval = max(_MIN_INTERVAL_SECONDS, 8 * size / slowest / _MAX_LINK_SHARE, 2 * requested.jitter)
     return min(_MAX_ROUND_TRIPS, max(5, int(_ROUND_TRIPS_SECONDS / interval))), interval
@@ -94,7 +96,8 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
-    """Return the highest of several results of `measured`, for a link with the requested rate `rate`."""
+    """Call `measured` several times, for a link with the requested rate `rate`; return the highest
+    result."""
     best = 0.0
     for _ in range(_MAX_TRANSFERS):
         best = max(best, measured())
@@ -104,12 +107,12 @@ def fastest(measured: Callable[[], float], rate: float) -> float:
 
 
 def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
-    """Return the duration in seconds of each of `count` round trips to `host`, one sent every
-    `interval_s` seconds. The duration is None if the packet was lost, or was not back `timeout_s`
-    seconds after the last packet was sent.
+    """Return the duration in seconds of each of `count` round trips to `host`. A packet is sent every
+    `interval_s` seconds. The duration is None if the packet was lost, or if no answer arrived within
+    `timeout_s` seconds after the last packet was sent.
 
-    Echoes sent before the measurement do not count, because packets are lost until a router knows their
-    flow. Raises OSError.
+    A few echoes are sent before the measurement and do not count, because packets may be lost until a
+    router knows their flow. Raises OSError.
     """
     sent: list[int] = []
     found: list[float | None] = [None] * count

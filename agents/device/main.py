@@ -1,11 +1,13 @@
-"""Init of a device, PID 1 of its container: shapes the link, then runs the client without privileges.
+"""The init process of a device, PID 1 of its container: shapes the link, then runs the client without
+privileges.
 
     python -m agents.device.main CONFIG
 
-It has NET_ADMIN only in its own network namespace; the kernel's state ends with the container. The
-client runs as an ordinary user without capabilities. Orders and telemetry use a Unix socket of the
-broker, which the client has no access to, so that monitoring does not load the emulated link. Fails
-closed: no client starts unless the link is as requested.
+The init has NET_ADMIN only in the network namespace of its container, which is removed with the
+container. The client runs as an ordinary user without capabilities. The init receives orders and sends
+telemetry through a Unix socket of the broker, so that monitoring does not load the emulated link. The
+client has no access to this socket. The init fails closed: it starts no client unless the link is as
+requested.
 """
 
 from __future__ import annotations
@@ -76,17 +78,18 @@ class Init:
         self._config = cfg
         self._clock = DeviceClock(1.0, cfg.clock)
         self._link: AccessLink | None = None
-        """The link last applied; None if the interface was never shaped."""
+        """Link settings that were applied last; None if the interface was never shaped."""
         self._interface = link.interface()
         self._usage: link.LinkUsage | None = None
         """Measures what the link carries; None while the link is not shaped."""
         self._reading_due = math.inf
-        """Time of the next reading of the link's counters, on the monotonic clock; infinite if no
-        reading is needed before the next sample."""
+        """Time in seconds on the monotonic clock at which the link's counters are read next; infinite if
+        no reading is needed before the next sample."""
         self._plugged = True
-        """Whether the interface should be up, by the last order about it."""
+        """Whether the interface should be up according to the last order; True if there was no order."""
         self._suspected: dict[str, float] = {}
-        """Time on the monotonic clock at which each disturbance was first seen, by its reason."""
+        """Time in seconds on the monotonic clock at which each present disturbance was first seen, by
+        reason."""
         self._disturbances = Ongoing()
         self._netlink = Netlink()
         self._group = ControlGroup.of_process()
@@ -94,8 +97,8 @@ class Init:
         """Limits last sent to the controller; None if none were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
-        """Whether a client should run. If the previous one is still ending, the next one starts after
-        it."""
+        """Whether a client should run. If the previous client is still ending, the next client starts
+        after it."""
         self._ending = False
         """Whether the client was ordered to end, so that its exit does not end the container."""
         self._paused = False
@@ -152,7 +155,7 @@ class Init:
         try:
             cfg = self._config
             found = link_probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
-        except OSError as error:  # fail closed
+        except OSError as error:  # fail closed: end the device
             self._log(f"the link cannot be measured: {error}")
             self._unmeasured = True
             os.kill(os.getpid(), signal.SIGTERM)
@@ -166,7 +169,8 @@ class Init:
         return to_seconds(self._clock.now())
 
     def _sample(self) -> None:
-        """Publish a telemetry sample, and limits and disturbances if they are new."""
+        """Publish a telemetry sample, and also limits and disturbances that have not been published
+        yet."""
         device, client = self._config.device, self._client.pid if self._client else None
         queues = {} if self._usage is None else self._usage.uses()
         sample = resource_usage.sample(device, self._group, client, self._now)
@@ -178,8 +182,8 @@ class Init:
             self._report(reason, since)
 
     def _read_usage(self) -> None:
-        """Read the counters of the link, and schedule the next reading if packets wait: only the time
-        during which packets wait says something about the link."""
+        """Read the counters of the link. If packets wait, schedule the next reading, because only the
+        time during which packets wait says something about the link."""
         self._reading_due = math.inf
         if self._usage is None or self._link is None or not self._plugged:
             return
@@ -192,7 +196,7 @@ class Init:
             self._reading_due = now + _READ_SECONDS if is_waiting else math.inf
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
-        """Return the time at which each present disturbance began, by its reason."""
+        """Return the time at which each present disturbance began, by the reason of the disturbance."""
         name, client = self._config.device, self._client
         seen = {
             f"the client of {name} was stopped by a signal": client is not None
@@ -213,7 +217,7 @@ class Init:
         return found
 
     def _report(self, reason: str, since: float) -> None:
-        """Publish a disturbance that nobody ordered. It began at `since` on this host's monotonic
+        """Publish an unplanned disturbance, which began at `since` seconds on this host's monotonic
         clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
@@ -381,7 +385,8 @@ class Init:
 
 
 def _reap_orphans(client: int | None) -> None:
-    """Reap the orphans of the container, which PID 1 inherits. Popen waits for the client itself."""
+    """Reap the orphans of the container, which are children of PID 1. Popen waits for the client
+    itself."""
     while True:
         try:
             status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

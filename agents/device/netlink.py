@@ -1,7 +1,7 @@
 """Queues and sockets of this network namespace, read from the kernel by netlink.
 
-Calling `tc` or `ss` would cost a slow device some per cent of its CPU time. pyroute2 needs 15 times as
-long to read the queues (550 instead of 35 µs), and 12 MB of memory (an init has 27 MB).
+Calling `tc` or `ss` would take a few per cent of a slow device's CPU time. pyroute2 takes 15 times as
+long to read the queues (550 µs instead of 35 µs), and needs 12 MB of memory, while an init needs 27 MB.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _STATISTICS, _BASIC, _QUEUE = 7, 1, 3
 _BYTES, _LENGTH_AND_BACKLOG = struct.Struct("=Q"), struct.Struct("=II")
 
 _SOCK_DIAG, _BY_FAMILY = 4, 20
-"""NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY (linux/sock_diag.h)."""
+"""NETLINK_SOCK_DIAG and SOCK_DIAG_BY_FAMILY (linux/sock_diag.h)."""
 _TCP_INFO, _ESTABLISHED = 2, 1 << 1
-"""INET_DIAG_INFO, the mask of TCP_ESTABLISHED (linux/inet_diag.h)."""
+"""INET_DIAG_INFO, and the bit mask of the state TCP_ESTABLISHED (linux/inet_diag.h)."""
 _SOCKETS = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), _ESTABLISHED)
 _ANY = bytes(48)
 """A struct inet_diag_sockid that matches any socket."""
@@ -54,7 +54,7 @@ class TcpConnection(NamedTuple):
     """State of a TCP connection."""
 
     unsent: int
-    """Bytes that its process has written and TCP has not sent yet."""
+    """Number of bytes that the process has written and TCP has not sent yet."""
     unanswered: float
     """Seconds since the other side last acknowledged data; 0 if no data waits for acknowledgement."""
 
@@ -67,12 +67,12 @@ class Netlink:
         self._diag: socket.socket | None = _open_socket(_SOCK_DIAG)
         """Netlink socket that reports sockets; None if this kernel does not report them."""
         self._known: list[bytes] = []
-        """Ids of the connections. Listing them is slow, because the kernel searches those of the whole
-        host."""
+        """Ids of the connections. They are kept, because listing them is slow: the kernel searches the
+        connections of the whole host."""
 
     def queues(self) -> dict[tuple[int, int], QueueCounters]:
-        """Return the counters of each queue, by the number of its interface and the major number of its
-        handle (16 for `10:`)."""
+        """Return the counters of each queue, by the number of the interface and the major number of the
+        queue's handle (16 for `10:`)."""
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)

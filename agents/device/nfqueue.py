@@ -1,10 +1,10 @@
-"""Client of the kernel's nfnetlink_queue, which passes packets of an NFQUEUE rule to userspace.
+"""Client of the kernel's nfnetlink_queue, which passes the packets of an NFQUEUE rule to a process.
 
-The kernel holds the packets. This process gets only their numbers (copy mode META) or, for some queues,
-also their lengths (copy mode PACKET, four bytes of the IPv4 header), and sends a verdict for each.
-Numbers increase within a queue, so one message can accept all packets up to a number. Formats and
-constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in the network namespace:
-a process that drops the capability can no longer send verdicts.
+The kernel holds the packets. This process gets only the number of each packet (copy mode META). For some
+queues it also gets the packet's length (copy mode PACKET, four bytes of the IPv4 header). It sends a
+verdict for each packet. Numbers increase within a queue, so one message can accept all packets up to a
+number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in
+the network namespace: a process that drops the capability can no longer send verdicts.
 
 Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which a
 buffer has no space (provided that the rule has no --queue-bypass). Closing the socket drops all held
@@ -40,9 +40,10 @@ _NUMBER = struct.Struct(">H")  # rest of nfgenmsg: the queue
 _ATTRIBUTE = struct.Struct("=HH")
 _TWO_WORDS = struct.Struct(">II")
 _BUFFER = 16 << 20
-"""Bytes of notices (about 1 KiB each) that may wait to be received; the kernel doubles this value."""
+"""Size in bytes of the buffer for notices that wait to be received, about 1 KiB per notice. The kernel
+doubles this value."""
 _NOTICE_SIZE = 1024
-"""Maximum bytes of a notice; without payload it has about 200."""
+"""Maximum length of a notice in bytes. A notice without payload has about 200 bytes."""
 _TABLE = Path("/proc/thread-self/net/netfilter/nfnetlink_queue")
 
 _PACKET_TYPE = struct.pack("=H", _PACKET)
@@ -51,7 +52,8 @@ _HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
 _NOTICE = struct.Struct(">18xH4xI")
 """Queue and packet number in a notice whose first attribute is the packet header."""
 _COPIED = 4
-"""Bytes of each packet that are copied: the first ones of the IPv4 header, which contain the length."""
+"""Number of bytes of each packet that are copied: the beginning of the IPv4 header, with the packet's
+length."""
 _LENGTH = struct.Struct(">2xH")
 _PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _COPIED, _PAYLOAD)
 Notice = tuple[int, int, int]
@@ -67,9 +69,9 @@ class QueueState:
     """Counters of a queue, as the kernel reports them."""
 
     held: int
-    """Packets that wait for a verdict."""
+    """Number of packets that wait for a verdict."""
     overrun: int
-    """Packets dropped because the queue or the socket's buffer was full."""
+    """Number of packets dropped because the queue or the socket's buffer was full."""
 
 
 class PacketQueues:
@@ -85,8 +87,8 @@ class PacketQueues:
         except OSError as error:
             raise QueueError(f"the kernel has no nfnetlink: {error.strerror}") from error
         self._socket.bind((0, 0))
-        # Overruns are read from the kernel's counters. If they were reported as errors, each would also
-        # stop the flow until the buffer is empty.
+        # Overruns are read from the kernel's counters. If they were reported as errors, each error would
+        # also stop the flow until the buffer is empty.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
@@ -98,7 +100,7 @@ class PacketQueues:
         self._socket.close()
 
     def fileno(self) -> int:
-        """File descriptor that is readable while packets wait."""
+        """File descriptor that is readable while notices wait to be received."""
         return self._socket.fileno()
 
     def bind(self, queue: int, length: int, *, merged: bool, sized: bool = False) -> None:
@@ -123,7 +125,8 @@ class PacketQueues:
     def set_merged(self, queue: int, *, merged: bool) -> None:
         """Set whether packets that the kernel has merged (GSO, up to 64 KiB) stay merged from now on.
 
-        Merged packets cost less CPU time. Otherwise each is split into the packets on the wire.
+        Merged packets cost less CPU time. Packets that do not stay merged are split into the packets on
+        the wire.
         """
         self._socket.send(_message(_CONFIG, queue, _flags(merged=merged), _REQUEST))
 
@@ -211,7 +214,7 @@ def _size(notice: bytes) -> int:
 
 
 def parse(data: bytes) -> list[Notice]:
-    """Return every packet in a netlink datagram, whatever its layout.
+    """Return every packet in a netlink datagram of any layout.
 
     Raises QueueError for an error in the datagram, except if a packet had disappeared before its verdict
     (e.g. because its interface was removed).
@@ -266,6 +269,6 @@ def _aligned(length: int) -> int:
 
 
 def _table() -> list[list[int]]:
-    """Return the rows of the kernel's table of queues: number, port, held, copy mode and range, overruns
-    of queue and socket, ..."""
+    """Return the rows of the kernel's table of queues. The columns are queue number, port, held packets,
+    copy mode, copy range, overruns of the queue, overruns of the socket, and others."""
     return [[int(field) for field in line.split()] for line in _TABLE.read_text().splitlines()]

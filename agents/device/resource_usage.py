@@ -33,9 +33,9 @@ def sample(
 
 
 def schedstat(pid: int) -> dict[str, Any]:
-    """Return `ran` and `waited`: the seconds during which the process's main thread was on a CPU, and
-    during which it wanted to run but was not on one. The result is empty if the process has ended or the
-    kernel does not count these times."""
+    """Return `ran` and `waited`. `ran` is the number of seconds during which the process's main thread
+    was on a CPU. `waited` is the number of seconds during which the thread wanted to run but was not on
+    a CPU. The result is empty if the process has ended or the kernel does not count these times."""
     try:
         ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -74,8 +74,8 @@ def _cpu(group: ControlGroup) -> dict[str, Any]:
 
 
 def _traffic() -> tuple[int, int]:
-    """Return bytes received and sent over all interfaces except loopback and ifb. Traffic over ifb would
-    count twice."""
+    """Return the number of bytes received and sent over all interfaces except loopback and ifb. With
+    ifb, traffic would count twice."""
     received = sent = 0
     for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
         name, _, counters = line.partition(":")

@@ -1,7 +1,7 @@
 """Pipeline of the steps that process an update between local training and the aggregation rule.
 
-To add a step: a module in this folder (or a folder) with its client and server halves, and a row in
-STEPS.
+To add a step, write a module or a package in this folder with the client half and the server half of the
+step, and add a row to STEPS.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class ServerSteps:
                     self._by_field[step.field] = half
         sums = [step for step in self.halves if isinstance(step, SecureSums)]
         self.sums = sums[0] if sums else None
-        """The secure aggregation step; None if the server learns every single update."""
+        """Server half of secure aggregation; None if the run does not use it."""
         self.plain_problem = None if self.sums is None else _NOT_MASKED
-        """Reason to reject an update that no step encoded; None if it is accepted."""
+        """Reason to reject an update that no step encoded; None if such an update is accepted."""
 
     def decode(
         self, client: str, message: UpdateMessage, encoded: Encoded, base: Vector | None

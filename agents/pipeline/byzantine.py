@@ -1,7 +1,8 @@
 """Attacks: how a client of a `byzantine` group forges its update.
 
 Each attack changes the progress Δ = end − start of one training (or the gradient, if the rule uses
-gradients). The other fields of the message stay honest. To add an attack: a class and a row in ATTACKS.
+gradients). The other fields of the message stay honest. To add an attack, write a class and add a row to
+ATTACKS.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Attack(Protocol):
 
 @dataclass(frozen=True)
 class SignFlip:
-    """Send −a Δ instead of Δ."""
+    """Send −a·Δ instead of Δ."""
 
     factor: Annotated[float, "positive"] = 1.0
     """a, factor of the reversed update."""
@@ -39,7 +40,7 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Scale:
-    """Send a Δ instead of Δ."""
+    """Send a·Δ instead of Δ."""
 
     factor: Annotated[float, "positive"] = 10.0
     """a, factor of the update."""
@@ -51,7 +52,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Noise:
-    """Send Δ + σ z instead of Δ, with z standard normal in each coordinate."""
+    """Send Δ + σ·z instead of Δ, with z standard normal in each coordinate."""
 
     std: Annotated[float, "positive"]
     """σ, standard deviation of the noise in each coordinate."""

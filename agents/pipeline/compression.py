@@ -1,9 +1,9 @@
 """Compression of updates on their way from client to aggregator: float32 vectors of shape (d,) are
 converted to fewer bytes, and back. No I/O and no clock.
 
-`METHODS` are the methods that a topology may choose. Each makes a `Compressed`, whose arrays are sent
-unchanged (`agents.wire.payloads.Encoded`); their size in bytes depends on d only. Received arrays are
-views of the payload until `dense` checks them and allocates d floats, once.
+`METHODS` are the methods that a topology may choose. Each method makes a `Compressed`. Its arrays are
+sent unchanged (`agents.wire.payloads.Encoded`), and their size in bytes depends only on d. Received
+arrays are views of the payload. Only `dense` checks their values and allocates memory for d floats.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Compressed:
 
     @property
     def encoded(self) -> Encoded:
-        """This update as header fields and arrays, as it is sent."""
+        """Header fields and arrays of the update, as they are sent."""
         fields = {"compression": self.method, "parameters": str(self.size), "chunk": str(self.chunk)}
         return Encoded(fields, self.arrays)
 
     @classmethod
     def from_encoded(cls, encoded: Encoded) -> Compressed:
-        """Return the compressed update in `encoded`. Raises ValueError if the update's method does not
-        make arrays of these types and lengths."""
+        """Return the compressed update in `encoded`. Raises ValueError if a header field is invalid, or
+        if the arrays do not have the types and lengths that the method produces."""
         fields, arrays = encoded.fields, encoded.arrays
         method = fields["compression"]
         if method not in METHODS:
@@ -260,7 +260,7 @@ class Expander(ServerStep):
         return Expander(size)
 
     def decode(self, encoded: Encoded) -> Vector:
-        """Return the decompressed update. It allocates no more memory than one model needs."""
+        """Return the decompressed update. The memory for it is no larger than one model."""
         compressed = Compressed.from_encoded(encoded)
         if compressed.size != self._parameters:
             raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")

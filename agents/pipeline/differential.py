@@ -28,8 +28,8 @@ class DifferentialPrivacy:
     noise: Positive
     """z, noise multiplier: the noise has standard deviation z·C in each coordinate."""
     at: Literal["client", "server"] = "client"
-    """Place of the noise. client: to each update, before it is sent. server: once per buffer, to the
-    sum, scaled by the largest weight of an update; the server must be trusted then."""
+    """Place where noise is added. client: to each update before it is sent. server: once to the sum of
+    each buffer, scaled by the largest weight of an update. This requires a trusted server."""
     delta: Annotated[float, "below 1"] = 1e-5
     """δ at which ε is reported."""
 
@@ -68,8 +68,8 @@ class Privatiser(ClientStep):
 
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector:
         """Return min(1, C/‖Δ‖) Δ, shape (d,), float32, plus noise N(0, (zC)²) in each coordinate if the
-        noise is added at the client. If the noise is added at the server, the norm of the result is at
-        most C exactly, even after rounding."""
+        noise is added at the client. If the noise is added at the server, the norm of the result never
+        exceeds C, even after rounding."""
         settings = self._settings
         bound = settings.clip
         if settings.at == "server":
@@ -110,6 +110,6 @@ def _round_down(factor: float) -> np.float32:
 
 
 def rounding_growth(step: float, size: int) -> float:
-    """Return by how much rounding to multiples of `step` can increase the ℓ2 norm of a vector of
-    `size` elements."""
+    """Return the maximum increase of a vector's ℓ2 norm if its `size` elements are rounded to multiples
+    of `step`."""
     return step * math.sqrt(size)

@@ -2,9 +2,10 @@
 
 A step is a frozen dataclass of its parameters. It has a client half and, if the server has to undo or
 add something, a server half. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
-last one may encode the update (`agents.wire.payloads.Encoded`); its server half decodes it.
+last step may encode the update (`agents.wire.payloads.Encoded`); the server half of that step decodes
+the update.
 
-A complete step as an example: it sends the sign of each coordinate and one scale for all:
+An example of a complete step, which sends the sign of each coordinate and one scale for all coordinates:
 
     @dataclass(frozen=True)
     class Signs(UpdateStep):
@@ -58,8 +59,8 @@ class ClientContext:
     parameters: int
     """d, number of the model's parameters."""
     rng: Callable[..., np.random.Generator]
-    """Function that returns the client's generator for a purpose (`agents.client.randomness`) and a
-    number."""
+    """Function that returns one of the client's random generators. Its arguments are a purpose (a
+    constant of `agents.client.randomness`) and a number, such as the number of an update."""
     simulated: bool = False
     """Whether the client runs in virtual time, where no secrets are needed."""
 
@@ -76,8 +77,9 @@ class ClientStep(ABC):
 
     @abstractmethod
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Vector | Encoded:
-        """Return the vector or encoded update that replaces `progress`, shape (d,), in update
-        `sequence`, which answers `dispatch`. `progress` must not be changed in place."""
+        """Return the vector or the encoded update that is sent instead of `progress`, shape (d,).
+        `sequence` is the number of the update; `dispatch` is the number of the dispatch that the update
+        answers. Do not change `progress` in place."""
 
     def for_vector(self, size: int) -> ClientStep | None:
         """Return the client half that encodes one of the rule's own vectors, shape (size,), which is
@@ -92,8 +94,8 @@ class ClientStep(ABC):
     """Function that returns the vector, shape (d,), that the server will add to its sum for an update.
     The vector differs from the update because the step rounds and cuts values. The arguments are the
     sequence number, the dispatch and the update. Rules whose clients remember what they sent need this
-    function. None if the server learns every single update; otherwise it learns only sums, and an
-    update may be lost after it has arrived."""
+    function. None if the server learns every single update. If the function is set, the server learns
+    only sums, and an update may be lost after it has arrived."""
 
 
 class PeerError(Exception):
@@ -103,7 +105,7 @@ class PeerError(Exception):
 class Exchange(Protocol):
     """Messages of a step between clients, and its answers to the server.
 
-    `add_peer` and `receive_share` may be called in another thread than the other methods."""
+    `add_peer` and `receive_share` may be called in a different thread than the other methods."""
 
     @property
     def public(self) -> bytes:
@@ -117,8 +119,8 @@ class Exchange(Protocol):
         """Store the public key of `client`. Raises PeerError."""
 
     def prepare(self, dispatch: int) -> Iterator[tuple[str, bytes]]:
-        """Prepare the update that will answer `dispatch`; yield the name of each other client and the
-        message for it."""
+        """Prepare the update that will answer `dispatch`. Yield the name of each other client, and the
+        message for that client."""
 
     def note_preparation_time(self, dispatch: int, took: Nanoseconds) -> None:
         """Record the time that it took to prepare the update for `dispatch` and to send the messages."""
@@ -194,8 +196,8 @@ class ServerStep:
         return None
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
-        """Add noise to `w`, in place, after `version` was made. `weight`: the largest weight among its
-        updates."""
+        """Add noise in place to the new global model `w`, shape (d,), which is version `version`.
+        `weight`: the largest weight among the updates in this version."""
 
 
 class UpdateStep(ABC):
@@ -209,7 +211,8 @@ class UpdateStep(ABC):
         """Make the client half."""
 
     def at_server(self, parameters: int) -> ServerStep | None:
-        """Make the server half, for models with `parameters` parameters; None if the step has none."""
+        """Make the server half, for models with `parameters` parameters. Return None if the step has no
+        server half."""
         return None
 
     def memory(self, model: int, *, remembers: bool) -> int:

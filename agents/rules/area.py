@@ -50,8 +50,8 @@ _NEEDS = (
     ("step", "theorem7", "local_steps"),
     ("step", "theorem7", "pi_min"),
 )
-"""Entries (field, choice, parameter): this choice of the field needs the parameter, and other choices of
-the field reject the parameter."""
+"""Entries (field, choice, parameter). The parameter is required if the field has this choice, and
+rejected if the field has another choice."""
 
 
 @dataclass(frozen=True)
@@ -68,22 +68,21 @@ class Area(Rule):
     The message that fulfils the criterion is answered first, with the old x.
 
     At all times x + u = Σ p_i y_i over the members, so fast clients have no more influence than slow
-    ones. y_i is that of client i's last applied message. The p_i are the importances of the members,
+    ones. y_i belongs to client i's last applied message. The p_i are the importances of the members,
     scaled to sum 1. A client is a member from its join to its goodbye:
 
     - A client that joins, for the first time or after a goodbye, starts with y_i = the x that it is
-      sent. Its first message is its full model, from which the server computes the residual.
-    - A client that says goodbye sends its y_i, which is removed from the mean: with p_i = 1/N,
-      u ← (N(x+u) − y_i)/(N−1) − x.
-    - A client that leaves without a goodbye stays in the mean with its last y_i, which biases the limit
-      until the client is back; the log says so.
-    - A client whose memory differs from the y_i in the mean has lost its memory. The old y_i stays in
-      the mean for the rest of the run, and the client joins as a new one.
+    sent. Its first message is its full model, from which the server computes the residual. - A client
+    that says goodbye sends its y_i, which is removed from the mean: with p_i = 1/N, u ← (N(x+u) −
+    y_i)/(N−1) − x. - A client that leaves without a goodbye stays in the mean with its last y_i. This
+    biases the limit until the client is back; the log has a note about it. - A client whose memory
+    differs from the y_i in the mean has lost its memory. The old y_i stays in the mean for the rest of
+    the run, and the client joins as a new one.
 
-    With secure aggregation, u gets the sum of Δ messages when the sum is unmasked. If that fails, each
-    sender learns it with its next model and subtracts the message from its y_i, so that its next message
-    includes the lost one. Clients never send their y_i then, so a goodbye is handled like any other
-    leave.
+    With secure aggregation, the sum of Δ messages is added to u when the sum is unmasked. If a sum
+    cannot be unmasked, each sender is informed with its next model. It then subtracts the lost message
+    from its y_i, so that its next message includes the lost one. With secure aggregation, clients never
+    send their y_i, so a goodbye is handled like any other leave.
     """
 
     paper: ClassVar[str] = "Iakovidou, Kim 2024, arXiv 2405.10123"
@@ -99,27 +98,30 @@ class Area(Rule):
     rate: float | None = None
     """Criterion `random`: λ_s, mean number of aggregations per second. None with other criteria."""
     tuned: bool = False
-    """Criterion `random`: whether to use λ_s* = √(Σλ_i / ((2/N) Σ 1/λ_i)) (section 4.2) over the present
-    clients, with λ_i = 1/mean round trip. `rate` is used until all of them have answered once."""
+    """Criterion `random`: whether to use λ_s* = √(Σλ_i / ((2/N) Σ 1/λ_i)) (section 4.2) over the
+    present clients, with λ_i = 1/mean round trip. `rate` is used until all present clients have
+    answered once."""
     step: Literal["constant", "harmonic", "theorem7"] = "constant"
-    """α_k: `lr`; c/(k + d); or the step size of Theorem 7."""
+    """Formula for α_k. `constant`: `lr`. `harmonic`: c/(k + d). `theorem7`: the step size of Theorem
+    7."""
     lr: float | None = None
-    """Step `constant`: α; None if clients use their configured step size."""
+    """Step `constant`: α. None if clients use their configured step size, and with other steps."""
     c: float | None = None
-    """Step `harmonic`: numerator."""
+    """Step `harmonic`: the numerator c. None with other steps."""
     d: float | None = None
-    """Step `harmonic`: offset."""
+    """Step `harmonic`: the offset d. None with other steps."""
     mu: float | None = None
-    """Step `theorem7`: strong convexity μ of the local objectives."""
+    """Step `theorem7`: strong convexity μ of the local objectives. None with other steps."""
     smoothness: float | None = None
-    """Step `theorem7`: smoothness L of the local objectives, at least μ."""
+    """Step `theorem7`: smoothness L of the local objectives, at least μ. None with other steps."""
     local_steps: int | None = None
-    """Step `theorem7`: local steps M of every client."""
+    """Step `theorem7`: number M of local steps of every client. None with other steps."""
     pi_min: float | None = None
-    """Step `theorem7`: probability of the rarest event, at most 1/2. Aggregations are events, too; with
-    criterion `every` their probability is 1/(Δ+1)."""
+    """Step `theorem7`: probability of the rarest event, at most 1/2. An event is a message of a client
+    or an aggregation. With criterion `every`, an aggregation has the probability 1/(Δ+1). None with
+    other steps."""
     server_lr: float = 1.0
-    """η_g, at most 1; the rest of u is kept for the next aggregation."""
+    """η_g, above 0 and at most 1. The share 1 − η_g of u is kept for the next aggregation."""
 
     def __post_init__(self) -> None:
         for choice, option, name in _NEEDS:
@@ -206,13 +208,12 @@ class AreaState(State):
     def __init__(self, params: Area, server: Server) -> None:
         self.params, self.server = params, server
         self.u = np.zeros_like(server.w)
-        """u = Σ p_i y_i − x, where y_i is that of client i's last message; shape (d,)."""
+        """u = Σ p_i y_i − x, shape (d,), where y_i belongs to client i's last message."""
         self._members: dict[str, float] = {}
         """Importance in the run of each client whose y_i is in the mean, by client. The client may
         be absent."""
         self._lost = 0.0
-        """Total importance of those y_i in the mean that belong to clients that have lost their
-        memory."""
+        """Total importance of the y_i in the mean whose clients have lost their memory."""
         self._total = 0.0
         """P, the importance of all y_i in the mean."""
         self._begun_with: dict[str, Vector] = {}
@@ -271,7 +272,8 @@ class AreaState(State):
         ]
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
-        """u ← (P (x+u) − p_i y_i)/(P − p_i) − x, where P is the sum of all p_i in the mean."""
+        """Remove y_i from the mean: u ← (P (x+u) − p_i y_i)/(P − p_i) − x, where P is the sum of all p_i
+        in the mean."""
         if client not in self._members:
             return []
         y = self._begun_with.pop(client, memory)
@@ -328,9 +330,9 @@ class AreaState(State):
         self.u *= before / self._total
 
     def _add(self, update: Update) -> None:
-        """u ← u + p_i m_i. A client's first message is a model, whose residual is its difference to y_i.
-        If updates are masked, `update.vector` is the model that the client trained from: y_i has that
-        value until the sum is unmasked."""
+        """Add m_i: u ← u + p_i m_i. A client's first message is a model; m_i is then the difference
+        between this model and y_i. If updates are masked, `update.vector` is the model that the client
+        trained from: y_i has that value until the sum is unmasked."""
         client, p = update.client, self._weight(update.client)
         begun_with = self._begun_with.pop(client, None)
         residual = update.vector if begun_with is None else update.vector - begun_with
@@ -341,8 +343,8 @@ class AreaState(State):
         self._round_trips[client] = (count + 1, total + to_seconds(update.round_trip))
 
     def _restart_member(self, client: str) -> list[Action]:
-        """Make `client` a new member, because its residuals do not start from the y_i in the mean. That
-        y_i stays in the mean, constant."""
+        """Make `client` a new member, because its residuals do not start from the y_i in the mean. The
+        old y_i stays in the mean and does not change any more."""
         weight = self._weight(client)
         first_lost = self._begun_with.pop(client, None) is not None
         self._lost += self._members.pop(client)
@@ -369,9 +371,9 @@ class AreaState(State):
         return self._aggregate(used)
 
     def _aggregate(self, used: Sequence[Contribution]) -> Aggregated:
-        """x ← x + η_g u. The rounding error of x stays in u for the next aggregation, so that small
-        steps are not lost. If no message arrived since the last aggregation, x changes only if a client
-        said goodbye or η_g < 1 left some of u."""
+        """Aggregate: x ← x + η_g u. The rounding error of x stays in u for the next aggregation, so that
+        small steps are not lost. If no message has arrived since the last aggregation, x changes only if
+        a client has said goodbye, or if a part of u was left because η_g < 1."""
         self._events += 1
         if self._settled and not used:
             return Aggregated(self.server.version, ())
@@ -478,7 +480,7 @@ class AreaClient(ClientState):
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
         """Return the message for training result `end()`. If rounding or clipping changes m_i, y_i
-        changes by the same amount, so that the next message makes up for it."""
+        changes by the same amount, so that the next message corrects the error."""
         y = x = end()
         applied, waiting = self._memory.applied, self._memory.waiting
         if self._as_sent is not None:

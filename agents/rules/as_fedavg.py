@@ -27,13 +27,13 @@ from agents.rules.interface import (
 
 @dataclass(frozen=True)
 class AsFedAvg(Rule):
-    """Aggregate at every Δ-th arrival the Δ models received since the last aggregation (Iakovidou & Kim,
-    section 5):
+    """After every Δ-th arrival, aggregate the Δ models received since the last aggregation (Iakovidou &
+    Kim, section 5):
 
         w ← (1 − η_g) w + η_g (1/Δ) Σ w_i
 
-    The paper has η_g = 1. Every sender, also the Δ-th, gets w as it was before that aggregation. This is
-    our reading: the paper does not say. The server keeps only the running mean.
+    The paper has η_g = 1. Every sender, even the Δ-th, gets w as it was before that aggregation. (The
+    paper does not specify which w the Δ-th sender gets.) The server keeps only the running mean.
 
     A client that joins, for the first time or again, gets w immediately. Models of a client that leaves
     stay in the mean.
@@ -43,7 +43,7 @@ class AsFedAvg(Rule):
     equation: ClassVar[str] = "w ← (1/Δ) Σ w_i"
 
     every: int
-    """Δ: models per aggregation."""
+    """Δ, number of models per aggregation."""
     server_lr: float = 1.0
     """η_g."""
 

@@ -32,7 +32,8 @@ class AsyncFedAvg(Rule):
     equation: ClassVar[str] = "w ← w + η_g d_i Δ_i,   d_i = 1 or (Σ_j 1/τ_j) τ_i p_i"
 
     weights: Literal["identical", "time_based"] = "identical"
-    """d_i: 1, or by the update times of the clients."""
+    """Formula for d_i. `identical`: 1. `time_based`: (Σ_j 1/τ_j) τ_i p_i, from the update times of the
+    clients."""
     update_times: tuple[Annotated[float, "s"], ...] | None = None
     """Update time τ of every device, in device order; None if the times are estimated during the run."""
     server_lr: float = 1.0
@@ -64,7 +65,7 @@ class AsyncFedAvgState(State):
         self.params, self.server = params, server
         times = params.update_times
         self._times = {} if times is None else dict(zip(server.population, times, strict=True))
-        """τ_j in seconds, by client; clients whose τ_j is not known yet are missing."""
+        """τ_j in seconds, by client. A client whose τ_j is not known yet has no entry."""
         self._round_trips: Counter[str] = Counter()
         """Number of round trips in the mean, by client."""
 

@@ -12,14 +12,15 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class AsySG(Rule):
-    """Aggregate every n gradients, whatever version each was computed at (Lian et al., Algorithm 1):
+    """Aggregate after every n gradients, regardless of the versions that they were computed at (Lian et
+    al., Algorithm 1):
 
         w ← w − γ (1/n) Σ g_i
 
     A client sends the gradient of one mini-batch and takes no local step. It gets the new w after the
-    aggregation that it contributed to. The paper uses the sum of the gradients (`mean: false`); with the
-    mean, γ is comparable with the step sizes of other rules. The logged weight of a gradient is γ/n (or
-    γ), without the sign.
+    aggregation that it contributed to. The paper uses the sum of the gradients (`mean: false`). With the
+    mean, γ is comparable to the step sizes of other rules. The logged weight of a gradient is positive:
+    γ/n with the mean, γ with the sum.
 
     A client that joins, for the first time or again, gets w immediately. Gradients of a client that
     leaves still count. If fewer than n clients are left, the aggregation is done when all of them wait
@@ -30,7 +31,7 @@ class AsySG(Rule):
     equation: ClassVar[str] = "w ← w − γ (1/n) Σ g_i"
 
     gradients: int
-    """n: gradients per aggregation."""
+    """n, number of gradients per aggregation."""
     server_lr: float = 1.0
     """γ, the step size."""
     mean: bool = True

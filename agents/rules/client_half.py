@@ -1,5 +1,5 @@
-"""The client half of a rule: how it turns the result of a local training into an update. This
-module is vector arithmetic only: it uses no I/O and no clock."""
+"""The client half of a rule, which converts the result of a local training to an update. This module
+contains only vector arithmetic, without I/O or clock."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class ClientSide:
     Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w is
     unchanged since the client received it, because w can then be replaced by the trained model."""
     send_buffer: Literal["overwrite", "hold"] | None = None
-    """None if an update is sent as soon as it is finished. Otherwise the update waits in the send buffer
-    until the server pulls it. `overwrite`: meanwhile the client trains on newer models and replaces the
-    update. `hold`: the client trains again only after the update was pulled."""
+    """Behaviour of a client whose update waits in the send buffer until the server pulls it.
+    `overwrite`: train on newer models and replace the update. `hold`: train again only after the update
+    was pulled. None if there is no send buffer: an update is sent as soon as it is finished."""
     model_vectors: Lengths = field(default_factory=dict)
     """Vectors that the server sends with each model (`Send.vectors`)."""
     update_vectors: Lengths = field(default_factory=dict)
@@ -165,11 +165,13 @@ class ClientSettings:
 
     local: LocalTraining
     sends_changes: bool = False
-    """Whether later steps (compression, privacy) need the update as a change of the model."""
+    """Whether the steps after the rule (compression, privacy) require the update as a change of the
+    model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function from (sequence number, dispatch, change of the model) to the change that the server
-    receives, for updates that may still be discarded after they arrived (secure aggregation). None if
-    the change arrives unmodified and is not discarded."""
+    """Function that returns the change of the model that the server receives, shape (d,). Its arguments
+    are the sequence number, the dispatch, and the change that the client sends. It is set if an update
+    may be discarded after its arrival (secure aggregation). None if changes arrive unmodified and are
+    never discarded."""
     memory: SavedVectors | None = None
     """Memory that the previous process of this client saved last; None if there is none."""
 
@@ -192,7 +194,7 @@ class ClientState:
         return 0
 
     def acknowledge(self, message: ModelMessage) -> None:
-        """Read from a dispatch which update of this client was applied last."""
+        """Handle the information in a dispatch: which update of this client was applied last."""
 
     def begin(self, model: ModelMessage) -> Terms:
         """Return the terms to add to the objective of the training from `model`, which begins now."""
@@ -213,9 +215,9 @@ class ClientState:
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Return the models that the client sends back with its goodbye, each with its sequence
-        number. They are all models that may be the last one that the server has applied. The
-        result is empty if the rule needs no models."""
+        """Return the models that the client sends back with its goodbye, each with its sequence number.
+        Each of these models may be the last one that the server has applied. The result is empty if the
+        rule needs no models."""
         return ()
 
 

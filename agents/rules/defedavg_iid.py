@@ -30,7 +30,7 @@ class DeFedAvgIid(Rule):
     equation: ClassVar[str] = "w ← w + η_g (1/n) Σ Δ_i"
 
     buffer_size: int
-    """n: updates per round."""
+    """n, number of updates per round."""
     server_lr: float = 1.0
     """η_g."""
     trim: Annotated[Trim, "share to trim"] = 0.0
@@ -63,8 +63,8 @@ class DeFedAvgIidState(State):
         self._round: set[str] = set()
         """Clients whose updates are in the sum."""
         self._held: list[Update] = []
-        """Second and later updates of clients in this round, in order of arrival. They wait for the next
-        round."""
+        """Updates of clients that already have an update in this round, in order of arrival. They wait
+        for the next round."""
 
     def start(self) -> Actions:
         return [Broadcast()]

@@ -28,7 +28,7 @@ from agents.rules.parts import Trim, check_trim, make_sum
 @dataclass(frozen=True)
 class DeFedAvgNiid(Rule):
     """In each round, draw n clients uniformly with replacement, pull one update from each of them,
-    however stale, and wait for all of these (Wang et al., Algorithm 1):
+    however stale, and wait for all of these updates (Wang et al., Algorithm 1):
 
         w ← w + η_g (1/n) Σ m_i Δ_i
 
@@ -45,7 +45,7 @@ class DeFedAvgNiid(Rule):
     equation: ClassVar[str] = "w ← w + η_g (1/n) Σ m_i Δ_i"
 
     sample: int
-    """n: draws per round."""
+    """n, number of draws per round."""
     send_buffer: Literal["overwrite", "hold"] = "overwrite"
     """Behaviour of a client whose update waits in the send buffer. `overwrite`: train on the next model
     and replace the update. `hold`: train again only after the server has pulled the update."""
@@ -86,7 +86,7 @@ class DeFedAvgNiidState(State):
     def update(self, update: Update) -> Actions:
         times = self._waiting.pop(update.client, 0)
         if not times:
-            # The client's send buffer is now empty. Let it train again, or a later request would wait
+            # The client's send buffer is now empty. Without a new training, a later request would wait
             # forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._sum.add(update, times=times)

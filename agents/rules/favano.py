@@ -39,9 +39,9 @@ class Favano(Rule):
         w ← (1 − η_g) w + η_g (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i
 
     w_b is the model that client i trained from, and α_i its typical number of local steps (see
-    `debias`). So fast clients move w no further than slow ones. The paper has η_g = 1. The drawn clients
-    get the new w. The others continue up to their number of local steps K, then wait until they are
-    drawn.
+    `debias`). Because of the division by α_i, a fast client does not move w further than a slow one. The
+    paper has η_g = 1. The drawn clients get the new w. The others continue up to their number of local
+    steps K, then wait until they are drawn.
 
     If a round takes longer than a period, the next one starts immediately after it; rounds do not
     overlap. A drawn client that leaves is dropped and s is reduced by one; with s = 0, w is unchanged. A
@@ -55,10 +55,10 @@ class Favano(Rule):
     period: Annotated[float, "s"]
     """Time between rounds."""
     sample: int
-    """s: clients per round."""
+    """s, number of clients per round."""
     debias: Literal["stochastic", "deterministic"] = "stochastic"
-    """α_i: `stochastic` P(E_i > 0)·min(E_i, K), `deterministic` E[min(E_i, K)], where E_i is the number
-    of local steps done at the interruption."""
+    """Formula for α_i. `stochastic`: P(E_i > 0)·min(E_i, K). `deterministic`: E[min(E_i, K)]. E_i is the
+    number of local steps that are done when the training is interrupted."""
     server_lr: float = 1.0
     """η_g."""
 
@@ -101,7 +101,7 @@ class FavanoState(State):
 
     def update(self, update: Update) -> Actions:
         if update.client not in self._waiting:
-            # The client's send buffer is now empty. Let it train again, or a later request would wait
+            # The client's send buffer is now empty. Without a new training, a later request would wait
             # forever.
             return [Ignored("not asked for in this round"), Send(update.client)]
         self._waiting.remove(update.client)
@@ -159,8 +159,8 @@ class FavanoClient(ClientState):
         return Form("model", lambda: start + (end() - start) / divisor)
 
     def divisor(self, steps: int) -> float:
-        """Count an update after `steps` local steps, and return its α_i: P(E > 0)·E (`stochastic`) or
-        E[E]."""
+        """Count an update after `steps` local steps, and return its α_i. With `stochastic`, α_i is P(E >
+        0)·E; with `deterministic`, it is E[E]."""
         self._count += 1
         self._positive += steps > 0
         self._steps += steps

@@ -31,20 +31,21 @@ class FedAvg(Rule):
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
     p' is the importance p renormalised over S, where a client that was drawn m times counts m times
-    (Wang et al., DeFedAvg, (2)-(3), whose printed (3) has the sign of the difference reversed; Fraboni
-    et al. 2023, (3)). With non-uniform p and sampling this is biased. With `weights: unbiased`, p'_i =
-    p_i N/n (Fraboni et al. 2023, Appendix C).
+    (Fraboni et al. 2023, (3); Wang et al., DeFedAvg, (2)-(3), but (3) is printed there with the wrong
+    sign). The mean over S is biased if a round samples clients and p is not uniform. With `weights:
+    unbiased`, p'_i = p_i N/n (Fraboni et al. 2023, Appendix C).
 
-    A selected client that goes offline, or does not answer within `round_timeout`, is dropped from the
-    round. If all are dropped, w is unchanged. A client that joins, for the first time or again, takes
-    part from the next round on.
+    A selected client is dropped from the round if it goes offline or does not answer within
+    `round_timeout`. If all selected clients are dropped, w is unchanged. A client that joins, for the
+    first time or again, takes part from the next round on.
 
-    τ_eff is 1. With `local.fednova`, where the Δ_i are normalised, it is the mean effective number of
-    local steps, weighted like the updates (Wang et al. 2020, arXiv 2007.07481). The logged weights
-    include it.
+    τ_eff is 1 without `local.fednova`. With `local.fednova`, the Δ_i are normalised, and τ_eff is the
+    mean effective number of local steps, weighted like the updates (Wang et al. 2020, arXiv 2007.07481).
+    The logged weights include τ_eff.
 
-    Clients send their trained models. With `trim`, `local.fednova`, compression or privacy they send
-    Δ_i. So with one client and η_g = 1, the new w is exactly the model that it trained.
+    Clients send their trained models. So with one client and η_g = 1, the new w is exactly the model
+    that the client trained. With `trim`, `local.fednova`, compression or privacy, clients send Δ_i
+    instead.
     """
 
     paper: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
@@ -56,7 +57,8 @@ class FedAvg(Rule):
     replacement: bool = False
     """Whether `sample` draws with replacement."""
     weights: Literal["renormalised", "unbiased"] = "renormalised"
-    """p': p renormalised over the clients of the round, or p N/n."""
+    """Formula for p'. `renormalised`: p renormalised over the clients of the round. `unbiased`: p
+    N/n."""
     round_timeout: Annotated[float, "s"] | None = None
     """Maximum duration of a round; None for no limit."""
     server_lr: float = 1.0
@@ -146,8 +148,8 @@ class FedAvgState(State):
         return [aggregated, *self._new_round()]
 
     def _scale(self) -> float:
-        """Return the factor of Σ p_i Δ_i: η_g τ_eff, multiplied by the factor that converts p to
-        p'."""
+        """Return the factor by which Σ p_i Δ_i is multiplied: η_g τ_eff, times the factor that converts
+        p to p'."""
         arrived, total = self._sum.contributions, self._sum.weight
         weighted = zip(arrived, self._effective_steps, strict=True)
         tau_eff = sum(update.weight * steps for update, steps in weighted) / total

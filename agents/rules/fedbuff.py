@@ -24,26 +24,28 @@ class FedBuff(Rule):
 
     With `reply: immediate`, the sender of an update gets the current w immediately, and the K-th sender
     gets the new one. With `reply: after_aggregation`, the contributors of a buffer get the new w
-    (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender is replaced by
-    a client drawn uniformly among the idle ones, itself included: immediately, or in blocks of K after
-    the aggregation (Xu et al., 5.3).
+    (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender becomes idle,
+    and a client drawn uniformly among the idle ones trains next. With `replace: each`, a client is drawn
+    after each upload; with `replace: block`, K clients are drawn after each aggregation (Xu et al.,
+    5.3).
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
-    idle. Updates of a client that leaves stay in the buffer. If nobody trains and some clients wait for
-    the aggregation, the updates in the buffer are aggregated.
+    idle. Updates of a client that leaves stay in the buffer. If no client trains and some clients wait
+    for the aggregation, the updates in the buffer are aggregated.
     """
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
     equation: ClassVar[str] = "w ← w + (η_g/K) Σ s(τ_i) Δ_i"
 
     buffer_size: int = 10
-    """K: updates per aggregation."""
+    """K, number of updates per aggregation."""
     server_lr: float = 1.0
     """η_g."""
     staleness: Literal["none", "inverse_sqrt"] = "none"
-    """s: 1, or 1/√(1+τ)."""
+    """Formula for s. `none`: 1. `inverse_sqrt`: 1/√(1+τ)."""
     reply: Literal["immediate", "after_aggregation"] = "immediate"
-    """When the sender of an update gets the next model."""
+    """Time at which the sender of an update gets the next model. `immediate`: when its update arrives.
+    `after_aggregation`: when its update was aggregated."""
     concurrency: int | None = None
     """Number of clients that train at the same time; None for all clients."""
     replace: Literal["each", "block"] = "each"
@@ -126,8 +128,8 @@ class FedBuffState(State):
         return self._continue()
 
     def _continue(self) -> Actions:
-        """Send models to idle clients. If nobody trains any more, because clients left, aggregate the
-        updates in the buffer."""
+        """Send models to idle clients. If no client trains any more because clients have left, aggregate
+        the updates in the buffer."""
         sent = self._give_work()
         return self._aggregate() if self._pool.waiting and not self._pool.training else sent
 

@@ -30,16 +30,16 @@ class FedFa(Rule):
         param:  w ← (1 − η_g) w + η_g (1/K) Σ_{k∈S} w_k
         delta:  w ← w + η_g τ_eff (1/K) Σ_{k∈S} Δ_k
 
-    The sender gets the current w immediately. In the paper, `param` has η_g = 1. τ_eff is 1 or, with
-    `local.fednova`, the mean effective number of local steps over the window; the paper combines
-    FedNova with `delta` only, and finds it unstable there.
+    The sender gets the current w immediately. In the paper, `param` has η_g = 1. τ_eff is 1 without
+    `local.fednova`. With `local.fednova`, it is the mean effective number of local steps over the
+    window. The paper combines FedNova only with `delta`, and finds this combination unstable.
 
     `delta` counts every update K times, so η_g ≈ 1/K matches FedBuff's pace. It diverges if local
     training makes large progress: with η_g = 1 and four equally fast clients, K = 4, it diverges if
     local training covers more than about a third of the way to the local optimum.
 
-    The log has the weight of one application of an update: η_g/K, multiplied by τ_eff for `delta`. It is
-    logged once, with the first version that contains the update. The server keeps K updates in memory.
+    The logged weight of an update is that of one application: η_g/K, multiplied by τ_eff for `delta`. An
+    update is logged once, with the first version that contains it. The server keeps K updates in memory.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
     stay in the window until K others have arrived.
@@ -49,10 +49,10 @@ class FedFa(Rule):
     equation: ClassVar[str] = "w ← (1/K) Σ_{k∈S} w_k   or   w ← w + η_g (1/K) Σ_{k∈S} Δ_k"
 
     window_size: int
-    """K: updates in the window."""
+    """K, number of updates in the window."""
     variant: Literal["param", "delta"] = "param"
-    """`param`: clients send models, w is their mean. `delta`: clients send deltas, their mean is added
-    to w."""
+    """Content of the updates. `param`: clients send models, and w is the mean of the window. `delta`:
+    clients send deltas, and the mean of the window is added to w."""
     server_lr: float = 1.0
     """η_g."""
 
@@ -104,8 +104,8 @@ class FedFaState(State):
         return [self.server.aggregated(used, tau_eff), Send(update.client)]
 
     def _put(self, update: Update) -> None:
-        """Replace the oldest update by `update`. This takes O(d) per update: the sum is updated, and is
-        recomputed in full only once per K arrivals."""
+        """Replace the oldest update by `update`. This takes O(d) time, because the running sum is only
+        corrected. Once per K arrivals, the sum is recomputed in full."""
         size = self.params.window_size
         row = self._arrivals % size
         add_scaled(self._sum, self._window[row], -1.0)

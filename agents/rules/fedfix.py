@@ -26,16 +26,17 @@ class FedFix(Rule):
 
         w ← w + η_g Σ_{i∈S} d_i Δ_i,   d_i = ⌈τ_i/Δt⌉ p_i
 
-    S has the updates that arrived since the last tick; updates that arrive at the instant of this tick
-    are included. Their senders wait for the tick and get the new w; the other clients continue to train.
-    A tick without updates leaves w and its version unchanged. With Δt ≥ max τ_i, the rule is synchronous
-    FedAvg. The p_i are those of the whole run, whichever clients are present.
+    S has the updates that have arrived since the last tick, including those that arrive at the instant
+    of this tick. The senders of these updates wait for the tick and get the new w. The other clients
+    continue to train. A tick without updates leaves w and its version unchanged. With Δt ≥ max τ_i, the
+    rule is synchronous FedAvg. The p_i are the importances in the whole run, even if only some clients
+    are present.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
     still count at the next tick.
 
-    If `update_times` is not set, ⌈τ_i/Δt⌉ is counted: the number of ticks from the dispatch of a model
-    to the application of its update. The server keeps only the running sum.
+    If `update_times` is not set, ⌈τ_i/Δt⌉ is replaced by the number of ticks from the dispatch of a
+    model to the application of its update. The server keeps only the running sum.
     """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.4)"

@@ -10,7 +10,7 @@ what `agents.aggregator.snapshot` can save: numbers, strings, lists, tuples, dic
 arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of the
 rule's own modules. Loading a snapshot does not call `__init__` of such a class.
 
-A complete rule to copy from; it adds every update immediately:
+A complete rule that can serve as a template. It adds every update immediately:
 
     @dataclass(frozen=True)
     class Eager(Rule):
@@ -85,7 +85,7 @@ class Update:
     has `keeps_bases`."""
 
     def contribution(self, weight: float) -> Contribution:
-        """Return the entry for the log that says this update is aggregated with `weight`."""
+        """Return the log entry for the aggregation of this update with `weight`."""
         return Contribution(self.client, self.dispatch, self.base_version, weight)
 
 
@@ -114,8 +114,8 @@ class Aggregated:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send `client` the global model as it is now. If `deferred`, send it as it is after all
-    arrivals of this instant have been handled (a reply after aggregation)."""
+    """Send the present global model to `client`. If `deferred` is true, send the model as it is at the
+    end of this instant, after all arrivals have been handled."""
 
     client: str
     deferred: bool = False
@@ -129,8 +129,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """Send every present client the global model as it is at the end of this instant. In a client's
-    receive buffer it replaces an older model. A client that joins later needs a `Send`. A rule with
-    `ClientSide.model_vectors` cannot broadcast."""
+    receive buffer, this model replaces an older one. A client that joins later needs a `Send`. A rule
+    with `ClientSide.model_vectors` cannot broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class RequestUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Call `timer(name)` once, `after` nanoseconds from this event. Setting a timer again replaces
-    it."""
+    """Call `timer(name)` once, `after` nanoseconds from this event. If the timer is already set, it is
+    replaced."""
 
     name: str
     after: Nanoseconds
@@ -176,13 +176,13 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumUp:
-    """Secure aggregation: unmask the sum of these updates. `State.apply_sum` is called when the
-    sum is known. By default, it does
+    """Secure aggregation: unmask the sum of the updates in `contributions`. `State.apply_sum` is called
+    when the sum is known. By default, `apply_sum` does
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
     where v_i is the update or, for an update of kind `model`, its difference to the model that it was
-    trained from. If too few clients are left to unmask the sum, these updates are discarded.
+    trained from. If too few clients are left to unmask the sum, the updates in it are discarded.
     """
 
     contributions: tuple[Contribution, ...]
@@ -277,13 +277,13 @@ class State(ABC):
         """Handle a valid update of a present client."""
 
     def join(self, client: str) -> Actions:
-        """Handle the join of `client`. The client is ready for the first time, or again after a
-        crash, an outage or a goodbye. From now on, every rule treats it like any other client."""
+        """Handle the join of `client`, which is ready for the first time, or again after a crash, an
+        outage or a goodbye. From now on, every rule treats this client like any other client."""
         return [Send(client)]
 
     def leave(self, client: str) -> Actions:
-        """Handle the leave of `client`. The client sends no update for the model that it has, and
-        may join again. Its updates that have arrived stay in the buffers of the rule."""
+        """Handle the leave of `client`. The client will not answer the model that it was sent, but it
+        may join again. Its updates that have already arrived stay in the rule's buffers."""
         return []
 
     def retire(self, client: str, memory: Vector | None) -> Actions:
@@ -306,15 +306,15 @@ class State(ABC):
 
 
 class Rule(Protocol):
-    """The parameters of a rule: a frozen dataclass whose fields are what a topology may set."""
+    """The parameters of a rule: a frozen dataclass whose fields are the keys that a topology may set."""
 
     paper: ClassVar[str] = ""
     """Source of the rule: authors, year, and where to read it."""
     equation: ClassVar[str] = ""
     """Formula for the change of w, in one line."""
     takes_fednova: ClassVar[bool] = False
-    """Whether the rule multiplies an aggregate of normalised deltas by τ_eff, which `local.fednova`
-    requires."""
+    """Whether the rule multiplies an aggregate of normalised deltas by τ_eff. The setting
+    `local.fednova` requires such a rule."""
     keeps_bases: ClassVar[bool] = False
     """Whether the rule gets the model that each update was trained from, as `Update.base`. The server
     keeps those versions that a client may still answer."""

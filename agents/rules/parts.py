@@ -1,5 +1,5 @@
-"""Building blocks of rules: plain and robust sums of updates, a pool that limits how many clients train
-at the same time, and checks of parameters."""
+"""Building blocks of rules: plain and robust sums of updates, a pool that limits the number of clients
+that train at the same time, and checks of parameters."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def check_trim(trim: Trim, updates: int | None = None) -> None:
 
 
 def count_trimmed(updates: int, trim: Trim) -> int:
-    """Return how many of `updates` values are removed at each end of a coordinate. At least one value
-    remains."""
+    """Return how many of the values of `updates` updates are removed at each end of a coordinate. At
+    least one value remains."""
     most = (updates - 1) // 2
     return most if trim == "median" else min(most, int(trim * updates + 1e-9))
 
@@ -86,8 +86,8 @@ class SumOfModels(WeightedSum):
 
         w ← w + s·Σ a_i Δ_i   equals   w ← (1 − s·A) w + s·A·m,   A = Σ a_i,   m = Σ a_i w_i / A
 
-    m is kept as a running mean. For one model, or several equal ones, m is exactly that model; so is the
-    new w if s·A = 1. Updates that arrive as Δ_i are summed separately.
+    m is kept as a running mean. For one model, or several equal models, m is exactly that model. If s·A
+    = 1, the new w is exactly m, too. Updates that arrive as Δ_i are summed separately.
     """
 
     def __init__(self, server: Server) -> None:
@@ -119,8 +119,8 @@ class SumOfModels(WeightedSum):
 
 
 class MaskedSum:
-    """A `WeightedSum` for secure aggregation: the server cannot read the updates, so this keeps only
-    their weights, which are at most 1."""
+    """A `WeightedSum` for secure aggregation. The server cannot read the updates, so only their weights
+    are kept. Each weight is at most 1."""
 
     def __init__(self) -> None:
         self.contributions: list[Contribution] = []
@@ -133,25 +133,25 @@ class MaskedSum:
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:
-        """Return the request for w ← w + scale · Σ a_i v_i, which is done once the sum is known. Empty
-        this sum."""
+        """Return the request to do w ← w + scale · Σ a_i v_i when the sum is known, and empty this
+        sum."""
         used, self.contributions = tuple(self.contributions), []
         return SumUp(used, scale)
 
 
 class RobustSum:
-    """A `WeightedSum` that leaves out, in each coordinate, the extremes of the n updates (Yin, Chen,
+    """A `WeightedSum` that removes the extreme values of the n updates in each coordinate (Yin, Chen,
     Ramchandran, Bartlett 2018, arXiv 1803.01498, Definitions 1 and 2, with weights):
 
         Σ a_i v_i   becomes   A · Σ_{j=k+1}^{n−k} a_(j) v_(j) / Σ_{j=k+1}^{n−k} a_(j),   A = Σ a_i
 
-    with v_(1) ≤ … ≤ v_(n) the values of the v_i in that coordinate, in order, and a_(j) their weights. k
-    = ⌊βn⌋ is the β-trimmed mean, k = ⌈n/2⌉ − 1 the median, k = 0 the plain sum. If at most k of the
-    updates come from attackers, every coordinate of the mean stays within the range of the honest
-    values, whatever the weights.
+    Here v_(1) ≤ … ≤ v_(n) are the sorted values of the v_i in that coordinate, and a_(j) are their
+    weights. k = ⌊βn⌋ gives the β-trimmed mean, k = ⌈n/2⌉ − 1 the median, and k = 0 the plain sum. If at
+    most k of the updates come from attackers, every coordinate of the mean stays within the range of the
+    honest values, regardless of the weights.
 
-    All n updates are kept until the aggregation: memory for n models. The log has the weights of the
-    plain sum.
+    All n updates are kept until the aggregation, which requires memory for n models. The log has the
+    weights of the plain sum.
     """
 
     def __init__(self, server: Server, trim: Trim) -> None:
@@ -227,8 +227,8 @@ class ClientPool:
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Draw as many idle clients as may start training, uniformly, and count them as training. Return
-        these clients in the order of the draws."""
+        """Draw idle clients uniformly, as many as may start training, and count them as training. Return
+        the drawn clients in the order of the draws."""
         if self._concurrency is None:
             chosen, self._idle = self._idle, []
             self._position.clear()

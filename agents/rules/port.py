@@ -42,7 +42,7 @@ class Port(Rule):
     The contributors then get the new w. With `concurrency` below the number of clients, the new w goes
     to clients drawn uniformly among the idle ones, up to the limit. A client that joins, for the first
     time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a client that
-    leaves stay in the buffer, but the aggregation does not wait for that client any more. If nobody
+    leaves stay in the buffer, but the aggregation does not wait for that client any more. If no client
     trains, the updates in the buffer are aggregated.
     """
 
@@ -57,11 +57,12 @@ class Port(Rule):
     """Whether stale clients are asked to send their result so far; otherwise the server waits until they
     finish."""
     similarity_weight: float = 1.0
-    """μ: weight of the similarity between update and recent change of the model."""
+    """μ: weight of the similarity between the update and the recent change of the model."""
     staleness_weight: float = 3.0
     """λ: weight of freshness."""
     staleness_bound: int = 10
-    """S, in versions."""
+    """S, staleness bound in versions. The aggregation waits for a client that trains from a model more
+    than S versions old."""
     concurrency: int | None = None
     """Number of clients that train at the same time; None for all clients."""
     server_lr: float = 1.0
@@ -103,8 +104,8 @@ class PortState(State):
         self._sum = make_sum(server, params.trim)
         self._pool = ClientPool(server, params.concurrency)
         self._deferred: set[str] = set()
-        """Clients that get a model at the end of this instant. They get the version that is
-        current then."""
+        """Clients that get a model at the end of this instant, in the version that is current at that
+        time."""
         self._interrupted: set[str] = set()
         """Training clients that were asked to send their result so far."""
         self.models: dict[int, Vector] = {}
@@ -146,8 +147,9 @@ class PortState(State):
         return similarity + params.staleness_weight * bound / (staleness + bound)
 
     def _aggregate_if_ready(self) -> list[Action]:
-        """Aggregate if enough updates arrived and no stale client trains; with `urgent`, interrupt stale
-        clients. If nobody trains any more, aggregate even fewer than `min_updates`."""
+        """Aggregate if enough updates have arrived and no stale client trains. With `urgent`, interrupt
+        stale clients. If no client trains any more, aggregate even if there are fewer than `min_updates`
+        updates."""
         training = self._pool.training
         enough = len(self._sum) >= self.params.min_updates or not training
         if not enough or not self._sum:
@@ -172,7 +174,8 @@ class PortState(State):
         return [aggregated, *self._give_work(deferred=True)]
 
     def _keep_model(self) -> None:
-        """Save w before it changes, and discard versions older than any that a client trains from."""
+        """Save w before it changes. Discard versions that are older than every version that a client
+        trains from."""
         training = self._pool.training
         oldest = min(training.values(), default=self.server.version + 1)
         self.models = {version: w for version, w in self.models.items() if version >= oldest}
@@ -187,7 +190,7 @@ class PortState(State):
         if not deferred or not chosen:
             return sends
         self._deferred.update(chosen)
-        return [*sends, SetTimer("sent", 0)]  # in an instant, timers come last before deferred models
+        return [*sends, SetTimer("sent", 0)]  # fires last in an instant, before deferred models
 
 
 def _cosine(a: Vector, b: Vector) -> float:

@@ -1,14 +1,14 @@
 """Control messages: all messages between controller, inits, router, aggregator and clients, except
 models and updates (docs/concepts/wire.md).
 
-`decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size,
-the JSON, that exactly the expected fields are present, their types, ranges and lengths, and that a
-message is about the device of its topic. Control characters in texts are escaped. `encode` checks our
-own messages by the same rules.
+`decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size
+and the JSON. Exactly the expected fields must be present, with the right types, ranges and lengths, and
+a message must be about the device of its topic. Control characters in texts are escaped. `encode`
+applies the same checks before a message is sent.
 
-On the wire, an order to the aggregator (on `control/`) is a JSON object with the order's name as `do`.
-Orders to devices, telemetry and reports are JSON objects without `do`. A failure is sent as its reason
-in plain text. A status is one word, and so is a simple request. Times are in seconds.
+On the wire, an order to the aggregator (on `control/`) is a JSON object with the order's name in the
+field `do`. Orders to devices, telemetry and reports are JSON objects without `do`. A failure is sent as
+its reason in plain text. A status is one word, and so is a simple request. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ Cpuset = Annotated[
         pattern=r"\A(([0-9]{1,5}(-[0-9]{1,5})?)(,[0-9]{1,5}(-[0-9]{1,5})?)*)?\Z",
     ),
 ]
-"""Numbers of cores, such as `0,2-3`."""
+"""List of core numbers, such as `0,2-3`."""
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=_MAX_COUNT)]
 
 
 class _Fields(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON object; a field that is None is omitted or null."""
+    """A JSON object. A field whose value is None is omitted or null."""
 
 
 def _order_name(class_name: str) -> str:
-    """Return the value of `do` for an order's class: `start` for `StartOrder`."""
+    """Return the value of the field `do` for an order's class, such as `start` for `StartOrder`."""
     return class_name.removesuffix("Order").lower()
 
 
 class _AggregatorOrder(_Fields, frozen=True, tag_field="do", tag=_order_name):
-    """An order to the aggregator; its JSON object has the order's name as `do`."""
+    """An order to the aggregator. Its JSON object has the order's name in the field `do`."""
 
 
 class StartOrder(_AggregatorOrder, frozen=True):
@@ -105,7 +105,8 @@ class LogOrder(_AggregatorOrder, frozen=True):
 
 
 class NoteOrder(_AggregatorOrder, frozen=True):
-    """Order to the aggregator: record a remark for readers of the run, as `agents.events.Note`."""
+    """Order to the aggregator: record a note for people who read the run's events, as
+    `agents.events.Note`."""
 
     message: Text
 
@@ -145,15 +146,15 @@ class QueueUse(_Fields, frozen=True):
     busy: Seconds
     """Seconds during which packets waited."""
     left: Count
-    """Bytes that left the queue during that time."""
+    """Number of bytes that left the queue while packets waited."""
     allowed: Count
-    """Bytes that the link's rate allows during that time."""
+    """Number of bytes that the link's rate allows in the time during which packets waited."""
 
 
 class UsageSample(_Fields, frozen=True, kw_only=True):
     """Telemetry of a device: totals until `at`, a time in seconds on the host's monotonic clock. The
     totals count from the start of the container, except `ran` and `waited`, which count from the start
-    of the client's process. A total is None if it is not counted on this host."""
+    of the client's process. A total is None if this host does not count it."""
 
     device: Name
     at: Seconds
@@ -171,7 +172,7 @@ class UsageSample(_Fields, frozen=True, kw_only=True):
     """Seconds during which the client's main thread wanted to run but was not on a CPU: it was
     throttled, suspended, or in the queue of a core."""
     memory: Count
-    """Bytes of memory in use at `at`."""
+    """Memory in use at the time `at`, in bytes."""
     received: Count | None = None
     """Bytes received over the link."""
     sent: Count | None = None
@@ -200,7 +201,8 @@ class LinkFigures(_Fields, frozen=True):
 
 
 class LinkProbe(_Fields, frozen=True):
-    """Measurement of a device's link before the start, at `at` on the host's monotonic clock."""
+    """Measurement of a device's link before the start of the run clock. `at`: seconds on the host's
+    monotonic clock."""
 
     device: Name
     at: Seconds
@@ -220,7 +222,7 @@ class CgroupLimits(_Fields, frozen=True, kw_only=True):
     weight: Limit | None = None
     """CPU weight of cgroup v2."""
     cpus: Cpuset | None = None
-    """Numbers of the cores, such as `0,2-3`."""
+    """Numbers of the cores that the group may use, such as `0,2-3`."""
     memory: Limit | None = None
     """Memory in bytes."""
     swap: Limit | None = None
@@ -228,8 +230,9 @@ class CgroupLimits(_Fields, frozen=True, kw_only=True):
 
 
 class LimitsRead(_Fields, frozen=True):
-    """Limits of a device's container that its init has read from the kernel at `at`, on the host's
-    monotonic clock. Sent at the start, at each change, and in answer to LimitsRequest."""
+    """Limits of a device's container, which the device's init has read from the kernel. `at`: seconds on
+    the host's monotonic clock. The message is sent at the start, at each change, and in answer to
+    LimitsRequest."""
 
     device: Name
     at: Seconds
@@ -237,10 +240,11 @@ class LimitsRead(_Fields, frozen=True):
 
 
 class Disturbance(_Fields, frozen=True):
-    """An unplanned event disturbed the run from `since` to `at`, on the host's monotonic clock.
+    """An unplanned event disturbed the run from `since` to `at`, both in seconds on the host's monotonic
+    clock.
 
-    `device` is the device that noticed the event, or the router. A disturbance that lasts is sent again
-    when it is over, with the same `since`."""
+    `device` is the device that noticed the event, or the router. A long disturbance is sent when it is
+    noticed, and again with the same `since` when it is over."""
 
     device: Name
     at: Seconds
@@ -258,14 +262,15 @@ class GpuFigures(_Fields, frozen=True):
     memory: Count | None = None
     """Bytes of GPU memory in use."""
     sm: Share | None = None
-    """Share of the time since the previous sample during which a kernel of the client ran."""
+    """Share of the time since the previous sample, from 0 to 1, during which a kernel of the client
+    ran."""
     mps: bool = False
     """Whether MPS limits the client."""
 
 
 class GpuSample(_Fields, frozen=True):
-    """GPU usage of a device until `at`, on the host's monotonic clock. The controller measures this and
-    writes it to the run's telemetry; it is never sent as a message."""
+    """GPU usage of a device until `at` seconds on the host's monotonic clock. The controller measures
+    the usage and writes it to the run's telemetry. A GpuSample is never sent as a message."""
 
     device: Name
     at: Seconds
@@ -299,8 +304,8 @@ class Request(_Fields, frozen=True):
 
 class ReportRequest(_Fields, frozen=True):
     """Request of the aggregator to `client`: send all unacknowledged updates again, then a `Report`.
-    `about` is the dispatch that the aggregator asks about; 0 if it asks about none. On the wire:
-    `report` and the number, on the topic of requests."""
+    `about` is the number of the dispatch that the aggregator asks about; 0 if it asks about no dispatch.
+    On the wire: `report` and this number, on the topic of requests."""
 
     client: Name
     about: Count
@@ -317,8 +322,8 @@ class UnmaskRequest(_Fields, frozen=True):
 
 
 class Acknowledgement(_Fields, frozen=True):
-    """The aggregator has the update of `client` that answers `dispatch`, and will not lose it. On the
-    wire: a decimal number, on the topic of requests."""
+    """The aggregator has stored the update of `client` that answers `dispatch`, and will not lose it. On
+    the wire: a decimal number, on the topic of requests."""
 
     client: Name
     dispatch: Count
@@ -329,17 +334,18 @@ class Report(_Fields, frozen=True):
 
     client: Name
     dispatch: Count
-    """Dispatch that the client's next update will answer; 0 if it waits for a model."""
+    """Number of the dispatch that the client's next update will answer; 0 if the client waits for a
+    model."""
     about: Count
-    """Dispatch that the request asked about; 0 if it asked about none."""
+    """Number of the dispatch that the request asked about; 0 if the request asked about no dispatch."""
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | DisruptOrder
 Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
-"""Name of the component, as in `Topics.control`, and the order."""
+"""Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance
-"""Messages of devices and the router to the controller."""
+"""Messages that devices and the router send to the controller."""
 Message = (
     Order
     | Telemetry
@@ -385,7 +391,7 @@ def encode(message: Message | GpuSample) -> bytes:
 
 
 def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
-    """Return the message that arrived as `payload` on `topic`; `names`: the run's topics. Raises
+    """Return the message that arrived as `payload` on `topic`. `names`: topics of the run. Raises
     MessageError."""
     try:
         kind, name = names.kind_and_name(topic)
@@ -482,8 +488,8 @@ def _build(cls: type[T], fields: Any) -> T:
 class Refusals:
     """Counter and log of refused messages, by topic. Each sender has its own topics.
 
-    For each topic the first `max_logged` are logged, then the 100th, 1000th and so on, so that a peer
-    cannot fill the log."""
+    For each topic, the first `max_logged` refused messages are logged, then the 100th, the 1000th and so
+    on. So a peer cannot fill the log."""
 
     log: Callable[[str], object]
     max_logged: int = 20
@@ -492,7 +498,7 @@ class Refusals:
 
     @property
     def count(self) -> int:
-        """Number of all refused messages."""
+        """Total number of refused messages."""
         return self.counts.total()
 
     def add(self, topic: str, error: MessageError) -> int:

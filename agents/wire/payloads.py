@@ -1,11 +1,11 @@
 """Models and updates as bytes: safetensors payloads with metadata in the header. Nothing is unpickled.
 
-A payload has one float32 vector of shape (d,) called `w` and a map of strings, in the layout of
-safetensors: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes.
-The rule's own vectors follow, if it has any, as `vector/NAME`; then the model's buffers, if it has any,
-as `floats` and `integers` (`agents.models.buffers`). This module
-reads and writes the layout itself because the library copies the vector; here, decoding returns a view
-of the received bytes. A test compares both directions with the library.
+A payload has one float32 vector of shape (d,) called `w`, and a map of strings. It has the layout of
+safetensors: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. If
+the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they come last,
+as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout itself,
+because the library would copy the vector. Decoding returns a view of the received bytes. A test compares
+encoding and decoding with the library.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OWN = "vector/"
 """Beginning of the names of the rule's own vectors. Arrays and header fields of an encoded vector are
 called `vector/NAME/KEY`."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
-"""Types of the arrays of an encoded update: name in safetensors, name in NumPy."""
+"""Types of the arrays of an encoded update: NumPy's name of each type, by the name in safetensors."""
 _NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
 Pieces = tuple[bytes, *tuple[memoryview, ...]]
 """Pieces of a payload: its header and views of its arrays."""
@@ -56,23 +56,23 @@ class ModelMessage:
     version: int
     """Number of the model's version."""
     dispatch: int
-    """Number of the dispatch; the client's update names the dispatch that it answers."""
+    """Number of the dispatch. The client's update repeats this number."""
     schema: str
     """Hash of the names and shapes of parameters and buffers; an update with a different schema is
     rejected."""
     vector: Vector
     """Parameters, shape (d,), float32."""
     lr: float | None = None
-    """Step size that the rule assigns to this training; None: the client uses the step size in its
+    """Step size that the rule assigns to this training; None if the client uses the step size in its
     settings."""
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
-    """Dispatches whose updates wait to be summed. Empty unless the run uses secure aggregation and the
-    client remembers what it sent."""
+    """Numbers of the dispatches whose updates wait to be summed. Empty unless the run uses secure
+    aggregation and the client remembers what it sent."""
     lost: tuple[int, ...] = ()
-    """Dispatches whose updates were lost with their sum. Empty unless the run uses secure aggregation
-    and the client remembers what it sent."""
+    """Numbers of the dispatches whose updates were lost with their sum. Empty unless the run uses secure
+    aggregation and the client remembers what it sent."""
     buffers: Buffers = NONE
     """Buffers of the model."""
     vectors: Mapping[str, Vector] = field(default_factory=dict)
@@ -81,11 +81,12 @@ class ModelMessage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """An update as encoded by a step of `agents.pipeline`, in place of one float32 vector. For an
-    update of kind `model`, it encodes the difference to the model that training started from."""
+    """An update that a step of `agents.pipeline` has encoded. It is sent instead of one float32 vector.
+    For an update of kind `model`, the encoded vector is the difference to the model that training
+    started from."""
 
     fields: Mapping[str, str]
-    """Additional header fields; the name of one of them identifies the step."""
+    """Additional header fields. The name of one of the fields identifies the step."""
     arrays: Mapping[str, NDArray[Any]]
     """One-dimensional arrays by name, in order. In a received update they are views of the payload."""
 
@@ -100,7 +101,7 @@ the number of the update after which the vector was saved. If no update of the c
 `sequence` is 0 and `vector` is empty."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would take the aggregator 1 µs more
+@dataclass(slots=True, kw_only=True)  # a frozen object takes 1 µs longer to make
 class UpdateMessage:
     """An update: the result of local training. Times are in nanoseconds on the client's monotonic
     clock."""
@@ -108,10 +109,10 @@ class UpdateMessage:
     run: str
     client: str
     sequence: int
-    """Number of the update: 1, 2, …, continued after a restart of the client. A training whose update
-    was never sent leaves a gap."""
+    """Number of the client's update: 1, 2, …. The numbers continue after a restart of the client. If the
+    update of a training was never sent, its number is missing."""
     dispatch: int
-    """Dispatch that the update answers."""
+    """Number of the dispatch that the update answers."""
     base_version: int
     """Version of the model that the update was trained from."""
     schema: str
@@ -121,21 +122,21 @@ class UpdateMessage:
     samples: int
     """Number of the client's training samples."""
     steps: int
-    """Local steps that were done."""
+    """Number of local steps done."""
     effective_steps: float
-    """Number of steps for which the update counts in the server's τ_eff (FedNova); 1 without
+    """Effective number of local steps, from which the server computes τ_eff (FedNova); 1 without
     FedNova."""
     loss: float
-    """Mean loss over the steps; NaN if there is none, or if the server must not learn it."""
+    """Mean loss over the steps; NaN if there is no loss, or if the server must not learn it."""
     downloaded: Nanoseconds
     """Time at which the whole model had arrived."""
     train_start: Nanoseconds
     train_end: Nanoseconds
     sent: Nanoseconds
     vector: Vector
-    """The update, shape (d,), float32; empty if it is `encoded`."""
+    """The update, shape (d,), float32; empty if `encoded` is set."""
     encoded: Encoded | None = None
-    """The update as encoded by a step; None if it is sent as `vector`."""
+    """The update in the encoding of a step; None if the update is sent as `vector`."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
     vectors: Mapping[str, Vector | Encoded] = field(default_factory=dict)
@@ -341,8 +342,8 @@ def unpack(payload: bytes | bytearray) -> tuple[Vector, dict[str, str], Buffers]
 
 
 def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], memoryview, Buffers]:
-    """Split a payload into the header's entries for the other tensors, the metadata, the bytes of these
-    tensors, and the buffers. Raises WireError."""
+    """Split a payload. Return the header's entries for all tensors except buffers, the metadata, the
+    bytes of the tensors except buffers, and the buffers. Raises WireError."""
     if len(payload) < _LENGTH.size:
         raise WireError(f"payload has {len(payload)} bytes: shorter than a header")
     (length,) = _LENGTH.unpack_from(payload)
@@ -365,8 +366,8 @@ def _split(payload: bytes | bytearray) -> tuple[dict[str, Any], dict[str, str], 
 
 
 def _split_buffers(header: dict[str, Any], body: memoryview) -> tuple[memoryview, Buffers]:
-    """Split `body` into the part before the buffers, and the buffers; remove their entries from
-    `header`. Raises WireError."""
+    """Split `body` into the part before the buffers, and the buffers. Remove the entries of the buffers
+    from `header`. Raises WireError."""
     try:
         floats, integers = (header[name]["shape"][0] for name in _BUFFERS)
     except (LookupError, TypeError) as error:

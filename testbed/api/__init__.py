@@ -4,8 +4,8 @@ launching       `plan_run`: plan a topology on this host; run it in this process
 running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs
 handle          `RunHandle`: a run as an object, to observe, change and end it
 background      start and end the process that controls a run in the background
-run_process     entry point of that process
-notebook        a run as HTML; its live display in a notebook
+run_process     entry point of the process that controls a run in the background
+notebook        show a run as HTML, live in a notebook
 simulating      `simulate`: a run in virtual time, in this process
 studies         `sweep`, `agree`: many runs
 results         `compare`, `report`, `draw`, `export`, `track`: results of runs

@@ -74,9 +74,8 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises BadInputError if there is none; its message has a similar
-    name, or all names.
-    """
+    """Return the entry called `name`. Raises BadInputError if there is none. The error's message has a
+    similar name, or all names."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]
@@ -141,8 +140,8 @@ def add_profile(
 
 
 def profile_script(to: str | Path) -> Path:
-    """Write the program that measures a device; return its path. Copy it to the device: it needs only
-    Python and PyTorch there."""
+    """Write the program that measures a device to the file `to`; return the file's path. Copy the file
+    to the device and run it there. It needs only Python and PyTorch."""
     from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")

@@ -38,7 +38,7 @@ OnEvent = Callable[[events.Record], object]
 """Callback for the records of a run."""
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Bytes of events that are read at a time."""
+"""Number of bytes of events that are read at a time."""
 _END_SECONDS = 10.0
 """Maximum number of seconds after `down` in which `on_event` receives the last events."""
 
@@ -46,7 +46,7 @@ _END_SECONDS = 10.0
 class RunHandle:
     """Handle of a run, live or finished. A `with` block takes the run down at its end.
 
-    A run from `testbed.up` is taken down when this process ends; one from `testbed.attach` continues.
+    A run from `testbed.up` is taken down when this process ends. A run from `testbed.attach` continues.
     All methods are thread-safe and need no event loop. Methods that wait block the calling thread. All
     errors derive from `TestbedError`.
     """
@@ -153,9 +153,9 @@ class RunHandle:
         """Wait until the run is over; return its tables.
 
         An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. `timeout`:
-        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time; the
-        run itself continues. Raises RunFailedError with the reason if the run did not end as its
-        topology says and `down` was not called. Raises any exception that `on_event` raised.
+        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time. The
+        run then continues. Raises RunFailedError with the reason if the run did not end as its topology
+        says and `down` was not called. Raises any exception that `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -180,9 +180,9 @@ class RunHandle:
         return self.result
 
     def down(self) -> None:
-        """End the run if it is running, and remove everything it started; its directory stays. Returns
-        when this is done; further calls do nothing. Raises HostError if a container, network or process
-        may remain."""
+        """End the run if it is running, and remove everything that it started, except its directory.
+        Returns when this is done. Further calls do nothing. Raises HostError if a container, network or
+        process may remain."""
         with self._lock, uninterrupted():
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
@@ -236,11 +236,11 @@ class RunHandle:
         return self.act(devices, Resume())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
-        """Show the run: in a notebook or on a terminal.
+        """Show the run in a notebook or on a terminal.
 
-        In a notebook: a table and `charts` (names in `analysis.charts.CHARTS`), updated at most once per
-        `every` seconds while this and later cells run. On a terminal: like `testbed watch`, until the
-        run ends. Raises BadInputError for an unknown chart.
+        In a notebook, this shows a table and `charts` (names in `analysis.charts.CHARTS`). They are
+        updated at most once per `every` seconds while this and later cells run. On a terminal, this
+        shows the same as `testbed watch` until the run ends. Raises BadInputError for an unknown chart.
         """
         from testbed.api import notebook
 
@@ -250,8 +250,8 @@ class RunHandle:
             self.watch()
 
     def watch(self) -> None:
-        """Show the run on this terminal until it ends or the user leaves; if it is over, show how it
-        ended."""
+        """Show the run on this terminal until the run ends or the user leaves. If the run is over, show
+        how it ended."""
         from testbed.console import out
         from testbed.watching import watch
 
@@ -263,9 +263,8 @@ class RunHandle:
         return "\n".join(self.all_logs(component, lines).values())
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
-        """Return the last `lines` lines of logs by component, for all components or only for
-        `component`. Raises BadInputError if there is no such log.
-        """
+        """Return component -> last `lines` lines of its log. `component`: component to read; None for
+        all. Raises BadInputError if there is no such log."""
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))

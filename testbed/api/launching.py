@@ -48,7 +48,7 @@ _LAUNCH = "launch.json"
 
 @dataclass(frozen=True)
 class Launch:
-    """A topology that was checked and planned on this host, ready to run; made by `plan_run`.
+    """A topology that `plan_run` has checked and planned on this host. It is ready to run.
 
     Tables are lists of rows, each a mapping from column to value.
     """
@@ -64,7 +64,7 @@ class Launch:
     """Directory of the run that is resumed; None for a new run."""
 
     def rounds(self) -> dict[str, Round]:
-        """Return the expected duration of a round by device. Raises BadInputError."""
+        """Return device -> estimate of its round. Raises BadInputError."""
         topology = self.topology
         samples = preparation.known_samples(topology, self.options.data_root)
         return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
@@ -113,10 +113,10 @@ class Launch:
         )
         message = memory.message(model, side)
         return (
-            f"Memory: a client needs up to {gib(client)} beside its data and what a step computes, the "
+            f"Memory: a client needs up to {gib(client)} without its data and what a step computes, the "
             f"aggregator {gib(memory.aggregator(message, count))}, the broker "
             f"{gib(memory.broker(message, count))}"
-            + ("; it is not limited in this runtime" if not plan.traits.cgroups else "")
+            + ("; this runtime does not limit memory" if not plan.traits.cgroups else "")
         )
 
     def drawing(self, to: Path | None = None) -> str:
@@ -197,7 +197,7 @@ def plan_run(
 
     `nodes`: file that describes the machines, for a runtime with several machines; None for the nodes of
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
-    run; 0 for any free port; None for no page or no metrics. `verbose`: clients log each round.
+    run; 0 for any free port; None for no page or no metrics. `verbose`: whether clients log each round.
     `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
     Other parameters are those of `up`. Raises BadInputError, which lists all errors.
     """

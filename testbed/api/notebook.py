@@ -39,15 +39,16 @@ def is_notebook() -> bool:
 
 
 def html(path: Path, charts: Sequence[str] = ()) -> str:
-    """Return the present state of the run in directory `path` as HTML: headline, devices, `charts`."""
+    """Return the present state of the run in directory `path` as HTML: a headline, a table of devices,
+    and `charts`."""
     feed = Feed(path)
     feed.refresh()
     return _page(feed, charts)
 
 
 def show(run: RunHandle, charts: Sequence[str], every: float) -> None:
-    """Show `run` in this cell; a thread updates it, at most once per `every` seconds, until the run
-    ends.
+    """Show `run` in this cell. A thread updates the output at most once per `every` seconds until the
+    run ends.
 
     Raises BadInputError for an unknown chart.
     """

@@ -36,7 +36,8 @@ class StepCosts:
     devices: pd.DataFrame
     """One row per run and device, with the columns of `testbed.fidelity.step_time.of_devices`."""
     virtual: dict[str, Any]
-    """Settings for `virtual` of a topology that make virtual time assume these costs."""
+    """Settings under a topology's key `virtual`, with which virtual time assumes the costs in
+    `devices`."""
 
 
 def load_all(
@@ -174,5 +175,5 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:
-        raise BadInputError(f"{folder}: no run of {len(found)} has ended")
+        raise BadInputError(f"{folder}: none of its {len(found)} runs has ended")
     return ended

@@ -1,4 +1,4 @@
-"""Start runs, find running ones, read the records of finished ones."""
+"""Functions that start runs, find running ones, and read the records of finished ones."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def attach(run: str | Path, *, on_event: OnEvent | None = None, runs: str | Path
 
 
 def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
-    """Load the records of a run as tables (docs/guide/analysis.md); for a live run, the records so far.
+    """Load the records of a run as tables (docs/guide/analysis.md). For a live run, load the records so
+    far.
 
     `run`: run id, run directory or handle. Raises BadInputError if there is no such run, or if its
     directory is damaged.
@@ -103,8 +104,9 @@ def read(path: Path) -> Result:
 
 
 def ps(runs: str | Path = "runs") -> list[LiveRun]:
-    """Return the runs that have something running or left over on this machine, sorted by name. Runs
-    that consist only of a controller in the foreground (virtual time) are found in the folder `runs`."""
+    """Return the runs that have running or leftover processes, containers or networks on this machine,
+    sorted by name. Runs that consist only of a controller in the foreground (virtual time) are found in
+    the folder `runs`."""
     return live_runs.find_all_runs(Path(runs))
 
 

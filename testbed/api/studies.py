@@ -100,7 +100,7 @@ class AgreeResult:
     agreement: RankAgreement
     """Ranks, times and Kendall's tau-b."""
     target: float
-    """Test accuracy. Configurations are ranked by the time to reach it."""
+    """Test accuracy. Configurations are ranked by the time in which they reach it."""
     runtime: str
     """Name of the runtime with a real clock."""
     real: tuple[Result, ...]
@@ -164,8 +164,8 @@ def _runs_with_accuracy(
     jobs: int | None,
     report: Callable[[str], object],
 ) -> list[Result]:
-    """Make the runs of `study`; return them in the order of the sweep. Raises BadInputError if none has
-    an accuracy."""
+    """Make the runs of `study`; return them in the order of the sweep. Raises BadInputError if no run
+    has a test accuracy."""
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime

@@ -31,7 +31,8 @@ class TopologyInput:
 
 
 def data_root(data: str | Path | None) -> Path | None:
-    """Return the folder of datasets: `data`, else TESTBED_DATA; None if neither is set."""
+    """Return the folder of datasets: `data`, or the environment's TESTBED_DATA if `data` is None. None
+    if neither is set."""
     root = data or os.environ.get("TESTBED_DATA")
     return Path(root) if root else None
 
@@ -65,8 +66,8 @@ def text_of(
 
 
 def plain_values(value: Any) -> Any:
-    """Convert to plain YAML types: paths to text, tuples and ranges to lists, mappings to dicts, numpy's
-    numbers to Python's."""
+    """Convert `value` to plain YAML types: paths to text, tuples and ranges to lists, mappings to dicts,
+    numpy's numbers to Python's."""
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | range):

@@ -59,7 +59,8 @@ def fedscale_devices(
     training time (`timing`) of each device is computed; None if devices get no training time. At least
     one of `cpu` and `steps` is needed. `begin`, `length`: the part of the availability trace to use;
     None for the whole trace, repeated. `speed_up`: factor by which the availability trace is sped up.
-    `topology`: return a copy of this file with these devices instead. Raises BadInputError.
+    `topology`: path of a topology. If it is set, the result is a copy of that topology with the drawn
+    devices. Raises BadInputError.
     """
     if cpu is None and steps is None:
         raise BadInputError(

@@ -22,7 +22,8 @@ SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 # By default Mosquitto would return the memory of each large message to the kernel, which zeroes it for
-# the next one: most of the message's cost. Here it keeps up to 64 MiB, as `agents.process` does.
+# the next message. Zeroing is most of a message's cost. So Mosquitto keeps up to 64 MiB of freed memory,
+# as `agents.process` does.
 _RUN_MOSQUITTO = """\
 rm -f "$3" && mkfifo "$3" || exit
 env -i grep --line-buffered -vE '^[^ ]*: (Sending |Received P)' < "$3" &
@@ -36,8 +37,8 @@ _CONNECTION = 16 * 2**20
 _BROKER = 64 * 2**20
 """Maximum memory of the broker itself, in bytes."""
 _TOPICS = 8
-"""Upper bound for the number of topics that a device may publish to, without the shares for other
-devices."""
+"""Upper bound for the number of topics that a device may publish to. Topics with shares for other
+devices are not counted."""
 _RIGHT = 256
 """Maximum memory of a line of Mosquitto's access list, in bytes."""
 
@@ -48,15 +49,15 @@ class BrokerLimits:
     other client."""
 
     packet: int = 128 * 2**20
-    """Maximum length of an MQTT packet in bytes. The sender of a larger one is disconnected."""
+    """Maximum length of an MQTT packet in bytes. The sender of a larger packet is disconnected."""
     queue: int = 2**30
     """Maximum bytes of messages queued for one connection. Further messages for it are dropped."""
     messages: int = 10_000
-    """Maximum number of messages queued for one connection. It is needed because Mosquitto does not
-    count the bytes of messages with QoS 0."""
+    """Maximum number of messages queued for one connection. The limit is needed because Mosquitto does
+    not count the bytes of messages with QoS 0."""
     memory: int = 2**33
     """Maximum bytes of all messages, sessions and rights together. A sender whose message does not fit
-    is disconnected, and sends it again when it has reconnected."""
+    is disconnected, and sends the message again after it has reconnected."""
 
     @classmethod
     def for_run(
@@ -66,9 +67,10 @@ class BrokerLimits:
 
         `packet` has room for a model with its header, or for the largest chunk of a model. `queue` has
         room for two models per device, `beside` more models in total, and small messages. `memory` has
-        room for two models to and two from each device, `beside` more models per device, and small
-        messages. It also has room for a retained message of the largest size on every topic to which
-        each of `hostile` clients may publish. Usually one model is in flight to or from each device.
+        room for two models to each device, two models from each device, `beside` more models per device,
+        and small messages. It also has room for `hostile` clients that each publish a retained message
+        of the largest size on every topic that they may publish to. Usually one model is in flight to or
+        from each device.
         """
         message = 4 * parameters + 2 * 64 * 2**10
         packet = min(message, chunks.CHUNK_BYTES + 2 * 64 * 2**10)

@@ -49,7 +49,7 @@ class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not
 
 class _ClientHandler(BrokerProtocolHandler):  # type: ignore[misc]  # amqtt is not typed
     """Protocol handler that closes the connection of a client that is silent for longer than its
-    keep-alive; amqtt's own would wait forever."""
+    keep-alive. amqtt's own handler would wait forever."""
 
     def handle_read_timeout(self) -> None:
         self._given_up = asyncio.ensure_future(self.handle_connection_closed())

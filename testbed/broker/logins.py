@@ -25,7 +25,7 @@ passwords of accounts have 192 random bits.
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A login and its rights, which are topic filters. In a filter, `+` stands for any one level."""
+    """A login and its rights. Rights are topic filters, in which `+` stands for any one level."""
 
     username: str
     password: str = field(repr=False)

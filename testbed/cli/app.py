@@ -25,7 +25,7 @@ _MOVED = {
     "examples": "new examples",
     "traces": "new trace` and `testbed new devices",
 }
-"""Commands of version 0.2, with their replacements."""
+"""Command of version 0.2 -> its replacement."""
 
 
 def _options_of_all(
@@ -95,7 +95,8 @@ class _QuickGroup(_Quick, TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section per panel. Typer's own panels need rich."""
+        """Write one section of the help per panel. Typer's own panels are not used, because they need
+        rich."""
         sections: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         for name, command in self.commands.items():
             panel = getattr(command, "rich_help_panel", None)
@@ -107,7 +108,8 @@ class _QuickGroup(_Quick, TyperGroup):
 
 
 class App(typer.Typer):
-    """Typer application whose commands use the classes above."""
+    """Typer application whose commands are completed and explained quickly, without rich and
+    pydantic."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(

@@ -23,7 +23,7 @@ _ACTIONS = {
     "pause": "Freeze devices; `resume` lets them continue where they were.",
     "resume": "Let paused devices continue.",
 }
-"""Help of the commands that call the method of `RunHandle` with the same name."""
+"""Name of a command -> its help. The command calls the method of `RunHandle` with the same name."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -79,8 +79,8 @@ def _shell(
 ) -> None:
     """Open a shell in a device's container, or run one command there.
 
-    It has the rights of the device's client, and uses the device's CPU, memory and link, so it affects
-    the run.
+    The shell or command has the rights of the device's client. It uses the device's CPU, memory and
+    link, so it affects the run.
     """
     from testbed.api.running import attach
 

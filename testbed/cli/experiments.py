@@ -344,6 +344,6 @@ def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
 
 
 def _print(text: str, *, quiet: bool = False) -> None:
-    """Print a progress line, unless `quiet` (JSON is printed)."""
+    """Print a progress line. If `quiet` is set, print nothing, because the output is JSON."""
     if not quiet:
         remark(text)

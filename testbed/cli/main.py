@@ -486,8 +486,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 
 
 def _fallback_reason(runtime: str) -> str:
-    """Return what is missing for the runtimes that `auto` prefers to `runtime`; empty if `runtime` is
-    its first choice."""
+    """Return a sentence on what is missing for the runtimes that `auto` prefers to `runtime`; empty if
+    it prefers none."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""
@@ -500,7 +500,7 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-# Last, because help lists commands in this order.
+# These calls come last, because help lists commands in the order in which they were added.
 data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)

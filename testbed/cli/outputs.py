@@ -45,7 +45,7 @@ class FinishedRunOutput(Output):
     accuracy: float | None
     """Test accuracy at the last evaluation, 0 to 1; null without evaluation, or if the task has none."""
     best_accuracy: float | None
-    """Highest test accuracy, 0 to 1; null as for `accuracy`."""
+    """Highest test accuracy, 0 to 1; null without evaluation, or if the task has none."""
     loss: float | None
     """Test loss at the last evaluation; null without evaluation."""
     perplexity: float | None
@@ -62,7 +62,7 @@ class StartedRunOutput(Output):
 
 
 class LiveRunOutput(Output):
-    """A run that is running, or has something left over."""
+    """A run that is running, or that has left processes, containers or networks behind."""
 
     run: str
     """Run id."""
@@ -95,7 +95,7 @@ class RunRowOutput(Output):
     outcome: str
     """`running`, `crashed`, `unreadable`, or why the run ended."""
     verdict: Verdict | None
-    """Null until the run has ended."""
+    """Verdict on the run; null until the run has ended."""
 
 
 class DownOutput(Output):
@@ -113,8 +113,8 @@ class LogOutput(Output):
 
 
 class ValidTopologyOutput(Output):
-    """A topology without errors. For one with errors the command prints them on standard error, and
-    exits with 2."""
+    """A topology without errors. If a topology has errors, the command prints the errors on standard
+    error, and exits with 2."""
 
     topology: str
     """Path of the file."""
@@ -160,9 +160,9 @@ class PlannedDeviceOutput(Output):
     """Local training: steps or epochs, batch size, and the optimizer unless it is SGD."""
     compression: str | None = None
     byzantine: str | None = None
-    """Attack."""
+    """Attack that the device carries out."""
     node: str | None = None
-    """Name of its node, if there are several."""
+    """Name of the device's node, if there are several nodes."""
     samples: int | None
     """Number of training samples; null until the data is prepared."""
     transfer_s: float | None
@@ -170,7 +170,7 @@ class PlannedDeviceOutput(Output):
     round_s: float | None
     """Expected time of a round (transfers and training), in seconds of device time; null if unknown."""
     lacks: list[str]
-    """Missing information for a prediction of the round's time."""
+    """Information that is missing for an estimate of the round's time."""
 
 
 class DeviceDataOutput(Output):
@@ -218,11 +218,11 @@ class EvaluationOutput(Output):
     samples: int
     """Number of samples."""
     loss: float | None
-    """Null if it is not finite."""
+    """Mean loss; null if it is not finite."""
     accuracy: float | None
-    """0 to 1; null if the task has none."""
+    """Accuracy, 0 to 1; null if the task has none."""
     perplexity: float | None = None
-    """Null if the task has none."""
+    """Perplexity; null if the task has none."""
 
 
 class ParameterOutput(Output):
@@ -242,11 +242,11 @@ class RuleOutput(Output):
 
     name: str
     equation: str | None
-    """Equation in its paper; null if it is from no paper."""
+    """Equation in the rule's paper; null if the rule is from no paper."""
     paper: str | None
-    """Null if it is from no paper."""
+    """Paper that the rule is from; null if it is from none."""
     fednova: str | None
-    """Whether it supports FedNova: `yes`, `no`, or `depends on the parameters`."""
+    """Whether the rule supports FedNova: `yes`, `no`, or `depends on the parameters`."""
     about: str
     """Description."""
     parameters: list[ParameterOutput]
@@ -257,7 +257,8 @@ class TaskOutput(Output):
 
     name: str
     dataset: str | None
-    """Name of its dataset; null if it makes the data itself, or the topology names them."""
+    """Name of the task's dataset; null if the task makes the data itself, or the topology names the
+    data."""
     about: str
     """Description."""
     parameters: list[ParameterOutput]
@@ -283,7 +284,7 @@ class FindingOutput(Output):
     detail: str
     """Result in words."""
     fix: str | None
-    """Command that fixes it; null if there is none."""
+    """Command that fixes the problem; null if there is none."""
 
 
 class CalibrationOutput(Output):
@@ -306,7 +307,8 @@ class CalibrationOutput(Output):
     products: int
     """Number of matrix products that were timed."""
     training: dict[str, float | None]
-    """Speed by kind of work that training consists of; null if not measured."""
+    """Kind of work in training -> median speed of a core, in Gflop/s, for memory in GB/s; null if not
+    measured."""
     measured: str
     """Time of the measurement."""
     steady: bool
@@ -317,11 +319,11 @@ class IntervalOutput(Output):
     """A mean over seeds and its 95% interval."""
 
     mean: float | None
-    """Null if there is no value."""
+    """Mean; null if there is no value."""
     low: float | None
     """Lower end of the interval; null if there is none, as with one seed."""
     high: float | None
-    """Upper end of the interval; null as for `low`."""
+    """Upper end of the interval; null if there is none, as with one seed."""
     count: int
     """Number of values."""
 
@@ -332,18 +334,18 @@ class ComparisonRowOutput(Output):
     name: str
     task: str
     target: float | None
-    """Target accuracy, 0 to 1: the one requested, or the highest that all runs of the task reached; null
-    if the task has no accuracy."""
+    """Target accuracy, 0 to 1: the requested one, or the highest accuracy that all runs of the task
+    reached. Null if the task has no accuracy."""
     runs: int
     """Number of runs."""
     reached: int
     """Number of runs that reached the target."""
     time: IntervalOutput
-    """Seconds of device time to the target."""
+    """Seconds of device time until the target was reached."""
     rounds: IntervalOutput
-    """Versions of the global model to the target."""
+    """Versions of the global model until the target was reached."""
     updates: IntervalOutput
-    """Updates to the target."""
+    """Applied updates until the target was reached."""
     bytes: IntervalOutput
     """Bytes that clients sent until the target was reached."""
     accuracy: IntervalOutput
@@ -355,7 +357,8 @@ class ComparisonRowOutput(Output):
     not_judged: int
     """Number of runs that are not judged."""
     repeats: int
-    """Number of runs that the sweep repeated because they were not valid; they count nowhere else."""
+    """Number of runs that the sweep repeated because they were not valid. No other field counts the
+    invalid runs."""
     speed_up: float | None
     """Time of the first configuration divided by the time of this one; null if one of them is
     unknown."""
@@ -365,7 +368,7 @@ class ComparisonOutput(Output):
     """Comparison of configurations."""
 
     target: float | None
-    """Target accuracy, 0 to 1; null if tasks have different ones."""
+    """Target accuracy, 0 to 1; null if the tasks have different targets."""
     remarks: list[str]
     """Differences that make runs incomparable."""
     rows: list[ComparisonRowOutput]
@@ -402,14 +405,15 @@ class AgreementOutput(Output):
     resampled: Literal["seeds", "configurations"]
     """Unit that the bootstrap for the interval draws."""
     swapped: list[tuple[str, str]]
-    """Pairs of configurations that the two order differently: faster and slower in virtual time."""
+    """Pairs of configurations that virtual time and the real runtime order differently. The first of a
+    pair is the faster one in virtual time."""
 
 
 class WrittenFilesOutput(Output):
     """Files or folders that were written."""
 
     files: list[str]
-    """Paths."""
+    """Paths of the files or folders."""
 
 
 class TrackerOutput(Output):
@@ -457,15 +461,16 @@ class ImageOutput(Output):
     """An image of the testbed."""
 
     image: str
-    """Tag."""
+    """Tag of the image."""
     size: int
-    """Bytes, including layers that other images share."""
+    """Size in bytes, including layers that other images share."""
     alone: int
-    """Bytes of layers that no other image shares."""
+    """Size in bytes of the layers that no other image shares."""
     user: str
-    """`containers`, or the path of the checkout or files it was built for; empty if it is unused."""
+    """`containers`, or the path of the checkout or files that the image was built for; empty if the
+    image is unused."""
     kept: bool
-    """Whether `images prune --all` keeps it."""
+    """Whether `images prune --all` keeps the image."""
 
 
 class DeviceStepOutput(Output):
@@ -486,7 +491,7 @@ class StepTimeOutput(Output):
     """CPU time of training steps in runs."""
 
     virtual: dict[str, str | bool]
-    """Settings for `virtual` of a topology."""
+    """Settings under a topology's key `virtual`."""
     devices: list[DeviceStepOutput]
 
 
@@ -517,7 +522,7 @@ OUTPUTS: dict[str, Any] = {
     "images prune": list[ImageOutput],
     **dict.fromkeys(("new task", "new rule", "new topology", "new examples"), WrittenFilesOutput),
 }
-"""Type of the JSON output by command."""
+"""Command -> type of its JSON output."""
 
 
 def schema(command: str) -> dict[str, Any]:

@@ -152,8 +152,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _findings(findings: Sequence[Finding], *last: str) -> Table:
-    """Return the table of findings. `last`: title of the column with the fixes; without it, the table
-    has no such column."""
+    """Return the table of findings. `last`: title of the column with the fixes. If there is no title,
+    the table has no such column."""
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}
@@ -186,7 +186,7 @@ def prune(
     Images of this checkout, and images that a container uses, stay. On the other nodes of a Swarm, all
     images that runs have copied there are removed; the next run copies them again. Images that nodes
     have pulled from a registry stay; `docker image prune -a` on each node removes them. Unused images of
-    other users of this engine are removed, too; they would have to build them again.
+    other users of this engine are removed, too, and those users would have to build them again.
     """
     from testbed.api import machine
 

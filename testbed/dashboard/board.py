@@ -28,13 +28,14 @@ BY_DEVICE = "loss-by-device"
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 """Charts of single runs."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Charts of single emulated runs; in virtual time there is nothing to measure."""
+"""Charts of single emulated runs. A run in virtual time has none of them, because nothing is
+measured."""
 _LIVE_LANE_UPDATES = 2_000
 """Maximum number of updates in the lanes of a live run: the newest ones. A browser redraws the
 lanes twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
-"""Minimum time between two readings of the files. The time is longer if reading is slow: the next
-two constants limit the share of time for reading."""
+"""Minimum time between two readings of the files. The time is longer if reading is slow, so that
+`_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
 _MAX_CPU_SHARE = 1 / 3
 """Maximum share of a core that reading and computing may use."""
 _MAX_TIME_SHARE = 1 / 2
@@ -95,8 +96,8 @@ class Board:
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Update `panels` if the refresh interval has passed (or `at_once`) and there is something
-        new."""
+        """Update the charts and tables if the files have changed. Do so only if the refresh interval has
+        passed, or if `at_once` is set."""
         begin, spent = time.monotonic(), time.process_time()
         if begin < self._due and not at_once:
             return
@@ -141,8 +142,8 @@ class Board:
 
 
 def _evaluates_by_device(run: Run) -> bool:
-    """Whether the topology requests evaluation by device. When the page is made, the records do
-    not show this yet, but the page has all its figures from the start."""
+    """Whether the topology requests evaluation by device. The records are not asked, because they do not
+    show this yet when the page is made, and the page has all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 

@@ -32,7 +32,7 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     "most CPU": ("used", False),
     "most memory": ("memory", False),
 }
-"""Orders by name: column, and whether the order is ascending."""
+"""Name of an order -> column to sort by, and whether the order is ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,9 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """Return a row like those of `DeviceTable.devices` for each group, named e.g. `fast ×500`: sums of
-    updates and shares, and means of other figures. The state is the number of offline devices."""
+    """Return one row per group, with the columns of `DeviceTable.devices` and a name such as `fast
+    ×500`. A row has the sums of updates and shares, and the means of other figures. Its state is the
+    number of offline devices."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
         mean = own.mean(numeric_only=True)

@@ -13,9 +13,10 @@ from testbed.rundir.directory import RunDirectory
 
 _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
            "status": 200_000, "note": 1_000, "action": 1_000_000}  # fmt: skip
-"""Maximum number of rows kept, by kind of record. Together they need at most about 200 MB."""
+"""Kind of record -> maximum number of rows in memory. All rows together need at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
-"""Limits for a live run, whose charts are computed twice a second."""
+"""Maximum number of rows of a live run. There are fewer, because its charts are computed twice a
+second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 

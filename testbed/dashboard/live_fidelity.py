@@ -53,8 +53,7 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Return the share of a core that each device used over the last seconds, per second of device
-    time."""
+    """Return the share of a core, in device time, that each device used over the last seconds."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

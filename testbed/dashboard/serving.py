@@ -52,7 +52,7 @@ def lower_priority() -> None:
 
 
 def check_ports(options: Options) -> None:
-    """Raise BadInputError if a port is in use. Call it before the run directory is created."""
+    """Raise BadInputError if a port is in use. Call this before the run directory is created."""
     for port, option in ((options.dashboard, "--port"), (options.metrics, "--metrics-port")):
         if port:
             _listen(port, option).close()
@@ -128,8 +128,7 @@ def serve_page(
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
     """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. Raises BadInputError, which names `option`, if it cannot listen on
-    the port."""
+    listens on any free port. If the port is in use, this raises BadInputError, which names `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

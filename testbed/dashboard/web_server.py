@@ -38,24 +38,25 @@ from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Maximum number of lines of a log that are shown: the last ones."""
+"""Number of lines at the end of a log that are shown."""
 _NUMBERS = ("devices", "duration", "accuracy")
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
 
 
 class Site:
-    """The runs that visitors may see: those in `named` or, if it is empty, all in the folder `runs`."""
+    """The runs that visitors may see: the runs in `named`, or all runs in the folder `runs` if `named`
+    is empty."""
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
-        # Weak references: kept as long as a visitor has them open.
+        # Weak references: a feed or board exists as long as a visitor has it open.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
         self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Rows of finished runs, with the modification time of their manifest. Cached, because browsers
-        request the list every few seconds."""
+        """Run directory -> modification time of its manifest, and its row. Rows of finished runs are
+        cached, because browsers request the list every few seconds."""
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the list of runs: live runs first, then the newest."""
@@ -84,7 +85,7 @@ class Site:
         return paths.get(run)
 
     def board(self, paths: tuple[Path, ...]) -> Board:
-        """Return the board of these run directories, the same one for all visitors."""
+        """Return the board of the run directories `paths`. All visitors get the same board."""
         board = self._boards.get(paths)
         if board is None:
             feeds = [self._feeds.get(path) or Feed(path) for path in paths]
@@ -165,7 +166,7 @@ class _LogsHandler(tornado.web.RequestHandler):
 
 def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
     """Return the processes that have a log, the process to show, and the log of this process. If
-    `component` is None, the first with a non-empty log is shown."""
+    `component` is None, the first process with a non-empty log is shown."""
     try:
         texts = dict(logs.read(RunDirectory(path), None, _LOG_LINES))
     except (BadInputError, OSError) as error:
@@ -229,7 +230,7 @@ def serve(listening: socket.socket, site: Site) -> None:
 
 
 async def _end(server: BaseServer, site: Site) -> None:
-    """Show the final state to all visitors, and stop."""
+    """Show the final state to all visitors, and stop the server."""
     site.refresh()
     for session in server.get_sessions():
         for callback in session.document.session_callbacks:

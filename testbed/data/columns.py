@@ -1,7 +1,8 @@
 """Columns of a dataset's files as arrays: images, texts, lists of numbers, numbers.
 
-The type of a column decides what it holds. Binary values are encoded images. Lists, and arrays of two or
-more dimensions, are the tokens or numbers of a sample. Columns of plain numbers together form a table.
+The type of a column decides how it is read. Binary values are encoded images. Lists, and arrays of two
+or more dimensions, are the tokens or numbers of a sample. Columns of plain numbers together form a
+table.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _ID_DIGITS = 20
-"""Digits to which a client's number is padded to become a name: enough for 64 bits."""
+"""Number of digits to which a client's number is padded to become a name. All numbers of 64 bits fit."""
 
 
 class DataError(BadInputError):
@@ -45,9 +46,10 @@ class RawSplit:
     rows: int
     """Number of samples."""
     columns: Mapping[str, Sequence[str]]
-    """Names of the columns of each file, by file name."""
+    """File name -> names of the file's columns."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
-    """Function that yields the named columns in batches of rows, as Arrow or numpy arrays by column."""
+    """Function that takes names of columns and yields batches of rows. A batch is column -> Arrow or
+    numpy array."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Names:
     """Numbering of texts in alphabetical order, from 0."""
 
     known: dict[str, int] = field(default_factory=dict)
-    """Number of each text."""
+    """Text -> its number."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
         """Return provisional numbers of `texts`, in order of first appearance; `order` makes them
@@ -230,8 +232,8 @@ def _labels(
 ) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
-    `named`: all texts are names of classes. Otherwise texts of one character are looked up in the
-    alphabet, if there is one.
+    `named`: whether all texts are names of classes. If they are not, and if there is an alphabet, texts
+    of one character are looked up in the alphabet.
     """
     kind = array.dtype.kind
     if kind == "U":

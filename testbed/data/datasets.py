@@ -61,7 +61,7 @@ class LocatedDataset:
     fingerprint: str
     """Fingerprint of the files; it changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
-    """Function that decodes everything, which takes seconds, and reports progress. Raises BadInputError,
+    """Function that decodes all samples and reports progress. It takes seconds. Raises BadInputError,
     HostError."""
 
 
@@ -246,10 +246,10 @@ class Digits:
 
 @dataclass(frozen=True, slots=True)
 class SyntheticSentences:
-    """4,000 generated sentences of up to 16 of 64 tokens, padded with zeros.
+    """4,000 generated sentences of up to 16 tokens, padded with zeros. Tokens are numbers from 1 to 63.
 
-    A sentence's class is 1 if more of its tokens are 32 or above than below, else 0. Every fifth
-    sentence is a test sample.
+    The class of a sentence is 1 if most of its tokens are 32 or above, else 0. Every fifth sentence is a
+    test sample.
     """
 
     name: ClassVar[str] = "synthetic-sentences"
@@ -384,7 +384,7 @@ def topology_error(topology: Topology, where: tuple[str | int, ...], message: st
 
 @contextlib.contextmanager
 def located_errors(topology: Topology) -> Iterator[None]:
-    """Convert DataErrors in the `with` block to errors with their place in the topology."""
+    """Convert each DataError of the `with` block to an error that names its place in the topology."""
     try:
         yield
     except DataError as error:
@@ -409,8 +409,8 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
 
 
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
-    """Load any dataset, from the cache if it has been decoded before. The parameters are
-    those of `load`."""
+    """Load any dataset, from the cache if it has been decoded before. `root` and `report` are as in
+    `load`."""
     found = dataset.find(root)
     folder = decoded_folder(dataset, found)
     try:

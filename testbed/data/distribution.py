@@ -41,7 +41,7 @@ class SampleDistribution:
     """Number of samples by device and class, shape (devices, classes); (devices, 0) if labels are not
     classes."""
     labels: Mapping[str, tuple[float, float, float]]
-    """Lowest, mean and highest label by device; empty unless labels are numbers."""
+    """Device -> lowest, mean and highest label; empty if labels are not numbers."""
     total: int
     """Number of training samples of the dataset, without transformed copies."""
     test: int
@@ -116,8 +116,8 @@ def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
 
 
 def charts(found: SampleDistribution) -> list[Chart]:
-    """Return a chart of the samples of each device and, if labels are classes, one of each device's
-    class shares (darker: larger)."""
+    """Return a chart with the number of samples of each device. If labels are classes, also return a
+    chart with the class shares of each device. In that chart, a larger share is darker."""
     every = -(-len(found.devices) // _MAX_DRAWN)
     order = np.arange(len(found.devices))
     if len(order) > _MAX_NAMED:

@@ -94,9 +94,9 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     """Load the task's data and partition it among the devices. `root`: data root; None if there is none.
     `report` is called with progress lines.
 
-    The same topology always gets the same partition. Raises BadInputError if files cannot be used, or if
-    the data cannot be partitioned; then its message names the setting. Raises HostError if there are no
-    files and the hub cannot be reached.
+    The same topology always gets the same partition. Raises BadInputError if files cannot be used.
+    Raises BadInputError, which names the setting, if the data cannot be partitioned. Raises HostError if
+    there are no files and the hub cannot be reached.
     """
     clients = topology.device_names
     chosen = datasets.source(topology)
@@ -265,8 +265,8 @@ def _keys(topology: Topology, scheme: Scheme, labels: NDArray[Any], clients: Ind
         raise datasets.topology_error(
             topology,
             where,
-            "deals samples out by their class, but these have no classes (labels of "
-            f"{datasets.array_kind(labels)}): use a scheme that needs no classes, such as iid or "
+            "deals samples out by their class, but the labels are not classes "
+            f"({datasets.array_kind(labels)}): use a scheme that needs no classes, such as iid or "
             "power_law",
         )
     return np.zeros(len(labels), np.int64)
@@ -303,11 +303,12 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Integer labels of at least this value are not counted as classes, because they may be tokens."""
+"""Upper bound of the numbers of classes. If a label reaches it, the labels do not count as classes,
+because they may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Return the number of samples of class 0, 1, ... by client; empty lists if labels are not
+    """Return client -> its number of samples of class 0, 1, ...; empty lists if labels are not
     classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:

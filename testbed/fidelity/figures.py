@@ -1,6 +1,6 @@
 """Requested and measured figures of devices.
 
-All times are in seconds, and `at` is device time. CPU shares are shares of one host core. Rates are in
+Times are in seconds. A field `at` is a device time. CPU shares are shares of one host core. Rates are in
 bit/s on the wire.
 """
 
@@ -19,35 +19,33 @@ from testbed.fidelity.limits import RequestedLimits
 FORMAT = 1
 """Version of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
-"""Names of the figures."""
+"""Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
-"""Minimum time that a CPU figure must be based on to count against a run, in seconds. Over one second,
-one period more or less changes the figure by some per cent.
-"""
+"""Minimum duration of the measurement behind a CPU figure that may count against a run, in seconds. In
+one second, a single CFS period more or less changes the figure by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Minimum time that the figure `demand` must be based on to count against a run, in seconds. If a client
-ran or waited for a CPU for less than this time in total, its device cannot have lost more CPU time
-than that.
-"""
+"""Minimum duration of the measurement behind a figure `demand` that may count against a run, in seconds.
+The duration is the total time in which the client ran or waited for a CPU. The device cannot have lost
+more CPU time than this total."""
 _SPREAD = math.sqrt(2 / 3)
-"""Standard deviation of the sum of two delays, each uniform in ± 1."""
+"""Standard deviation of the sum of two independent delays that are uniform from −1 to 1."""
 _RTT_SLACK_SECONDS = 0.002
 """Tolerance for a round trip, in seconds. A throttled device answers late even if its link is fast."""
 _UNREQUESTED_RTT_SECONDS = 0.01
-"""Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is not
-included."""
+"""Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is
+allowed in addition."""
 _ECHO_BITS = 1000
 """Upper bound of the bits of a probe's echo on the wire."""
 _LOSS_SLACK = 0.02
-"""Tolerance for the share of lost packets, in addition to chance."""
+"""Tolerance for the share of lost round trips, in addition to random deviations."""
 _CHANCE_SIGMAS = 4.0
-"""Deviations of up to this many standard deviations count as chance."""
+"""Deviations up to this many standard deviations count as random."""
 _CONTEXT_BYTES = 512 * 2**20
 """Upper bound of the GPU memory of a process's CUDA context, in bytes. NVML counts this memory, but the
 process does not request it. Usual values are some hundred MB; they were not measured here."""
 
 Interval = tuple[float, float]
-"""Begin and end in seconds of device time."""
+"""Begin and end of an interval, in seconds of device time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,8 @@ class RequestedCpu:
     share: float
     """Share of one host core."""
     period: float | None = None
-    """Seconds of a CFS period, as set in the kernel; None if no control group limits the device."""
+    """Length of a CFS period in seconds, as set in the kernel; None if no control group limits the
+    device."""
     at: float = 0.0
     """Device time from which the request was in force, in seconds. For a change, this is the time at
     which the change was completed.
@@ -75,7 +74,7 @@ class RequestedLink:
     down: float | None = None
     """Downlink rate in bit/s; None if not limited."""
     delay: float = 0.0
-    """Seconds of delay in one direction."""
+    """Delay in one direction, in seconds."""
     jitter: float = 0.0
     """Maximum deviation from `delay` in seconds. The delay is uniform in delay ± jitter."""
     loss: float = 0.0
@@ -84,8 +83,8 @@ class RequestedLink:
     """Device time at which the link was set, in seconds."""
 
     def figures(self) -> dict[str, float | None]:
-        """Return the requested values by name of the figure; None for a value that was not requested.
-        Delay, jitter and loss are converted to values of round trips, because only round trips can be
+        """Return the requested value of each figure by name; None if nothing was requested. Delay,
+        jitter and loss are converted to values of round trips, because only round trips can be
         measured."""
         return {
             "up": self.up,
@@ -105,7 +104,7 @@ class RequestedGpu:
     memory: int | None = None
     """Maximum memory in bytes; None if not limited."""
     limited: bool = False
-    """Whether MPS has to enforce these limits."""
+    """Whether MPS has to enforce the limits of share and memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,8 @@ class GpuFidelity:
     memory: int | None
     """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of time in which a kernel of the client ran; None if NVML does not report it, as for
-    clients of MPS."""
+    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
+    For clients of MPS it does not."""
     outside: int
     """Number of samples in which the client was not under MPS, although MPS has to limit it."""
 
@@ -163,10 +162,10 @@ class Requested:
     cpu: tuple[RequestedCpu, ...]
     """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
-    """Requested links in the order of time; empty if the device has no link of its own."""
+    """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
-    """Intervals in which the device was frozen, down or starting. Each lasts from the order until the
-    device's limit held again."""
+    """Intervals in which the device was frozen, down or starting. Each interval begins with the order,
+    and ends when the device's CPU limit is in effect again."""
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
@@ -183,11 +182,12 @@ class Carried:
     """Bytes that left the queue during `busy`, divided by the bytes that the rate allows in that time;
     None if packets never waited."""
     slow: tuple[float, float, float] | None = None
-    """Worst stretch in which the link was too slow: begin and end in seconds of device time, and its
-    share. None if the link was never too slow."""
+    """Worst period in which the link was too slow: begin and end in seconds of device time, and the
+    share of its rate that it carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `fidelity.json`, in the form of a figure whose requested value is 1."""
+        """Return the entry of `fidelity.json`. It has the form of a figure whose requested value is
+        1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
         return {name: _round(value) for name, value in values.items()}
@@ -224,22 +224,25 @@ class DeviceFidelity:
     group: str
     """Device group."""
     figures: Mapping[str, Figure]
-    """Figures by name: `cpu` (share), `up` and `down` (rates), `rtt` (round trip; requested: twice the
-    delay), `jitter` (standard deviation of round trips), `loss` (share of round trips)."""
+    """Figures by name: `cpu` (CPU share), `up` and `down` (rates), `rtt` (round-trip time), `jitter`
+    (standard deviation of round-trip times), `loss` (share of lost round trips). The requested `rtt` is
+    twice the requested delay."""
     measured: float
-    """Seconds that `cpu` is based on: the time in which the device demanded more CPU than it had."""
+    """Seconds in which the device demanded more CPU than it had. The figure `cpu` is measured over this
+    time."""
     demand: Figure
-    """CPU share of the device while it wanted to run, in the worst phase. The share is larger than
-    requested if short bursts fit into the quota."""
+    """CPU share of the device while its client ran or waited for a CPU, in the worst phase. The measured
+    share is larger than the requested one if short bursts fit into the quota."""
     wanted: float | None
-    """Seconds that `demand` is based on: the time in which the client ran or waited for a CPU. None if
-    this kernel does not count it."""
+    """Seconds in which the client ran or waited for a CPU; None if this kernel does not count them. The
+    figure `demand` is measured over this time."""
     present: float
     """Seconds of the run in which the device was neither frozen, down nor starting."""
     observed: float
     """Part of `present` that telemetry covers, in seconds."""
     used: float | None
-    """Share of one core over the whole run, including start-up after a crash; None without telemetry."""
+    """Share of one core that the device used over the whole run, including starts after a crash; None if
+    there is no telemetry."""
     probes: int
     """Number of probes that the link's figures are based on."""
     round_trips: int = 0
@@ -249,14 +252,15 @@ class DeviceFidelity:
     node: str | None = None
     """Name of the device's node; None if there is only one node."""
     wrong_limits: tuple[str, ...] = ()
-    """Short texts, one per limit in the kernel that differs from the requested limit."""
+    """One short text per limit in the kernel that differs from the requested limit."""
     unread_limits: str | None = None
     """Sentence on the requested limits that could not be read from the kernel; None if all were read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    """Traffic of the links whose rate is limited, by direction (`up`, `down`)."""
+    """Direction of the link (`up`, `down`) -> its traffic. Directions without a rate limit are left
+    out."""
 
     def judged_figures(self) -> Iterator[tuple[str, Figure]]:
-        """Yield the figures whose error can count against a run, with their names.
+        """Yield the name and the figure of each figure whose error can count against a run.
 
         Errors of jitter cannot count, because measuring jitter would need thousands of round trips. Loss
         is judged separately (`loss_is_off`). Errors of rates cannot count if packets are lost, because
@@ -290,9 +294,9 @@ class DeviceFidelity:
 
     @property
     def unrequested_delay(self) -> float | None:
-        """Measured round-trip time in seconds. None if a delay was requested, or if the round trip took
-        no longer than sending the probe and the tolerance together.
-        """
+        """Measured round-trip time in seconds, if it is too long for a link without a requested delay.
+        None if a delay was requested, if no time was measured, or if the time is within the
+        tolerance."""
         rtt, rates = self.figures["rtt"], [self.figures[name].requested for name in RATES]
         if rtt.requested or rtt.got is None:
             return None
@@ -316,8 +320,8 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry of `fidelity.json`. Values are None if nothing was requested, or
-        they are unknown."""
+        """Return the device's entry of `fidelity.json`. A value is None if it was not requested or is
+        unknown."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node
@@ -353,12 +357,13 @@ class Worst:
 
     @property
     def deviation(self) -> str:
-        """Error in words: `3.1% less`."""
+        """Error in words, such as `3.1% less`."""
         return f"{abs(self.error):.1f}% {'less' if self.error < 0 else 'more'}"
 
     @property
     def label(self) -> str:
-        """Device and figure: `pi-2` (for its CPU), or `pi-2, up`."""
+        """Name of the device, followed by the figure's name if it is not the CPU: `pi-2`, or `pi-2,
+        up`."""
         return self.device.device if self.name == CPU else f"{self.device.device}, {self.name}"
 
 
@@ -368,31 +373,34 @@ class Fidelity:
 
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Maximum error of the times of another host's devices, in seconds, by host; empty for a single
-    host."""
+    """Name of another host -> maximum error of the times of its devices, in seconds. Empty if there is
+    only one host."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
 
-        `devices` has an entry per device: `group`; `node` if there are several; its figures, each with
-        `asked` (`Figure.requested`), `got` and `error` (%); `up_carried` and `down_carried` (see
-        Carried); `probes`. The figure `cpu` also has `measured`, `used`, `demand` (`demand.got`) and
-        `wanted`: see DeviceFidelity. If there are several hosts, `clocks` has the `uncertainty` of each
-        other host's clock, in seconds.
+        `devices` has an entry per device. The entry has the device's `group`, its `node` if there are
+        several nodes, its figures, the traffic of its link (`up_carried` and `down_carried`), and the
+        number of `probes`. A figure has the requested value (`asked`), the measured value (`got`) and
+        the `error` in %. The figure `cpu` also has the values of `measured`, `used`, `demand` and
+        `wanted` of DeviceFidelity.
+
+        `clocks` has the `uncertainty` of the clock of each other host, in seconds. It is left out if
+        there is only one host.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
-        """Write `fidelity.json`. Raises OSError if that fails; then the file does not exist."""
+        """Write `fidelity.json`. If that fails, this raises OSError and leaves no partial file."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
 
     def worst(self, *names: str) -> Worst | None:
-        """Return the figure with the largest error among those in `names` that can count against a run;
-        None if there is none."""
+        """Return the figure with the largest error among the figures in `names` whose error can count
+        against a run. None if there is no such figure."""
         found = [
             Worst(one, name, figure, figure.error)
             for one in self.devices
@@ -403,5 +411,5 @@ class Fidelity:
 
 
 def _round(value: float | None) -> float | None:
-    """Round to six significant digits; None for None and for values that are not finite."""
+    """Round `value` to six significant digits. Return None if it is None or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -14,8 +14,8 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Minimum share of the elapsed time that the kernel's counters must have counted to be used. The
-counters may step back."""
+"""Minimum share of the elapsed time that the kernel's counters must account for. If they account for
+less, for example because they stepped back, they are not used."""
 _NICE_FIELD = 16
 """Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
@@ -30,8 +30,8 @@ class HostSample:
     seconds: float
     """Length of the sample in seconds."""
     server_load: float | None
-    """Share of time in which the busiest thread of broker, aggregator or router ran or waited for a CPU,
-    without threads of low priority (evaluations). None if unknown."""
+    """Share of time in which the busiest thread of broker, aggregator and router ran or waited for a
+    CPU; None if unknown. Threads of low priority (evaluations) do not count."""
     foreign: float | None
     """Load of the devices' CPUs by processes other than the devices; None if unknown. If the run's
     servers share these CPUs, the servers and the controller do not count as other processes."""
@@ -47,8 +47,8 @@ class HostSample:
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry of the manifest: means over the run, None if unknown, and the largest
-    lateness."""
+    """Return the entry of the manifest: the mean of each load over the run (None if unknown), and the
+    largest lateness of a timer in seconds (None if there are no samples)."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -69,9 +69,8 @@ class FreeCores:
     """
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds needed to find that a host is quiet; seconds needed to find how busy it is; maximum
-    seconds to wait if the kernel's counters lag behind.
-    """
+    """Seconds to measure before a host can be called quiet, seconds to measure before it can be called
+    busy, and maximum seconds to wait if the kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -119,11 +118,11 @@ class Sampler:
         *,
         controlled: bool = True,
     ) -> None:
-        """`cpus`, `devices`: numbers of the CPUs of the run, and of its devices. `servers` returns the
-        process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices have
-        used; None if unknown. `read` returns the counters of each CPU by number. `proc`: the file system
-        of processes. `dilation`: host seconds per second of device time. `controlled`: whether this
-        process also runs on the CPUs of the run."""
+        """`cpus`: numbers of the run's CPUs. `devices`: numbers of the devices' CPUs. `servers` returns
+        the process ids of broker, aggregator and router. `own` returns the CPU seconds that all devices
+        have used; None if unknown. `read` returns the counters of each CPU by number. `proc`: path of
+        the file system with the processes. `dilation`: host seconds per second of device time.
+        `controlled`: whether this process also runs on the CPUs of the run."""
         self._sets = (cpus, devices)
         self._servers = servers
         self._own = own
@@ -134,8 +133,8 @@ class Sampler:
         self._before: _CountersAt | None = None
 
     def sample(self, at: float, tick_lateness: float) -> HostSample | None:
-        """Return the load since the previous call; None at the first call. `at`: now, in seconds of the
-        run."""
+        """Return the load since the previous call; None at the first call. `at`: present time in seconds
+        of the run. `tick_lateness`: lateness of the controller's timers, in seconds."""
         before, now = self._before, self._look(at)
         self._before = now
         if before is None or at <= before.at:
@@ -187,9 +186,9 @@ class Sampler:
         return seconds
 
     def _demands(self) -> Iterator[tuple[str, float]]:
-        """Yield for each thread of the servers the seconds in which it ran or waited for a CPU. Threads
-        of evaluations are left out: their niceness is higher than that of the other threads of their
-        process."""
+        """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU.
+        Threads of evaluations are left out: their niceness is higher than that of the other threads of
+        their process."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
@@ -208,7 +207,7 @@ class Sampler:
 
 
 class CpuTimes(NamedTuple):
-    """Seconds of one CPU since the host's boot by kind of use, from `/proc/stat`."""
+    """Seconds that one CPU has spent on each kind of use since the host's boot, from `/proc/stat`."""
 
     user: float
     nice: float
@@ -221,8 +220,8 @@ class CpuTimes(NamedTuple):
 
 
 def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
-    """Parse `/proc/stat`: the times of each CPU by number. `ticks`: counts per second, 100 on every
-    Linux. Offline CPUs are missing."""
+    """Parse `/proc/stat`; return the times of each online CPU by its number. `ticks`: clock ticks per
+    second, 100 on every Linux."""
     lines = (line.split() for line in stat.splitlines())
     return {
         int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
@@ -232,9 +231,8 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return the counters of each CPU of this host by number. psutil cannot be used, because it lists
-    online CPUs by position.
-    """
+    """Return the counters of each CPU of this host by number. On Linux psutil is not used, because it
+    lists online CPUs by position and not by number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux
@@ -242,7 +240,7 @@ def _counters() -> Mapping[int, Any]:
 
 
 class _Times(NamedTuple):
-    """Seconds since the host's boot, summed over some CPUs."""
+    """CPU seconds since the host's boot, summed over some CPUs."""
 
     total: float
     idle: float
@@ -253,7 +251,7 @@ class _CountersAt(NamedTuple):
     """Counters at one moment."""
 
     at: float
-    """Seconds of the run."""
+    """Time of the reading, in seconds of the run."""
     run: _Times
     """Times of the run's CPUs."""
     devices: _Times

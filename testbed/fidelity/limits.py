@@ -23,7 +23,7 @@ class RequestedLimits:
     period: int
     """CFS period, in µs."""
     shares: int
-    """CPU weight in the unit of cgroup v1, which engines use."""
+    """CPU weight on the scale of cgroup v1, which container engines use."""
     cpus: str
     """Cores, as in `0,2-3`."""
     memory: int

@@ -1,38 +1,39 @@
-"""Measurement of fidelity: the resources requested for each device compared with the measured ones.
+"""Measurement of fidelity: comparison of the resources requested for each device with the measured ones.
 
 CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
-over intervals (between two samples) in which the device demanded more CPU than it had. Two signs show
-that:
+in intervals (between two samples) in which the device demanded more CPU than it had. An interval counts
+if it shows one of two signs:
 
-- The kernel throttled it in nearly all CFS periods in which it ran at all. The measured share is CPU
-  seconds ÷ seconds of these periods, so that pauses in between do not count.
-- It trained nearly all the time, according to the records of its updates. The measured share is CPU
-  seconds ÷ seconds of the interval. Without throttling counters (`process` runtime) this is the only
-  sign. With them it shows a host that had less CPU than requested, where no device is throttled.
+- The kernel throttled the device in nearly all CFS periods in which the device ran. The measured share
+  is the CPU seconds divided by the seconds of these periods, so pauses between them do not count.
+- The device trained nearly all the time, according to the records of its updates. The measured share is
+  the CPU seconds divided by the seconds of the interval. On a host with less CPU than requested, where
+  no device is throttled, only this sign appears. The `process` runtime has no throttling counters, so
+  there it is the only sign, too.
 
-Unnoticed pauses make `got` too small: by a few per cent, at most by 10 %. Without either sign the device
-was never busy, and `got` is None.
+Unnoticed pauses make the measured share too small: by a few per cent, at most by 10 %. A device without
+either sign was never busy, and its measured share is None.
 
-A device that is not busy is judged by its demand: the kernel counts how long the client's thread ran,
-and how long it wanted to run but could not (throttled, suspended, or waiting in the queue of a core).
-CPU seconds ÷ the sum of both is the share that it got while it wanted to run. Under a quota that is the
-requested share, or more if short bursts fit into the quota. It is less only if other processes took the
-CPU.
+A device that is not busy is judged by its demand. The kernel counts how long the client's thread ran,
+and how long it wanted to run but could not (throttled, suspended, or waiting for a core). The CPU
+seconds divided by the sum of both times are the share that the device got while it wanted to run. Under
+a quota this share is the requested one, or more if short bursts fit into the quota. It is less only if
+other processes took the CPU.
 
-GPU. The largest memory of a client in NVML's samples must be within the limit. If MPS has to limit the
-client, all samples must show it under MPS: a client that did not find MPS has the whole GPU. NVML does
-not report the number of multiprocessors.
+GPU. The largest memory use of a client in NVML's samples must be within the limit. If MPS has to limit
+the client, all samples must show the client under MPS, because a client that did not find MPS has the
+whole GPU. NVML does not report how many multiprocessors a client uses.
 
-Limits. A device's init reads the limits of its container from the kernel at the start and when they
-change. Each must be as requested.
+Limits. A device's init reads the limits of its container from the kernel at the start and after each
+change. Each limit must be as requested.
 
-Links. Probes measure them before the run. During the run, the bytes that leave a link's queue while
-packets wait in it are compared with those its rate allows (`agents.device.backlog`). The duration of a
-transfer says less, because it also includes waiting for the client and the aggregator.
+Links. Probes measure the links before the run. During the run, the bytes that leave a link's queue while
+packets wait are compared with the bytes that the link's rate allows (`agents.device.backlog`). The
+duration of a transfer says less, because it includes waiting for the client and the aggregator.
 
-If the request changed during the run, each phase is measured by itself, and the worst phase is the
-device's figure. Times are device time in seconds. CPU shares are shares of one host core. Rates are in
-bit/s.
+If a request changed during the run, each phase is measured separately, and the worst phase is the
+device's figure. Times are in seconds of device time. CPU shares are shares of one host core. Rates are
+in bit/s.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
-"""Minimum share of throttled periods for a device to count as busy, among the periods in which it ran.
-The value is below 1 because the quota is not used up in the first and last period of a piece of work."""
+"""Minimum share of throttled periods, among the periods in which a device ran, for the device to count
+as busy. The value is below 1 because the quota is not used up in the first and last period of a piece of
+work."""
 _TRAINED_SHARE = 0.95
 """Minimum share of an interval spent in training for a device to count as busy. The value is below 1
 because a client waits for a moment between two trainings."""
@@ -78,22 +80,25 @@ _SETTLE_SECONDS = 0.5
 """Seconds from setting a limit until it is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
-"""Seconds around a change in which readings are not compared. A device's init reads once a second, and
-on a slow host the kernel may have new limits some time before the engine confirms them."""
+"""Seconds before and after a change in which readings of the limits are not compared. A device's init
+reads the limits once a second. On a slow host the kernel may have new limits some time before the engine
+confirms them."""
 _INSTANT_SECONDS = 1e-6
 _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow if it carries less than this share of its rate for this many seconds while packets
 wait."""
 _WAITED_SHARE = 0.9
-"""Minimum share of the time between two samples for packets to count as waiting all the time."""
+"""Minimum share of the time between two samples in which packets must wait to count as waiting all the
+time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
-"""Field of a sample with the traffic of each direction of a link."""
+"""Direction of a link -> field of a sample with the traffic of that direction."""
 
 _LARGEST_VALUE = 1e18
 """Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
-"""Function of begin and end that returns how many seconds between them are covered."""
+"""Function that takes the begin and the end of an interval, and returns how many of its seconds are
+covered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,9 @@ class SegmentClock:
     epoch: float
     """Reading of the samples' monotonic clock at device time 0, in seconds."""
     begin: float = 0.0
-    """Device time at which the segment begins; above 0 for a resumed run."""
+    """Device time at which the segment begins, in seconds; above 0 if the run was resumed."""
     end: float = math.inf
-    """Device time at which the segment ends."""
+    """Device time at which the segment ends, in seconds."""
 
 
 def measure(
@@ -114,14 +119,15 @@ def measure(
     clock: SegmentClock,
     trainings: Mapping[str, Sequence[TrainingSpan]],
 ) -> Fidelity:
-    """Compare the requests with `samples`: telemetry (`agents.device.resource_usage`), probes, and
-    limits, in any order.
+    """Compare the requested resources with the measured ones.
 
-    A sample with `probe` is a probe of a link: `up` and `down` (bit/s on the wire), `rtt` and `jitter`
-    (median and standard deviation of round trips, s), `loss` (share of round trips); any may be missing.
-    A probe before `clock.begin` belongs to the link as first requested. A sample with `limits` has the
-    limits of the device's control group from then on. `trainings`: trainings of each device. Values that
-    are not numbers are ignored.
+    `samples`: telemetry (`agents.device.resource_usage`), probes of links, and limits, in any order.
+    `trainings`: trainings of each device. Values that are not numbers are ignored.
+
+    A sample with the key `probe` is a probe of a link. It may have `up` and `down` (bit/s on the wire),
+    `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds), and `loss`
+    (share of lost round trips). A probe before `clock.begin` belongs to the first requested link. A
+    sample with the key `limits` has the limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -171,11 +177,11 @@ class _UsageAt(NamedTuple):
 
     at: float
     cpu: float
-    """CPU seconds."""
+    """CPU seconds that the device used."""
     periods: float
-    """CFS periods in which it ran."""
+    """Number of CFS periods in which the device ran."""
     throttled: float
-    """CFS periods in which it was throttled."""
+    """Number of CFS periods in which the device was throttled."""
     ran: float | None
     """Seconds in which the client's thread was on a CPU; None if unknown."""
     waited: float | None
@@ -189,9 +195,9 @@ class _QueueAt(NamedTuple):
     busy: float
     """Seconds in which packets waited."""
     left: float
-    """Bytes that left the queue in these seconds."""
+    """Bytes that left the queue while packets waited."""
     allowed: float
-    """Bytes that the rate allows in these seconds."""
+    """Bytes that the link's rate allows in the time `busy`."""
 
 
 class _LimitsAt(NamedTuple):
@@ -239,7 +245,7 @@ def _device(
 
 
 def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFidelity:
-    """Sum up the samples in which a process of the device was on the GPU."""
+    """Sum up the samples in which a process of the device used the GPU."""
     seen = [one for one in samples if _number(one, "memory") != 0 or one.get("mps") is True]
     memory = [value for one in seen if (value := _number(one, "memory")) is not None]
     busy = [value for one in seen if (value := _number(one, "sm")) is not None]
@@ -253,9 +259,9 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
 
 
 def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
-    """Yield the limits that differed from the requested ones after they had settled. They are checked at
-    each reading, and once after each request and each absence, because a request without any effect
-    causes no reading."""
+    """Yield a text for each limit that differed from the requested one. Limits are checked at each
+    reading. They are also checked some seconds after each request and each absence, because a request
+    without any effect causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
     settled = (at + _LIMITS_SETTLE_SECONDS + _INSTANT_SECONDS for at in changes)
@@ -289,7 +295,8 @@ def _queue(at: float, fields: object) -> _QueueAt | None:
 
 
 def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
-    """Sum up the traffic of one direction of a link, and find the worst stretch in which it was slow."""
+    """Sum up the traffic of one direction of a link, and find the worst period in which the link was too
+    slow."""
     busy = left = allowed = 0.0
     slow: tuple[float, float, float] | None = None
     stretch: list[tuple[_QueueAt, _QueueAt]] = []
@@ -335,7 +342,7 @@ class _Cpu:
     requested: float
     """Requested share of one host core."""
     cpu: float = 0.0
-    """CPU seconds."""
+    """CPU seconds that the device used."""
     seconds: float = 0.0
 
     def add(self, cpu: float, seconds: float) -> None:
@@ -378,8 +385,8 @@ def _phases(
 
 
 def _worst(phases: Sequence[_Cpu], enough: float, error: Callable[[_Cpu], float]) -> _Cpu:
-    """Return the phase with the largest `error` among the phases of at least `enough` seconds. If there
-    is none, return the longest phase."""
+    """Return the phase with the largest `error` among the phases of at least `enough` seconds. If no
+    phase is that long, return the longest one."""
     sufficient = [one for one in phases if one.seconds >= enough]
     return max(sufficient, key=error) if sufficient else max(phases, key=lambda one: one.seconds)
 
@@ -410,8 +417,8 @@ def _busy_seconds(before: _UsageAt, after: _UsageAt, period: float | None, train
 def _phase(
     requested: Sequence[RequestedCpu] | Sequence[RequestedLink], begin: float, end: float
 ) -> int | None:
-    """Return the index of the request that was in force and in effect all the time from `begin` to
-    `end`; None if there is no such request."""
+    """Return the index of the request that was in effect all the time from `begin` to `end`; None if
+    there is no such request."""
     index = bisect_right(requested, begin, key=lambda one: one.at) - 1
     if index < 0 or (index > 0 and begin < requested[index].at + _SETTLE_SECONDS):
         return None
@@ -438,8 +445,8 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function of begin and end that returns how many seconds between them `intervals` cover.
-    Overlaps count once."""
+    """Return a function that takes the begin and the end of an interval, and returns how many of its
+    seconds `intervals` cover. Overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # seconds covered before each begin
@@ -458,8 +465,8 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a value of a device's sample if it is a finite number of at least 0, else None. Devices are
-    not trusted."""
+    """Return the value `name` of a device's sample; None if it is not a finite number of at least 0.
+    Devices are not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

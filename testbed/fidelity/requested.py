@@ -43,7 +43,7 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
-    """Return the steps of the scenario that were carried out. Each has the time at which it was due."""
+    """Return the steps of the scenario that were carried out, with their due times."""
     return [
         StepDone(
             f"{record.details['action']} of {record.device}", record.at - record.lateness, record.at
@@ -84,7 +84,7 @@ class _DeviceRequests:
     cgroups: bool
     """Whether a control group limits the device."""
     alone: bool
-    """Whether its container is outside the control groups of the run, as on a Swarm."""
+    """Whether the device's container is outside the control groups of the run, as on a Swarm."""
     away: bool
     """Whether the device is absent at the start."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
@@ -93,9 +93,7 @@ class _DeviceRequests:
     """State of the device after the actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
-    """Device time at which each absence of the device began, in seconds, by the reason for the
-    absence.
-    """
+    """Reason for an absence -> device time at which the absence began, in seconds."""
     _away: list[Interval] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -125,8 +123,7 @@ class _DeviceRequests:
 
     def on_resume(self, at: float, *, ready: bool) -> None:
         """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
-        the device is ready; if not, it is absent.
-        """
+        the device is ready. If it is not, it counts as absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:

@@ -1,5 +1,5 @@
-"""CPU time of training steps and of client starts in finished runs, with which virtual time predicts
-others."""
+"""Durations of training steps and of client starts, measured in finished runs. Virtual time uses them to
+predict other runs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ from testbed.plan.costs import SLICED_SHARE, StepTime, with_step_time
 from testbed.topology import Virtual
 
 _LEAST_RANGE = 0.25
-"""Minimum range of `depth` that is needed to determine the cost of slices. Shares of 0.1 and 0.17, or of
-0.5 and 0.84, differ by about this much."""
+"""Minimum range of `depth` that is needed to determine the cost of slices. The CPU shares 0.1 and 0.17
+differ by about this much, and so do 0.5 and 0.84."""
 
 
 def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return one row per run and device whose training time depends on its CPU share (not on a GPU,
-    `gflops` or a `timing`), with the columns:
+    """Return the mean CPU time of a training step, one row per run and device. Only devices whose
+    training time depends on their CPU share have a row. Devices with a GPU, `gflops` or a `timing` have
+    none. The columns are:
 
-    `run`, `device`. `cpu`: share of a core. `depth`: logarithm of the share of a host core, scaled: 0
-    for a whole core, 1 at `SLICED_SHARE`. `trainings`: number of trainings that count. Trainings after a
-    change of the device's share do not count, nor do trainings during which an action was carried out on
-    the device. `step`: mean CPU time of a step, in seconds. A training lasts from the arrival of its
-    model, or from the end of the previous training if that is later, to its end; the cost of an update
-    besides its steps is subtracted.
+    `run` and `device`: names. `cpu`: share of a core. `depth`: logarithm of the share of a host core,
+    scaled to 0 for a whole core and to 1 for `SLICED_SHARE`. `trainings`: number of trainings that
+    count. `step`: mean CPU time of a step, in seconds.
 
-    Raises BadInputError if there is no row, or if the steps of the runs are different work.
+    A training does not count if the device's CPU share changed before its end, or if an action was
+    carried out on the device during it. It begins with the arrival of its model, or with the end of the
+    previous training if that is later. The cost of an update in addition to its steps is subtracted.
+
+    Raises BadInputError if there is no row, or if a step is not the same work in all runs.
     """
     if len({repr(_work(run)) for run in runs}) > 1:
         raise BadInputError("the runs differ in task or batch size, so their steps are different work")
@@ -57,9 +59,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def fit(devices: pd.DataFrame) -> StepTime:
-    """Fit a line over the depth of `devices` (rows of `of_devices`) to their step times, by least
-    squares. If the shares are too close to each other, or slices cost nothing, return the mean for every
-    share."""
+    """Fit a line to the step times of `devices` as a function of their depth, by least squares.
+    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if slices cost
+    nothing, the result is the mean step time for every share."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
@@ -80,8 +82,8 @@ def start_time(runs: Sequence[Run]) -> float | None:
 
 
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:
-    """Return the settings for `virtual` of a topology with these costs, as plain values. `start`:
-    seconds to start a client; None for the default."""
+    """Return the settings under a topology's key `virtual` for the costs `step` and `start`, as plain
+    values. `start`: seconds to start a client; None for the default."""
     made = with_step_time(Virtual().with_defaults([("start_time", start)]), step)
     keys = ("step_time", "sliced_step_time", "start_time", "update_time", "packets")
     return made.model_dump(mode="json", include=set(keys))

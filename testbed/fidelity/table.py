@@ -32,12 +32,12 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""Column title of each figure, and the factor that converts to the title's unit."""
+"""Figure -> title of its column, and factor that converts the figure to the unit in the title."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
     """Return the rows of the tables, one per device. If there are many devices, return one row per group
-    and node, with the worst of each figure and the mean of `used`."""
+    and node, with the worst value of each figure and the mean of `used`."""
     if len(fidelity.devices) <= _MAX_ROWS:
         return fidelity.devices
     groups: dict[tuple[str, str | None], list[DeviceFidelity]] = {}
@@ -71,7 +71,7 @@ def _group_row(members: Sequence[DeviceFidelity]) -> DeviceFidelity:
 
 
 def _worst_carried(members: Sequence[DeviceFidelity]) -> dict[str, Carried]:
-    """Return the traffic of the device that carried the smallest share of its rate, by direction."""
+    """Return direction -> traffic of the device whose link carried the smallest share of its rate."""
     found = {}
     for way in RATES:
         known = [one.carried[way] for one in members if way in one.carried]

@@ -1,7 +1,7 @@
 """Validity of a run: whether its results can be trusted.
 
 A host can be too slow for the emulation. Its load, late timers, and the devices' measured figures are
-compared with thresholds. A run that exceeds one is not valid, and the verdict names the reason.
+compared with thresholds. A run that exceeds a threshold is not valid, and its verdict names the reason.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from testbed.fidelity.host_load import HostSample, mean
 _FULL_LOAD = 0.95
 """Minimum load for a core or a server to count as full. Kernel and sampling need the rest."""
 _FULL_SHARE_OF_RUN = 0.2
-"""Maximum share of the run in which the server may be full. Short full phases are normal, and affect
-only some updates."""
+"""Maximum share of the run in which a server may be full. Short phases of full load are normal, and
+affect only some updates."""
 _FULL_SECONDS = 3.0
-"""Seconds for which the server may be full in a run of any length. In a short run, start and end are a
+"""Seconds for which a server may be full in a run of any length. In a short run, start and end are a
 large share of the time."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
@@ -33,12 +33,12 @@ up to 8 % in runs of 8 s, two busy loops took 16 %.
 """
 _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
-two cores. Work on other cores does not change the shares of devices, but competes for caches and memory:
-copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not distinguish these
-kinds of work (docs/guide/verdict.md)."""
+two cores. Work on other cores does not change the shares of devices, but it competes for caches and
+memory. Copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not show the
+kind of work (docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
-"""Maximum share of CPU time that the hypervisor may take. Many kernels charge it to the device that was
-running, so no figure of a device shows it."""
+"""Maximum share of CPU time that the hypervisor may take. Many kernels charge the stolen time to the
+device that was running, so no figure of a device shows it."""
 _LATE_SECONDS = 0.25
 """Minimum lateness of a timer, in seconds, to count as late. At this lateness, the process runtime
 leaves devices suspended or running for several of its periods, and time stamps are off by as much as a
@@ -47,27 +47,29 @@ _LATE_SHARE_OF_RUN = 0.05
 """Maximum share of the run with late timers. Single late timers are normal, for example when a cron job
 runs."""
 _STALL_SECONDS = 2.0
-"""Minimum lateness of a timer, in seconds, that shows that the machine was paused or asleep while the
-run clock continued."""
+"""Lateness of a timer, in seconds, above which the machine was paused or asleep while the run clock
+continued."""
 _CPU_ERROR_PERCENT = 10.0
-"""Maximum error of a CPU share. The emulation keeps shares to 1 %, but pauses may lower a figure by up
-to 10 % (`measuring`)."""
+"""Maximum error of a CPU share, in %. The emulation keeps shares to 1 %, but unnoticed pauses may lower
+a measured share by up to 10 % (`measuring`)."""
 _LINK_ERROR_PERCENT = 10.0
-"""Maximum error of a link's figure. Queues and TCP's slow start cost a probe some per cent of the
+"""Maximum error of a link's figure, in %. Queues and TCP's slow start cost a probe some per cent of the
 rate."""
 FAILED_LINK_PERCENT = 25.0
-"""Error of a link's rate, in %, at which a run does not start. A busy host causes smaller errors: with
-twice as many busy processes as cores, rates were within 1 %. A busy host may delay round trips: one of
-80 ms once took 44 % longer."""
+"""Error of a link's rate, in %, above which a run does not start. A busy host causes smaller errors:
+with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
+busy host may delay them: one of 80 ms once took 44 % longer."""
 _DRIFT = 1.25
-"""Minimum ratio of training times for a run to count as disturbed. Other guests of a hypervisor change
-training times by some per cent from second to second."""
+"""Minimum ratio of the training times in one window of a run to those in the rest, for the run to count
+as disturbed. Other guests of a hypervisor change training times by some per cent from second to
+second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
-"""Number of windows of a run that are compared; minimum number of trainings in a window."""
+"""Number of windows into which a run is divided, and minimum number of trainings in a window."""
 _MIN_SECONDS = 3.0
 """Minimum time with samples that is needed to judge the host, in seconds."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
-"""Maximum error of another host's times: in seconds, and as a share of the shortest delay of a link."""
+"""Maximum error of the times of another host: in seconds, and as a share of the shortest delay of a
+link."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
 """Names of a link's figures in a sentence."""
 _STEP_LATE_SECONDS = 0.5
@@ -82,9 +84,9 @@ class StepDone:
     what: str
     """Action and device, as in `set of pi-1`."""
     due: float
-    """Device time at which it was due, in seconds."""
+    """Device time at which the step was due, in seconds."""
     done: float
-    """Device time at which it was carried out, in seconds."""
+    """Device time at which the step was carried out, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,8 @@ class TrainingSpan:
     end: float
     """Device time at which the training ended, in seconds."""
     pace: float | None = None
-    """Seconds per step at one core: duration × requested share ÷ steps; None if the pace is unknown, for
-    example because the device's CPU share changed during the training, or the device was absent."""
+    """Seconds per step on a whole core: duration × requested share ÷ steps. None if the pace is unknown,
+    for example because the device's CPU share changed during the training, or the device was absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def verdict(
     wrong_sums: Sequence[WrongSum] = (),
     others: Mapping[str, Sequence[HostSample]] = MappingProxyType({}),
 ) -> Validity:
-    """Judge a run. Missing evidence never makes it valid.
+    """Judge a run. Missing evidence never makes a run valid.
 
     `host`: samples of this host while the run clock was running. `fidelity`: figures of the devices.
     `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
@@ -264,7 +266,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield reasons for loss beyond chance, and for delay if none was requested."""
+    """Yield a reason if round trips were lost that should not have been, and a reason if there was a
+    delay although none was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
@@ -297,7 +300,8 @@ def _gpu_reasons(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _drift(trainings: Iterable[Sequence[TrainingSpan]]) -> Iterator[str]:
-    """Yield a reason if trainings took longer in one window of the run than in the rest."""
+    """Yield a reason if trainings took much longer, or much less time, in one window of the run than in
+    the rest."""
     paces: list[tuple[float, float]] = []
     for device in trainings:
         known = [((one.begin + one.end) / 2, one.pace) for one in device if one.pace is not None]
@@ -381,8 +385,8 @@ def _wrong_shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[st
 def link_doubt(
     fidelity: Fidelity, limit: float = _LINK_ERROR_PERCENT, names: tuple[str, ...] = (*RATES, "rtt")
 ) -> str | None:
-    """Return a sentence on the links whose error in one of the figures `names` exceeds `limit` (%); None
-    if there are none."""
+    """Return a sentence on the links with an error above `limit` (%) in one of the figures `names`; None
+    if no link has such an error."""
     off, worst = _worst_beyond(fidelity, names, limit)
     if worst is None:
         return None
@@ -391,8 +395,8 @@ def link_doubt(
 
 
 def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
-    """Return the number of devices whose error exceeds `limit` (%), and the worst figure; None if no
-    error exceeds it."""
+    """Return the number of devices with an error above `limit` (%) in one of the figures `names`, and
+    the worst figure. The figure is None if there is no such device."""
     off = sum(
         any(name in names and figure.distance > limit for name, figure in one.judged_figures())
         for one in fidelity.devices

@@ -27,7 +27,7 @@ _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
 
 def parent(run: str, group: str, driver: str) -> str:
     """Return the `cgroup_parent` of a container of `run`, for the engine's cgroup driver."""
-    if driver == "systemd":  # a dash would make it a child of another slice
+    if driver == "systemd":  # a dash would make the group a child of another slice
         return f"{_stem(run, group).replace('-', '_')}{SLICE}"
     return f"/{_stem(run, group)}"
 
@@ -52,8 +52,8 @@ def names(run: str, *groups: str) -> list[str]:
 
 
 def weights(run: str, groups: Mapping[str, float]) -> list[tuple[Path, str]]:
-    """Return the files of CPU weights, each with the text to write into it. `groups`: weight of each
-    group, as a multiple of the weight of a single process."""
+    """Return the files that hold CPU weights, each with the text to write into it. `groups`: weight of
+    each group, as a multiple of the weight of a single process."""
     found = []
     for group, factor in groups.items():
         for folder in folders(run, group):

@@ -1,4 +1,4 @@
-"""File descriptors of this process: their maximum number, and which numbers they get."""
+"""File descriptors of this process: raising their limit, and moving them to high numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import resource
 from testbed.errors import HostError
 
 _SELECTABLE = 1024
-"""Limit of select(), which paho calls: it supports only descriptors with lower numbers."""
+"""Limit of select(), which paho calls. select() supports only descriptors with lower numbers."""
 _OWN = 100
-"""Descriptors that this process needs for itself."""
+"""Number of descriptors that this process needs for itself."""
 
 
 def raise_limit(count: int, what: str) -> None:

@@ -8,8 +8,8 @@ leaves.
 `setpriv --pdeathsig` would start 8 ms faster. But it needs util-linux 2.33, which is newer than our
 oldest kernel (4.18), and does not notice if the parent has ended before it starts.
 
-The kernel acts on the end of the *thread* that started this process: start programs from a thread that
-lives as long as the run. The request survives exec, except of set-user-ID programs.
+The kernel acts on the end of the *thread* that started this process. So start programs from a thread
+that lives as long as the run. The request survives exec, except for set-user-ID programs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SIGKILL = 9
 
 
 def prefix(cpuset: str = "") -> list[str]:
-    """Return the arguments to put before a command so that it ends with this process.
+    """Return the arguments to put before a command so that the command ends when this process ends.
 
-    The command runs on the CPUs of `cpuset`, or on those of this process if `cpuset` is empty. Python
-    is started isolated and without site-packages, which is fast.
+    The command runs on the CPUs of `cpuset`, or on the CPUs of this process if `cpuset` is empty. Python
+    is started isolated and without site-packages, because that is fast.
     """
     from testbed.host.cpusets import cpu_numbers  # not at the top: the isolated program cannot find it
 
@@ -35,8 +35,8 @@ def prefix(cpuset: str = "") -> list[str]:
 
 
 def ask(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; exit now if that has already
-    happened."""
+    """Ask the kernel to kill this process when its parent dies. If the parent is already dead, exit
+    now."""
     import ctypes  # here, because the import is slow
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)

@@ -51,7 +51,7 @@ class NoEngineError(HostError):
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why an engine cannot run devices."""
+    """Reason why an engine cannot run devices, and the fix."""
 
     reason: str
     fix: str
@@ -70,11 +70,11 @@ class _Address:
 
 
 def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
-    """Connect to the engine named by DOCKER_HOST, or else by the Docker context, or else to the local
-    one.
+    """Connect to the engine that DOCKER_HOST names. If DOCKER_HOST is not set, connect to the engine of
+    the Docker context, which by default is the local engine.
 
     `timeout`: seconds that a request may wait for an answer. Raises NoEngineError with the command that
-    fixes it.
+    fixes the problem.
     """
     address = _address()
     try:
@@ -86,8 +86,8 @@ def connect(timeout: int = REQUEST_TIMEOUT_SECONDS) -> docker.DockerClient:
 
 
 def _address() -> _Address | None:
-    """Return the address named by DOCKER_HOST, or else by the Docker context; None if the local engine
-    is used.
+    """Return the address that DOCKER_HOST names or, if DOCKER_HOST is not set, the address of the Docker
+    context. None if the local engine is used.
 
     Raises NoEngineError if the context does not exist, because the SDK would silently use the local
     engine.
@@ -183,7 +183,8 @@ def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
 
 
 def _engine_place(info: Mapping[str, Any]) -> str | None:
-    """Return where the engine runs if it runs on another kernel than this process; else None."""
+    """Return where the engine runs if it is in a VM or on another machine; None if it uses the kernel of
+    this process."""
     kernel, own = info.get("KernelVersion"), platform.release()
     if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
@@ -211,8 +212,8 @@ def shares_files(info: Mapping[str, Any]) -> bool:
 
 
 def registry_has(image: str, timeout: int = 5) -> bool:
-    """Whether the engine reaches a registry that has `image`; False if none answers within `timeout`
-    seconds."""
+    """Whether the engine reaches a registry that has `image`. False if no registry answers within
+    `timeout` seconds."""
     with closing(connect(timeout)) as client:
         try:
             client.images.get_registry_data(image)
@@ -232,7 +233,8 @@ def run_output(
     engine.
 
     The container has no rights except `rights` (options of the SDK). The container is always removed,
-    also after Ctrl-C. Raises one of ERRORS; this is ContainerError if the command fails.
+    also after Ctrl-C. Raises ContainerError if the command fails, and another one of ERRORS if the
+    engine fails.
     """
     options: dict[str, Any] = {
         "command": list(command[1:]),
@@ -282,7 +284,8 @@ def _release_socket(error: BaseException) -> None:
 
 
 def _caused_by(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether an error of `kind` caused `error`: urllib3 and requests wrap the socket's error."""
+    """Whether an error of `kind` is in the chain of causes of `error`. The SDK's libraries urllib3 and
+    requests wrap the socket's error."""
     return any(isinstance(part, kind) for link in _chain(error) for part in (link, *link.args))
 
 

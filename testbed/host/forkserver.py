@@ -78,9 +78,9 @@ class ForkServer:
     def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
         """Start a program. The first call waits until the modules are imported.
 
-        `name`: the fork's value of the variable. `cpus`: the fork's cpuset. `log`: descriptor for its
-        output. Raises HostError if the modules cannot be imported, OSError if no more processes are
-        possible.
+        `name`: value of the variable in the fork. `cpus`: cpuset of the fork. `log`: file descriptor for
+        the fork's output. Raises HostError if the modules cannot be imported, OSError if no more
+        processes are possible.
         """
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
@@ -98,7 +98,7 @@ class ForkServer:
         return ForkedProgram(self, answer["pid"])
 
     def code(self, pid: int) -> int | None:
-        """Return the exit code of a fork, as `subprocess.Popen` does; None while it is running."""
+        """Return the exit code of a fork, as `subprocess.Popen` does; None while the fork is running."""
         with suppress(BlockingIOError, EOFError):
             while not self._gone:
                 self._receive(socket.MSG_DONTWAIT)
@@ -148,12 +148,12 @@ class ForkedProgram(psutil.Process):
         self._server = server
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it is running."""
+        """Return the program's exit code; None while the program is running."""
         return self._server.code(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit code. `timeout` is ignored: callers have ended the
-        program."""
+        """Wait until the program has ended; return its exit code. `timeout` is ignored, because callers
+        end the program before."""
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:

@@ -27,7 +27,7 @@ _TOOLKIT_FIX = (
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Something that this host lacks, and the fix."""
+    """Something that this host lacks to use GPUs, and the fix."""
 
     what: str
     fix: str
@@ -182,7 +182,7 @@ class GpuMeter:
         tests. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
-        """NVML's time of the latest sample of each GPU, in µs."""
+        """Index of a GPU -> NVML's time of its latest sample, in µs."""
         try:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]

@@ -17,7 +17,7 @@ TRY_FIX = "sudo apt-get install iproute2 util-linux, then run 'testbed doctor' a
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A kernel module and the command that succeeds only with it."""
+    """A feature of the kernel that links need, and a command that tests for it."""
 
     module: str
     trial: str

@@ -11,7 +11,7 @@ class Node:
     """One of several machines on which devices are placed."""
 
     id: str
-    """Id in the Swarm."""
+    """Id of the node in the Swarm."""
     name: str
     """Host name. A number is appended if several nodes have the same name."""
     cores: int
@@ -21,10 +21,10 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that the Swarm's administrator has set."""
     engine: str = ""
-    """Version of its Docker engine; empty if unknown."""
+    """Version of the node's Docker engine; empty if unknown."""
     core: float | None = None
-    """Speed of one of its cores, relative to a core of this machine; None if unknown. Unknown speeds
-    are assumed to be equal."""
+    """Speed of a core of the node, relative to a core of this machine; None if unknown. An unknown speed
+    is assumed to be 1."""
     cpus: tuple[int, ...] = ()
     """Numbers of the CPUs that a run may use; empty if unknown. Unknown numbers are assumed to count
     from 0."""

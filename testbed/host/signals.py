@@ -44,8 +44,8 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 
 def interrupt_at_end_of_input() -> None:
-    """From now on, send SIGTERM to this process when its standard input ends. Standard input ends when
-    the process that holds the other end closes it, or ends for any reason."""
+    """Make this process receive SIGTERM when its standard input ends. Standard input ends when the
+    process that holds the other end closes it, or ends for any reason."""
 
     def wait() -> None:
         with suppress(OSError):
@@ -57,8 +57,8 @@ def interrupt_at_end_of_input() -> None:
 
 
 def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Return those of `numbers` that this process does not ignore. (A process that is started with
-    `nohup` ignores SIGHUP.)"""
+    """Return the signals in `numbers` that this process does not ignore. A process that is started with
+    `nohup`, for example, ignores SIGHUP."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 

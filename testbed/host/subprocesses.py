@@ -36,7 +36,7 @@ def run(
     program and all its children. `stop`: if another thread sets it, the program is ended. `output`: file
     for standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for
     a program that does not remove them when it is killed; None for the default folder. Raises HostError
-    with the last lines of its output if it fails, StoppedError if `stop` was set.
+    with the last lines of the program's output if the program fails, and StoppedError if `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:

@@ -35,7 +35,7 @@ def nodes(client: docker.DockerClient) -> list[Node]:
         found = ready_nodes(client.api.nodes(), info["Swarm"]["NodeID"])
     except docker_engine.ERRORS as error:
         raise HostError(f"the Docker engine could not list the nodes of its Swarm: {error}") from error
-    # Engines report only the number of CPUs. Of this machine we know which a run may use.
+    # Engines report only the number of CPUs. Which CPUs a run may use is known only for this machine.
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     return [replace(node, cpus=cpus, cores=len(cpus)) if node.here else node for node in found]
 

@@ -11,12 +11,12 @@ from testbed import console
 from testbed.host import cache
 
 _FILE = "image-seconds.json"
-"""File in the cache: seconds per kind of image."""
+"""Name of the file in the cache with the seconds that the last build of each kind of image took."""
 
 
 class BuildTime:
-    """Time left in one build, as text: `about 90 s left`; empty if an image was never built on this
-    host."""
+    """Estimate of the time left in a build. `str` returns it as text, such as `about 90 s left`. The
+    text is empty if one of the images was never built on this host."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._left = set(kinds)

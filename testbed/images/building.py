@@ -40,7 +40,7 @@ from testbed.images.tags import (
 )
 
 _BUILD_LABEL = "testbed.build"
-"""Label with a different value for each build: it identifies the containers of an interrupted build."""
+"""Label with a different value for each build. It identifies the containers of an interrupted build."""
 _SCRATCH = "build-"
 """Prefix of folder names for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
@@ -68,7 +68,8 @@ def image_exists(client: docker.DockerClient, tag: str) -> bool:
 
 @contextlib.contextmanager
 def build_lock() -> Iterator[None]:
-    """Hold the build lock: if two runs start at once, the second waits for the first one's images."""
+    """Hold the build lock during the `with` block. If two runs start at once, the second run waits for
+    the images of the first."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -77,8 +78,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files, in the cache because /tmp may be in memory. Leftovers of killed
-    builds are removed first, so the caller must hold the build lock."""
+    """Make a folder for temporary files. It is in the cache, because /tmp may be in memory. Leftovers of
+    killed builds are removed first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -109,7 +110,7 @@ class Builder:
     """Whether libraries are downloaded again, in their newest versions."""
 
     def build(self, kinds: set[str]) -> None:
-        """Build the images of these kinds. Raises HostError, BadInputError."""
+        """Build the images of `kinds`. Raises HostError, BadInputError."""
         names = ", ".join(kind for kind in self.tags if kind in kinds)
         self._report(f"Container images to build: {names}")
         architecture = self.client.version()["Arch"]
@@ -248,10 +249,10 @@ def engine_build(
 ) -> None:
     """Build `context` with the engine.
 
-    `network`: Docker's network mode for the build; by default it has no network, and with None the
-    engine's default. If the Dockerfile labels its containers and layers with the build argument BUILD,
-    a build that fails or is interrupted leaves none of them. Raises HostError with the engine's last
-    lines.
+    `network`: Docker's network mode for the build; None for the engine's default mode. By default a
+    build has no network. If the Dockerfile labels its containers and layers with the build argument
+    BUILD, a build that fails or is interrupted leaves none of them. Raises HostError with the engine's
+    last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)

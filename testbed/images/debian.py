@@ -12,7 +12,7 @@ from testbed.host.subprocesses import run
 
 SUITE = "bookworm"
 IMAGE = f"debian:{SUITE}-slim"
-"""The official image, used if a registry answers."""
+"""Tag of Debian's official image, which is used if a registry answers."""
 
 OPTIONS = (
     # No apt: nothing is installed into the image later.
@@ -27,9 +27,10 @@ OPTIONS = (
 def bootstrap(packages: Sequence[str], architecture: str, scratch: Path, stop: threading.Event) -> Path:
     """Make the tar archive of Debian's essential packages and `packages`; return its path.
 
-    `architecture`: its name in Debian and Docker. Root is not needed: mmdebstrap uses a user
-    namespace. It chooses the folder for its temporary files itself, because the users of that
-    namespace must reach it. Raises HostError if the archive cannot be made.
+    `architecture`: name of the architecture in Debian and Docker. Root is not needed, because mmdebstrap
+    uses a user namespace. mmdebstrap chooses the folder for its temporary files itself, because the
+    users of that namespace must be able to reach the folder. Raises HostError if the archive cannot be
+    made.
     """
     if shutil.which("mmdebstrap") is None:
         raise HostError(

@@ -41,7 +41,7 @@ def group_images(
     progress: Progress,
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the image tag of each group that has its own image; build missing ones.
+    """Return group -> tag of its image, for the groups that have their own image. Build missing images.
 
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
     problems and their places; HostError if the engine fails.
@@ -209,7 +209,7 @@ def _inspect_inside(
 
 
 def _faults(seen: dict[str, object], expected: str) -> Iterator[str]:
-    """Yield what the image lacks. `seen`: the check's output; `expected`: hash of the agents' code."""
+    """Yield what the image lacks. `seen`: output of the check. `expected`: hash of the agents' code."""
     lacks = seen.get("lacks")
     yield from map(str, lacks) if isinstance(lacks, list) else ("an answer",)
     if seen.get("agents") not in (expected, None):

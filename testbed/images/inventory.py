@@ -28,7 +28,7 @@ class StoredImage:
     """One tag of one of the testbed's images."""
 
     image: str
-    """Tag."""
+    """Tag of the image."""
     size: int
     """Size in bytes, including layers shared with other images."""
     alone: int
@@ -42,7 +42,7 @@ class StoredImage:
 
     @property
     def row(self) -> dict[str, Any]:
-        """Columns of the printed table."""
+        """Row of the printed table: column -> value."""
         sizes = {"size MB": round(self.size / 1e6), "of it alone MB": round(self.alone / 1e6)}
         return {"image": self.image, **sizes, "used by": self.user or "nobody"}
 

@@ -20,7 +20,8 @@ from testbed.images import debian
 
 FOLDER, AGENTS = bundle.IMAGES, bundle.AGENTS
 LABEL = "testbed.image"
-"""Label of every image and layer of the testbed; its value is the kind: `base`, `libraries`, ..."""
+"""Label of every image and layer of the testbed. Its value is the kind of image: `base`, `libraries`,
+..."""
 OWN = ("requirements", "code")
 """Kinds of images that contain the packages and the code of a run."""
 CUDA = "-cuda"
@@ -63,7 +64,7 @@ class ImageAdditions:
     """Code and packages that a run adds to the agents' image."""
 
     name: str
-    """Name in the register of images in use: a newer version of the same name replaces the older."""
+    """Name in the register of images in use. A newer entry of the same name replaces the older one."""
     digest: str
     """Hash of the code."""
     copy: Callable[[Path], None]
@@ -95,7 +96,7 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
-    A kind with CUDA has the files of the kind without CUDA; its own files replace those with the same
+    A kind with CUDA also has the files of the kind without CUDA. Its own files replace files of the same
     name.
     """
     own = folder / kind

@@ -35,7 +35,7 @@ class TorchSource(NamedTuple):
     options: tuple[str, ...]
     """pip options that select the source; empty if pip's own settings decide."""
     reason: str
-    """One line that says which build this is, and why it was chosen."""
+    """One line that says which build pip will install, and why this source was chosen."""
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:

@@ -1,5 +1,5 @@
-"""Plan of a run: the resources that a host gives to each device of a topology; and the configuration
-files of the run's agents, which are made from the plan."""
+"""Plan of a run: the resources that a host gives to each device of a topology. The configuration files
+of the run's agents are made from the plan."""
 
 from testbed.host.cpusets import cpuset
 from testbed.plan.assignment import plan

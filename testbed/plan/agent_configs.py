@@ -50,8 +50,8 @@ CONTROL_FOLDER = "/testbed/control"
 ISOLATED = "isolated"
 """Name of the file in `CONTROL_FOLDER` that exists if the devices are isolated from each other."""
 CLOCK = "clock.json"
-"""Name of the file in `CONTROL_FOLDER` with the estimate of the aggregator's clock. The file exists if
-that clock is another host's."""
+"""Name of the file in `CONTROL_FOLDER` with the estimate of the aggregator's clock. The file exists only
+if the aggregator runs on another host."""
 CODE = "/opt/code"
 """Folder of the user's own code in the agents' image."""
 DEVICE_SET = "/testbed/devices.safetensors"
@@ -61,7 +61,7 @@ MPS_FOLDER = "/testbed/mps"
 DISK = "/testbed/disk"
 """Folder whose content is kept when a client restarts."""
 ROUTED_BROKER = "mqtt"
-"""Name of the broker in the router's configuration. For the devices, the router is the `server`."""
+"""Name of the broker in the router's configuration. Devices reach the router by the name `server`."""
 IMPAIRMENTS = ("rtt", "jitter", "loss")
 """Fields of a link that the router emulates, unless devices use netem. The device itself emulates the
 rates."""
@@ -84,7 +84,7 @@ class RunSpec:
     verbose: bool = False
     """Whether clients log each round."""
     remarks: Sequence[str] = ()
-    """Sentences to record as notes, one each."""
+    """Sentences that are recorded as notes, one note per sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Places:
     router: tuple[str, int]
     """Host and port of the broker for the router."""
     inits: tuple[str, int] = ("", 0)
-    """Path of the broker's Unix socket for the devices' inits, and a port that is ignored. The path is
-    empty if there are no inits."""
+    """Path of the broker's Unix socket for the devices' inits, and a port that is not used. The path is
+    empty if devices have no init."""
     certificate: str | None = None
     """The broker's certificate for the clients, as PEM; None without TLS."""
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -140,7 +140,8 @@ def container_places(certificate: str | None) -> Places:
 
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
-    """Return the files to send to a device on another host: path in the container -> path here."""
+    """Return the files to send to a device on another host, as path in the container -> path on this
+    host."""
     weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
     return {SHARD: spec.directory.shard(device), **start}
@@ -175,8 +176,8 @@ def own_elements(topology: Topology) -> tuple[int, int]:
 
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
-    """Whether the aggregator must keep sent models, because the rule compares updates with them, or
-    updates come back encoded as differences to them."""
+    """Whether the aggregator must keep the models that it sends, because the rule compares updates with
+    these models, or because updates come back encoded as differences to them."""
     rule = topology.rule.build()
     if rule.keeps_bases:
         return True

@@ -31,8 +31,8 @@ from testbed.traits import Traits, traits
 _STRETCH = 1.02
 """Factor by which the dilation grows until the devices fit on the nodes."""
 _ROUNDING = 1e-9
-"""Tolerance, in hundredths, when a dilation is rounded up to two decimals: a floating-point error must
-not add 0.01."""
+"""Tolerance, in hundredths, when a dilation is rounded up to two decimals. Without it, a floating-point
+error could add 0.01."""
 _NO_CATALOG = Catalog()
 
 
@@ -47,9 +47,10 @@ def plan(
     """Make the plan of a run on `host` with `runtime`, without I/O.
 
     Broker and aggregator get the first core. Evaluations get the last cores if the topology requests
-    cores for them. The devices get all others. If they request more, this raises BadInputError with
-    the numbers, unless `oversubscribe` is true. It also raises BadInputError if the runtime is
-    unknown, or cannot do what the topology requests.
+    cores for them. The devices get all other cores.
+
+    Raises BadInputError if the runtime is unknown, or cannot do what the topology requests. Unless
+    `oversubscribe` is true, it also raises BadInputError if the devices request more than there is.
     """
     found = traits(runtime)
     message = memory.message(catalog.model, topology.rule.build().client_side)
@@ -260,9 +261,11 @@ def _groups(
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
     """Return the memory limit, in bytes, of a device of each group.
 
-    The limit is the topology's, or else the memory of the profile. `free`: bytes for all devices
-    together; None if there is no bound. If `free` is too small, the devices with a profile's memory
-    share equally what the other devices leave, but no limit drops below the default of a device
+    The limit is the topology's if it has one, otherwise the memory of the group's profile. `free`: bytes
+    for all devices together; None if there is no bound.
+
+    If `free` is too small, limits that come from profiles are lowered to a common value. With that value
+    they fit into the bytes that the other devices leave. The value is at least the default of a device
     without a profile.
     """
     own, given = [], 0
@@ -286,7 +289,8 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
 def _measured_cpu(
     groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
 ) -> dict[str, float]:
-    """Return the CPU shares computed from profiles on this host; empty with several machines."""
+    """Return group -> CPU share that was computed from its profile on this host. Empty if the runtime
+    uses several machines."""
     if runtime.many_hosts:
         return {}
     return {

@@ -33,8 +33,8 @@ _WORDS = {
 }
 """Kind of work -> its name in messages."""
 _SMALL_S = 1e-3
-"""Threshold for the work in a step, in seconds. Below it, calling the operations takes longer than the
-work itself (docs/evidence/profiles.md)."""
+"""Threshold for the time of the work in a step, in seconds. In a shorter step, calling the operations
+takes longer than the work itself (docs/evidence/profiles.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,13 @@ class Catalog:
     """Size of the task's model in bytes."""
 
     def profile(self, name: str | None) -> DeviceProfile | None:
-        """Device profile `name`; None if `name` is None, or if no profile of that name was read."""
+        """Return the device profile `name`; None if `name` is None, or if no profile of that name was
+        read."""
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """A group's `link` at the start, without its trace; None if it has no link. Values that the
-        topology does not give are those of the link class."""
+        """Return a group's `link` at the start of the run, without its trace; None if the group has no
+        link. Values that the topology leaves out come from the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
@@ -199,7 +200,7 @@ def _why(name: str, profile: DeviceProfile, host: Calibration, work: Work | None
     )
     error = profile.training.error
     tested = "" if error is None else f" (predicted training times were off by {error:.0%})"
-    small = " The step is small: most of it are calls of operations, which these speeds do not cover."
+    small = " The step is small: calls of operations take most of it, and the speeds do not cover calls."
     return (
         f"is as fast as {name} in training {task}, by its training speeds{tested}. A step's time "
         f"on this host: {mix}.{small if sum(spent.values()) < _SMALL_S else ''}"

@@ -30,7 +30,7 @@ MSS = 1448
 RTO_MIN = 0.2
 """Minimum that Linux adds to the round trip for a retransmission time-out, in seconds."""
 HOPS = 0.001
-"""Seconds that broker and both ends need for a small message. Measured
+"""Seconds that the broker, the sender and the receiver need for a small message. Measured
 (docs/evidence/virtual-time.md)."""
 _HEADERS = 66
 """Bytes of a packet in addition to its payload: Ethernet, IPv4, TCP with time stamps."""
@@ -41,14 +41,14 @@ _PUBACK = 4
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes to add to the header of an update in `message_sizes`. All numbers in that header are 0; the
-numbers in a real header have more digits."""
+"""Bytes by which the header of a real update is longer than the header in `message_sizes`, where each
+number is 0 and so has only one digit."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
-"""CPU seconds of an update, on a whole core, in addition to its steps: decoding the model, encoding and
-sending the update, waking up for both. Measured (docs/evidence/virtual-time.md)."""
+"""CPU seconds that an update costs on a whole core, in addition to its steps: for decoding the model,
+for encoding and sending the update, and for waking up. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
 """Seconds from the order to start a client until it is ready, mainly to import torch. The client's CPU
 is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
@@ -59,16 +59,17 @@ class StepTime:
     """CPU time of a training step, in seconds."""
 
     whole: float
-    """Seconds with a whole core of this host."""
+    """CPU seconds with a whole core of this host."""
     sliced: float | None = None
-    """Seconds with `SLICED_SHARE` of a core, when a step runs in slices; None if equal to `whole`."""
+    """CPU seconds with `SLICED_SHARE` of a core, where a step runs in slices; None if equal to
+    `whole`."""
 
     def at(self, cpu: float) -> float:
-        """CPU time of a step with `cpu` cores. Below one core, it is interpolated by the logarithm of
-        `cpu`.
+        """Return the CPU time of a step with `cpu` cores, in seconds. Below one core, the time is
+        interpolated over the logarithm of `cpu`.
 
-        The longer the pauses between slices, the colder the caches at the start of each (measured:
-        docs/evidence/virtual-time.md).
+        With a smaller share, the pauses between slices are longer, and caches are colder after a pause
+        (measured: docs/evidence/virtual-time.md).
         """
         if self.sliced is None or cpu >= 1:
             return self.whole
@@ -92,7 +93,7 @@ class StepCost:
     """Costs of the other messages that clients exchange, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
-        """Seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
+        """Return the seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
 
         The result is 0 if the device's speed is not given as a share of this host's core.
         """
@@ -101,15 +102,17 @@ class StepCost:
         return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Seconds of an update on `device` in addition to its steps; 0 if it has no CPU share."""
+        """Return the seconds that an update takes on `device` in addition to its steps; 0 if the
+        device's speed is not a CPU share."""
         return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
-        """Seconds from a client's start on `device` until it is ready; 0 if it has no CPU share."""
+        """Return the seconds from a client's start on `device` until the client is ready; 0 if the
+        device's speed is not a CPU share."""
         return 0.0 if device.gflops is not None or device.cpu is None else self.start
 
     def per_step(self, device: PlannedDevice) -> float:
-        """Seconds of a step on `device`; 0 if only its `timing` is known."""
+        """Return the seconds of a step on `device`; 0 if only the device's `timing` is known."""
         if device.gflops is not None and self.flops is not None:
             return self.flops / (device.gflops * device.speed * 1e9)
         if device.cpu is not None and self.time is not None:
@@ -119,18 +122,19 @@ class StepCost:
 
 
 def bytes_on_link(size: int) -> int:
-    """Bytes that a message of `size` bytes takes on a link, including the headers of the message and of
-    its packets."""
+    """Return the bytes that a message of `size` bytes takes on a link, including the headers of the
+    message and of its packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 
 
 def acknowledgement_bytes(size: int) -> int:
-    """Bytes that the acknowledgements of a message of `size` bytes take on the link in the other
-    direction.
+    """Return the bytes that the acknowledgements of a message of `size` bytes take on the link in the
+    other direction.
 
-    MQTT acknowledges the message, and TCP each packet except the last. (If packets come less than 40 ms
-    apart, TCP acknowledges only every second one. On such a fast link, the difference matters little.)
+    MQTT acknowledges the message, and TCP acknowledges each packet except the last. If packets arrive
+    less than 40 ms apart, TCP acknowledges only every second one, but on a link that fast the difference
+    matters little.
     """
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
@@ -208,7 +212,7 @@ def _step_time(task: Task, local: LocalTraining, frozen: Sequence[str]) -> Path 
 
 
 def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
-    """Rate that a TCP connection achieves on a link, in bit/s; None if there is no limit.
+    """Return the rate that a TCP connection achieves on a link, in bit/s; None if there is no limit.
 
     `rate`: rate of the link in bit/s; None if there is no limit. `rtt`: round-trip time in seconds.
     `loss`: share of packets lost.
@@ -219,8 +223,9 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-    Lost packets are sent again. Assumes independent losses, and transfers long enough to leave slow
-    start. BBR, which does not treat a loss as congestion, is faster.
+    The formula includes that lost packets are sent again. It assumes independent losses, and transfers
+    that are long enough to leave slow start. BBR is faster, because it does not treat a loss as
+    congestion.
     """
     if not loss:
         return rate
@@ -239,11 +244,12 @@ def message_sizes(
     clients: Sequence[str] = (),
     side: ClientSide | None = None,
 ) -> tuple[int, int]:
-    """Return the bytes of a model and of an update on the wire, after the pipeline `steps`.
+    """Return the sizes of a model and of an update on the wire, in bytes. The update has passed the
+    pipeline `steps`.
 
-    `clients`: names of all clients. `side`: the rule's requirements on clients, with the vectors that it
-    sends; None if it sends none. Numbers in headers are counted as one digit; `DIGITS` is the
-    difference to real headers.
+    `clients`: names of all clients. `side`: the rule's requirements on clients, which name the vectors
+    that the rule sends; None if the rule sends none. Each number in a header counts as one digit; real
+    headers of updates are `DIGITS` bytes longer.
     """
     vector, encoded = w, None
     encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]

@@ -1,4 +1,4 @@
-"""Feasibility of a topology on a host: problems, each with its place in the file and its fix."""
+"""Checks whether a host can run a topology. Each problem names its place in the file and a fix."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from testbed.plan.planned_devices import PlannedDevice
 
     Groups = Sequence[PlannedDevice]
-    """A device of each group, before it is placed and slowed down."""
+    """One device per group, before placement and dilation."""
 
 _ROUNDING = 1e-9
-"""Error allowed in a sum of shares: ten devices at 0.1 fit on one core."""
+"""Tolerance for rounding errors in a sum of shares: ten devices with a share of 0.1 fit on one core."""
 _MIN_SHARE = 0.001
-"""Smallest share of a core: the engine allows no quota below 1 ms, the kernel no period above 1 s."""
+"""Smallest share of a core. The engine allows no quota below 1 ms, and the kernel no period above
+1 s."""
 
 
 def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield the parts of the topology that `runtime` does not emulate. It must not be a simulated
-    runtime."""
+    """Yield a problem for each part of the topology that `runtime` does not emulate. `runtime` must not
+    be a simulated runtime."""
     if topology.server.link is not None:
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
@@ -93,7 +94,8 @@ def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> I
 
 
 def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem]:
-    """Yield links that lose packets, for a runtime that cannot lose packets."""
+    """Yield a problem for each link that loses packets. `runtime`: a runtime that cannot emulate
+    loss."""
     others = runtime_names(lambda t: not t.simulated and not t.lossless_reason)
     found: list[Where] = []
     for index, planned in enumerate(groups):
@@ -132,7 +134,8 @@ def too_little(cpu: float, dilation: float) -> str | None:
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
-    """Yield groups, and entries of the scenario, with less CPU than a container can have."""
+    """Yield a problem for each group, and each entry of the scenario, with less CPU than a container can
+    have."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
@@ -161,16 +164,16 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:
-    """Return the problem if evaluations request too many of the host's `cores`: broker and aggregator
-    need one core, and the devices need another. None if there is no problem."""
+    """Return the problem if evaluations request too many of the host's `cores`, None if they do not.
+    Broker and aggregator need one core, and the devices need another."""
     wanted, most = topology.evaluate.cores or 0, max(0, cores - 2)
     if wanted <= most:
         return None
-    fix = f"write at most {most}, or remove it" if most else "remove it"
+    fix = f"Write at most {most}, or remove it" if most else "Remove it"
     return topology.source.problem(
         ("evaluate", "cores"),
-        f"found {wanted}, but {_host_has(cores)}, of which broker and aggregator need one and the "
-        f"devices another: {fix}, or use a larger host",
+        f"found {wanted}, but {_host_has(cores)}: broker and aggregator need one, and the "
+        f"devices another. {fix}, or use a larger host",
     )
 
 
@@ -179,9 +182,11 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield groups that request more cores than `capacity`: each such group, or else all groups
-    together. `capacity` is the part of `cores` that the infrastructure leaves."""
-    have = f"{_host_has(cores)}, of which broker and aggregator keep {'one' if cores > 1 else 'half'}"
+    """Yield a problem for each group with a device that requests more than `capacity`. If there is no
+    such group, yield a problem if all devices together request more.
+
+    `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time."""
+    have = f"{_host_has(cores)}; broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
     fix = (
@@ -210,7 +215,8 @@ def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float
 def too_much_later(
     topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
 ) -> Iterator[Problem]:
-    """Yield entries of the scenario that give devices more CPU than `capacity`.
+    """Yield a problem for each entry of the scenario that gives devices more CPU than `capacity`, in
+    cores.
 
     `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty if
     one machine has all devices.
@@ -231,9 +237,10 @@ def too_much_later(
 
 
 def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int) -> Iterator[Problem]:
-    """Yield the problem if the devices request more memory than the host has.
+    """Yield a problem if the devices request more memory than the host has.
 
-    `free`: free bytes of the host. `reserved`: the part of them for broker and aggregator.
+    `free`: free memory of the host in bytes. `reserved`: part of `free` for broker and aggregator, in
+    bytes.
     """
     counts = [len(group.device_names) for group in topology.devices]
     total = sum(group.memory * count for group, count in zip(groups, counts, strict=True))
@@ -261,8 +268,8 @@ def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
 
 
 def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield groups that share an access link with devices on another node. `placement`: device ->
-    node."""
+    """Yield a problem for each group that shares an access link with devices on another node.
+    `placement`: device -> node."""
     first: dict[str, str] = {}
     for index, group in enumerate(topology.devices):
         access = None if group.access is None else group.access.build()
@@ -278,7 +285,7 @@ def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iter
 
 
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
-    """Yield groups whose profile has less memory than a client needs.
+    """Yield a problem for each group whose profile has less memory than a client needs.
 
     A memory limit in the topology is checked when the topology is loaded.
     """

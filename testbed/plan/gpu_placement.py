@@ -13,7 +13,7 @@ from testbed.topology.units import format_size
 from testbed.topology.yamlfile import Problem
 
 _ROUNDING = 1e-9
-"""Error allowed in a sum of shares."""
+"""Tolerance for rounding errors in a sum of shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class _Room:
 
 
 def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
-    """Yield reasons, in the host or in the dilation, why devices cannot have the GPU that they
-    request."""
+    """Yield a problem for each reason why devices cannot have the GPU that they request: a dilation, or
+    something that the host lacks."""
     if dilation != 1 and any(group.gpu is not None for group in topology.devices):
         yield topology.source.problem(
             ("dilation",),
@@ -100,10 +100,11 @@ def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Pr
 def place_on_gpus(
     topology: Topology, gpus: Gpus, *, oversubscribe: bool
 ) -> tuple[Mapping[str, PlannedGpu], Problem | None]:
-    """Assign a GPU to each device that requests one; also return the problem if they do not fit.
+    """Assign a GPU to each device that requests one. Return device -> its GPU, and the problem if the
+    devices do not fit (None if they fit).
 
     The largest shares are assigned first, each to the first GPU with room for it. With `oversubscribe`,
-    shares that have no room go to the GPU with the largest share left.
+    a device that fits on no GPU gets the GPU with the largest unassigned share.
     """
     wanted = [
         (group.gpu, name) for group in topology.devices if group.gpu for name in group.device_names

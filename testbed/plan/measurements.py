@@ -18,13 +18,14 @@ class Measurements(Model):
 
     cpu: dict[Name, Cpu] = Field(
         default={},
-        description="Group -> CPU share, in cores of that host, as fast as the group's profile",
+        description="Group -> CPU share, in cores of that host, that is as fast as the group's profile",
     )
     virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
 
     @classmethod
     def read(cls, folder: Path) -> Measurements:
-        """Read the measurements in a topology's folder; empty if it has none. Raises BadInputError."""
+        """Read the measurements in a topology's folder. Return empty ones if the folder has none. Raises
+        BadInputError."""
         path = folder / FILE
         return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
 

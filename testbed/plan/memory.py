@@ -1,9 +1,9 @@
 """Maximum memory of the processes of a run, in bytes, from the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/concepts/models.md). They do not include a
-client's data, nor the intermediate results of a step. In the aggregator, they do not include the updates
-that a rule keeps (`fedfa`, `port`, `trim`) and the models that compression keeps: each of these needs as
-much memory as one model.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). A client's data and the
+intermediate results of a step are not included. The updates that a rule keeps in the aggregator
+(`fedfa`, `port`, `trim`) and the models that compression keeps there are not included either. Each of
+them needs as much memory as one model.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class HasMemoryLimit(Protocol):
 
 
 def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[Named] = ()) -> int:
-    """Memory of a client, in bytes.
+    """Return the memory of a client, in bytes.
 
-    A client holds its parameters and the gradient; the received model; the end point, the difference,
-    and one model in reserve; the state of the optimizer; the starting point if a proximal term or
-    clipping needs it; the client-side memory of a rule, if it has one, and a copy while it is saved; the
-    vectors of a rule, and the terms that it adds; and the memory of pipeline steps.
+    A client holds six vectors of the model's size: the parameters, the gradient, the received model, the
+    end point, the difference, and one in reserve. It also holds the state of the optimizer and the
+    memory of the pipeline steps. If a proximal term or clipping needs the starting point, or if the rule
+    keeps a memory on the client, adds terms to the objective or sends vectors of its own, it holds
+    these, too.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
@@ -55,33 +56,37 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 
 
 def message(model: int, side: ClientSide) -> int:
-    """Bytes of the larger of a model and an update, with the rule's own vectors."""
+    """Return the size in bytes of a model or of an update, whichever is larger, with the rule's own
+    vectors."""
     beside = (side.model_vectors, side.update_vectors)
     return model + 4 * max(elements(vectors, model // 4) for vectors in beside)
 
 
 def aggregator(model: int, devices: int) -> int:
-    """Memory of the aggregator, in bytes. `model`: bytes of a model or an update, whichever is larger.
+    """Return the memory of the aggregator, in bytes. `model`: size in bytes of a model or of an update,
+    whichever is larger.
 
-    The aggregator holds the model, the rule's sum, the evaluation's model and its source, the model
-    being sent, and one in reserve; and an incoming update per device.
+    The aggregator holds six vectors of the model's size: the model, the rule's sum, the evaluation's
+    model and its source, the model being sent, and one in reserve. It also holds an incoming update per
+    device.
     """
     return _AGGREGATOR + model * (6 + devices)
 
 
 def broker(model: int, devices: int) -> int:
-    """Memory of the broker, in bytes: per device one model or update in flight."""
+    """Return the memory of the broker, in bytes. It holds one model or update in flight per device."""
     return _BROKER + model * devices
 
 
 def server_memory(model: int, devices: int) -> int:
-    """Memory of aggregator and broker together, in bytes: a message in flight is in one of the two."""
+    """Return the memory of aggregator and broker together, in bytes. A message in flight is in only one
+    of the two."""
     return _RESERVED + model * (7 + devices)
 
 
 def equal_limit(sizes: Sequence[int], budget: int) -> int:
-    """Return the highest limit per device, in whole MiB, with which all `sizes` fit into `budget`. A
-    size above the limit counts as the limit."""
+    """Return the highest limit with which all `sizes` fit into `budget`. A size above the limit counts
+    as the limit. All values are in bytes; the limit is a whole number of MiB."""
     left = budget
     for number, size in enumerate(sorted(sizes)):
         part = left // (len(sizes) - number)
@@ -92,20 +97,21 @@ def equal_limit(sizes: Sequence[int], budget: int) -> int:
 
 
 def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int) -> int:
-    """Memory limit of the aggregator's container on a machine with `free` bytes.
+    """Return the memory limit of the aggregator's container, in bytes, on a machine with `free` bytes of
+    free memory.
 
-    It is the memory that the limits of the `devices` on this machine leave, or half of `free` if that is
-    more, because devices seldom reach their limits. It is at least `reserved`. The needs of a rule and
-    an evaluation are unknown.
+    The limit is the memory that the limits of the `devices` on the machine leave. It is half of `free`
+    if that is more, because devices seldom reach their limits. It is at least `reserved` bytes. How much
+    memory a rule and an evaluation need is unknown.
     """
     return max(reserved, free // 2, free - sum(device.memory for device in devices))
 
 
 def router_limit(devices: int) -> int:
-    """Memory limit of the container of a router of `devices` devices."""
+    """Return the memory limit of the container of a router for `devices` devices, in bytes."""
     return _ROUTER + _ROUTED * devices
 
 
 def mps_limit(devices: int) -> int:
-    """Memory limit of the container of NVIDIA's MPS, which serves `devices` devices."""
+    """Return the memory limit of the container of NVIDIA's MPS for `devices` devices, in bytes."""
     return _MPS + _MPS_CLIENT * devices

@@ -1,7 +1,7 @@
 """Check of a task's model before anything is launched: whether it can be exchanged, and its size.
 
-Building a model takes PyTorch, whose import takes a second. So a good result is cached, for these
-sources, parameters and this version of PyTorch.
+Building a model needs PyTorch, and importing PyTorch takes a second. So a good result is cached. It is
+used again only for the same source files, parameters and version of PyTorch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from testbed.user_code import stand_ins
 from testbed.user_code.stand_ins import StandIn
 
 _TRIED = 64
-"""Maximum number of samples in a trial step; and maximum number of samples that are added so that every
-label occurs."""
+"""Maximum number of samples in a trial step, and maximum number of further samples that are added so
+that every label occurs."""
 
 
 def check(topology: Topology) -> int:
@@ -63,8 +63,8 @@ def _check_rounding(topology: Topology, size: int) -> None:
     most = rounding_growth(secure.grid.step, size)
     if most > differential.clip / 2:
         message = (
-            f"rounding may make an update of {size:,} parameters longer by {most:.2g}, which is taken "
-            f"off clip, {differential.clip:g}: that is more than half of it. Raise bits, or lower range"
+            f"rounding may make an update of {size:,} parameters longer by {most:.2g}, which is more "
+            f"than half of clip ({differential.clip:g}): raise bits, or lower range"
         )
         raise topology.source.error([topology.source.problem(("privacy", "secure", "bits"), message)])
 
@@ -226,9 +226,10 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
 
 
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
-    """Hash that changes if the task's model may have changed, or if other parameters are frozen.
+    """Return a hash that changes if the task's model may have changed, or if other parameters are
+    frozen.
 
-    None if the source code cannot be read.
+    Return None if the source code cannot be read.
     """
     try:
         if isinstance(task, StandIn):

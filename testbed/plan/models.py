@@ -1,4 +1,4 @@
-"""The model that a run begins with, and the models that it saved, as plain state dicts.
+"""The model that a run begins with, and the models that a run saved, as plain state dicts.
 
 If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
 `start.safetensors`: the module's whole state by name. Every process of the run builds its module from
@@ -41,7 +41,7 @@ _NAMED = 3
 
 
 def check_initial(topology: Topology) -> None:
-    """Raise BadInputError, at `task.initial`, if that file does not fit the task's model."""
+    """Raise BadInputError if the file of `task.initial` does not fit the task's model."""
     if topology.task.initial is not None:
         _write_start(topology, None)
 
@@ -122,8 +122,8 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file with the run's saved model of `version`, or with the final model if that is
-    None. Raises BadInputError."""
+    """Return the file with the model `version` that the run saved. `version`: None for the final model.
+    Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))
@@ -135,7 +135,7 @@ def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
 def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
     """Return the state dict of the model that the run in `directory` saved in `file`.
 
-    Raises BadInputError if run or file cannot be read, or the task has changed since.
+    Raises BadInputError if the run or the file cannot be read, or if the task has changed since the run.
     """
     state = saved_module(directory, file).state_dict()
     return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage

@@ -61,8 +61,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
         if (thermal := device.thermal) is not None:
             yield (
                 f"{group.name}: {format_duration(thermal.after)} after the start of the run, its cpu "
-                f"drops to {thermal.to:g} of its value (thermal), whether it has trained until then or "
-                "not."
+                f"drops to {thermal.to:g} of its value (thermal), even if it has not trained until "
+                "then."
             )
     if plan.traits.simulated and any(group.gpu is not None for group in topology.devices):
         yield (
@@ -102,8 +102,8 @@ def _memory_notes(
         elif device.memory < profile.memory:
             yield (
                 f"{group.name}: {limit} of memory, not {group.profile}'s {format_size(profile.memory)}: "
-                f"this host has {gib(host.memory)} free, of which broker and aggregator need "
-                f"{gib(reserved)}, and devices with profiles share the rest equally."
+                f"this host has {gib(host.memory)} free, broker and aggregator need "
+                f"{gib(reserved)} of it, and devices with profiles share the rest equally."
             )
     if device.memory < _AMPLE:
         yield (

@@ -1,8 +1,8 @@
 """Placement of devices on nodes, for runtimes with several machines. No I/O and no clock.
 
 Each node keeps its first core for the processes that serve its devices, as a single host does. On the
-first node, broker and aggregator are among them. The devices with the largest requests are placed
-first, each on the allowed node with the most cores left, so that all nodes are equally busy.
+first node, broker and aggregator are among these processes. The devices with the largest requests are
+placed first, each on the allowed node with the most cores left, so that all nodes are equally busy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARED_CAPACITY = 0.5
 """Cores that devices get on a machine with only one core. They share it with the processes that serve
 them."""
 _ROUNDING = 1e-9
-"""Error allowed in a sum of shares."""
+"""Tolerance for rounding errors in a sum of shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class PlannedNode:
     labels: Mapping[str, str]
     """The node's labels."""
     core: float | None = None
-    """Speed of one of its cores, relative to a core of this machine; None if unknown."""
+    """Speed of a core of the node, relative to a core of this machine; None if unknown."""
 
 
 def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
-    """Divide `node`: `reserved` bytes of its memory are not for devices, and `evaluating` of its cores
-    are for evaluations."""
+    """Divide the cores and the memory of `node`. `reserved`: bytes of memory that are not for devices.
+    `evaluating`: number of cores for evaluations."""
     cores = node.cpus or tuple(range(node.cores))
     alone = len(cores) > 1
     split = len(cores) - evaluating
@@ -74,7 +74,8 @@ class NodeRequest:
     device: str
     """Name of the device."""
     share: float
-    """CPU share in the host's time, in cores; the largest share that it needs on any node."""
+    """CPU share in the host's time, in cores. It is the largest share that the device needs on any
+    node."""
     memory: int
     """Requested memory in bytes."""
     hosts: tuple[str, ...] = ()
@@ -82,10 +83,10 @@ class NodeRequest:
     labels: tuple[tuple[str, str], ...] = ()
     """Labels that the node must have."""
     shares: Mapping[str, float] | None = None
-    """Node's id -> CPU share on that node; None if it is `share` on every node."""
+    """Node's id -> CPU share on that node, in cores; None if the share is `share` on every node."""
 
     def share_on(self, node: str) -> float:
-        """CPU share on the node `node`, in cores."""
+        """Return the CPU share on the node `node`, in cores."""
         return self.share if self.shares is None else self.shares[node]
 
     @property
@@ -173,11 +174,11 @@ def _why(
         f"{memory[node.id] / 2**30:.1f} of {node.memory / 2**30:.1f} GiB"
         for node in allowed[:_SHOWN]
     ]
-    others = f", and {len(allowed) - _SHOWN} other nodes no more" if len(allowed) > _SHOWN else ""
+    others = f", and no more on {len(allowed) - _SHOWN} other nodes" if len(allowed) > _SHOWN else ""
     needs = f"{request.share:.3g} cores" if request.shares is None else "cores by each node's speed"
     return (
-        f"needs {needs} and {request.memory / 2**30:.1f} GiB, but after the devices before it the nodes "
-        f"have left: {'; '.join(shown)}{others}"
+        f"needs {needs} and {request.memory / 2**30:.1f} GiB, but the devices placed before it "
+        f"leave: {'; '.join(shown)}{others}"
     )
 
 

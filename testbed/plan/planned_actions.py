@@ -32,7 +32,7 @@ def has_steps(topology: Topology, plan: Plan) -> bool:
 def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
     """Return the lowest rate of each device's path during the run, in bit/s, without outages.
 
-    Infinite if no rate is given. A user may lower it further (`testbed set`).
+    The rate is infinite if none is given. A user may lower a rate further (`testbed set`).
     """
     rates: dict[str, list[float | None]] = {
         device.name: [

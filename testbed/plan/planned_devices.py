@@ -23,19 +23,20 @@ from testbed.topology.units import format_duration
 from testbed.traits import Traits, traits
 
 SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
-"""CPU weights on the scale of the engines: the weight of a single process; the weight of a device with
-a whole core among the devices of its run; and the kernel's maximum."""
+"""CPU weights on the scale of container engines: weight of a single process, weight of a device with a
+whole core among the devices of its run, and the kernel's maximum."""
 DEVICES_WEIGHT = 50.0
 """CPU weight of all devices of a run per core, relative to a single process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
-"""Shortest slice of work in µs. Each slice begins with cold caches, and filling them takes a part of
-it."""
+"""Shortest slice of work in µs. Each slice begins with cold caches, and filling the caches takes a part
+of the slice."""
 _MIN_RATE_BITS_PER_SECOND = 8
 """Lowest rate in bit/s: the kernel counts in bytes per second."""
 
 
 def weight_alone(weight: int) -> int:
-    """CPU weight of a device outside its run's control group. `weight`: its weight among the devices.
+    """Return the CPU weight of a device outside its run's control group. `weight`: the device's weight
+    among the devices.
 
     The result is the device's part of the weight that the control group would have.
     """
@@ -49,7 +50,7 @@ class PlannedDevice:
     name: str
     """Name of the device."""
     group: str
-    """Name of its device group."""
+    """Name of the device's group."""
     cpu: float | None
     """CPU share in device time, in cores; None only in virtual time."""
     memory: int
@@ -59,20 +60,21 @@ class PlannedDevice:
     cores: str = ""
     """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
-    """Speed of a core of its machine, relative to a core of this host."""
+    """Speed of a core of the device's machine, relative to a core of this host."""
     link: AccessLink | None = None
     """The device's own link at the start of the run; None if it is not shaped."""
     trace: tuple[LinkSeries, ...] = ()
-    """Changes of its own link during the run."""
+    """Changes of the device's own link during the run."""
     access: SharedLink | None = None
-    """Access link that it shares with other devices; None if it shares none."""
+    """Access link that the device shares with others; None if it shares none."""
     think: DrawnDuration | None = None
     """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the moment it could begin; None if there is no
-    minimum. It has to be divided by `speed`."""
+    """Minimum duration of a training, measured from the moment when the training could begin; None if
+    there is no minimum. The duration has to be divided by `speed`."""
     gflops: float | None = None
-    """Speed in 1e9 operations per second; None if not given. It has to be multiplied by `speed`."""
+    """Speed in 1e9 operations per second; None if not given. This speed has to be multiplied by
+    `speed`."""
     speed: float = 1.0
     """Speed factor that was drawn for this device."""
     steps: tuple[Named, ...] = ()
@@ -87,7 +89,7 @@ class PlannedDevice:
     """Host seconds per second of device time. All rates of the device are divided by this."""
 
     def step_kind(self, step: str) -> str | None:
-        """Kind of the device's own pipeline step `step`; None if it has no such step."""
+        """Return the kind of the device's own pipeline step `step`; None if it has no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
@@ -106,7 +108,7 @@ class PlannedDevice:
 
     @property
     def host_access(self) -> SharedLink | None:
-        """The shared access link in the host's time; None if it shares none."""
+        """The shared access link in the host's time; None if the device shares none."""
         return (
             None
             if self.access is None
@@ -137,11 +139,11 @@ class PlannedDevice:
 
     @property
     def period(self) -> int:
-        """CFS period in µs. It is at least 10 ms, longer if a slice would be too short, and at most
-        1 s, the kernel's maximum.
+        """CFS period in µs, from 10 ms to 1 s (the kernel's maximum). The period is longer than 10 ms if
+        a slice would otherwise be too short.
 
-        In stretched time the pauses between slices are longer and caches are colder, so slices are made
-        longer, too: then a CPU second does as much work (`make dilation`).
+        In stretched time the pauses between slices are longer, so caches are colder. Slices are made
+        longer, too, so that a CPU second does the same work. `make dilation` measures this.
         """
         least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
         return min(max(10_000, round(least / self.host_cpu)), 1_000_000)
@@ -221,10 +223,10 @@ class Plan:
     is_routed: bool = False
     """Whether devices reach the broker through a router.
 
-    They do if any of them has a link, or gets one later, or if there are several machines.
+    They do if any device has a link, if any device gets a link later, or if there are several machines.
     """
     absent: frozenset[str] = frozenset()
-    """Devices that join later."""
+    """Names of the devices that join during the run."""
 
     @property
     def cpus(self) -> set[int]:
@@ -251,8 +253,8 @@ class Plan:
 
     @property
     def measures_steps(self) -> bool:
-        """Whether the time of a step has to be measured on this host for virtual time. It has to if a
-        device's speed is a CPU share and the time of a step is not known yet."""
+        """Whether the time of a step has to be measured on this host for virtual time. This is so if a
+        device's speed is a CPU share, and the time of a step is not known yet."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 
@@ -291,7 +293,7 @@ class Plan:
         return traits(self.runtime)
 
     def too_much(self, shares: Iterable[float]) -> str | None:
-        """Return why the devices cannot have these CPU `shares` (device time); None if they can."""
+        """Return why the devices cannot have the CPU `shares` (device time); None if they can."""
         if self.is_oversubscribed:
             return None
         return feasibility.too_much(shares, self.device_capacity * self.dilation)
@@ -311,7 +313,7 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def duration_text(duration: DrawnDuration | None) -> str | None:
-    """Format a duration as `200ms`, or as the name of its distribution. None stays None."""
+    """Format a duration as `200ms`, or as the name of its distribution. Return None for None."""
     if duration is None:
         return None
     if duration.distribution == "constant":

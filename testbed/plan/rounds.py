@@ -36,8 +36,8 @@ from testbed.topology import Topology
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Longest round that is expected, as a multiple of the mean round. An exponentially distributed
-duration exceeds it once in 5e8 times."""
+"""Longest expected round, as a multiple of the mean round. An exponentially distributed duration is
+longer once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
@@ -98,8 +98,8 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Time of a step from the plan, or else as last measured on this host for virtual time; None if
-    unknown."""
+    """Return the time of a step. It comes from the plan, or from the last measurement on this host for
+    virtual time. None if it is unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
@@ -112,7 +112,8 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and the unknown parts. `timing` is a minimum."""
+    """Return the known seconds of local training, and the unknown parts. The device's `timing` is a
+    minimum."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -131,7 +132,8 @@ def _training(
 
 
 def _mean(duration: DrawnDuration | None) -> float | None:
-    """Mean of a duration in seconds: 0 if there is no duration, None if the mean is not finite."""
+    """Return the mean of a duration in seconds: 0 if there is no duration, None if the mean is not
+    finite."""
     if duration is None:
         return 0.0
     mean = DISTRIBUTIONS[duration.distribution](**duration.params).expectation
@@ -141,9 +143,11 @@ def _mean(duration: DrawnDuration | None) -> float | None:
 def _transfer(
     device: PlannedDevice, server: AccessLink, sizes: tuple[int, int], *, in_packets: bool
 ) -> float:
-    """Seconds to download the model and to upload the update. `sizes`: sizes of both in bytes.
+    """Return the seconds to download the model and to upload the update. `sizes`: sizes of model and
+    update in bytes.
 
-    `in_packets`: whether to compute as `testbed.virtual.network` does, for links that were idle before.
+    `in_packets`: whether to count packets as `testbed.virtual.network` does. The links are assumed to be
+    idle before.
     """
     link, access = device.link or AccessLink(), device.access or AccessLink()
     seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
@@ -180,8 +184,8 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """Return the rows of `testbed.plan.describe` with each device's `samples`, `transfer_s`, `round_s`,
-    and what the estimate `lacks`. The rows are for programs."""
+    """Return the rows of `device_table`, for programs. Each row also has the device's `samples`,
+    `transfer_s` and `round_s` (seconds), and what the estimate `lacks`."""
     return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
@@ -194,8 +198,8 @@ def _figures(one: Round) -> dict[str, Any]:
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return one row per group, for people: number of `devices`, and ranges of their figures.
 
-    These are `samples`, `transfer` (both directions) and `round`; `> 12s` means that part of the round
-    is unknown.
+    The figures are `samples`, `transfer` (both directions) and `round`. `> 12s` means that part of the
+    round is unknown.
     """
     members: dict[str, list[Round]] = {}
     for device in plan.devices:
@@ -217,8 +221,8 @@ def _row(own: Sequence[Round]) -> dict[str, Any]:
 
 
 def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
-    """Yield sentences on what is unknown, then on devices that will not finish a round within the
-    run."""
+    """Yield sentences on the unknown parts of estimates, then on devices that will not finish a round
+    within the run."""
     if any(one.samples is None for one in rounds.values()):
         yield "The number of samples per device is known once a run has prepared the data."
     for lack, sentence in _LACKS.items():
@@ -245,8 +249,8 @@ def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
 _LACKS: Mapping[Lack, str] = {
     "step time": "The time of a step of {} on this host is unknown: a round takes longer than shown. "
     "Give virtual.step_time, or run it once with --runtime virtual, which measures it.",
-    "samples": "The number of steps per epoch of {} is unknown until the samples are: a round takes "
-    "longer than shown.",
+    "samples": "The number of steps per epoch of {} is unknown until the number of samples is known: a "
+    "round takes longer than shown.",
     "mean": "think or timing of {} has no finite mean: a round takes longer than shown.",
 }
 

@@ -59,5 +59,5 @@ def lack_of_netem() -> str | None:
     """Try this kernel's netem; return why it cannot be used, or None if it can."""
     works, answer = kernel.supports(kernel.NETEM)
     if works is None:
-        return f"it cannot be tried whether this kernel has netem ({answer})"
+        return f"it is unknown whether this kernel has netem ({answer})"
     return None if works else f"this kernel has no netem ({answer})"

@@ -1,7 +1,7 @@
 """The relay's process: `python -m testbed.relay.main CONFIG`. It runs until it is ended.
 
-It is the router of a run with local processes: it logs in at the broker under the router's name, and
-receives the orders that change links.
+In a run with local processes, the relay takes the place of the router. It logs in at the broker under
+the router's name, and receives the orders that change links.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.relay.sockets import LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
-"""Seconds between two records of the queues' use; the controller reads them once per second."""
+"""Seconds between two records of the queues' use. The controller reads the records once per second."""
 LinkAction = SetLink | Disconnect | Reconnect
 
 
@@ -43,11 +43,12 @@ class RelayConfig:
     targets: tuple[int, ...]
     """Ports on the broker's host that the devices reach through their links."""
     listeners: Mapping[str, tuple[int, ...]]
-    """Device -> inherited file descriptors of its listening sockets, one per target."""
+    """Inherited file descriptors of each device's listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Device -> its own link. Devices without one are left out."""
+    """Link of each device, without its shared access link. Devices without a link of their own are left
+    out."""
     access: Mapping[str, SharedLink]
-    """Device -> its shared access link. Devices without one are left out."""
+    """Shared access link of each device. Devices without a shared access link are left out."""
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
     `listeners`."""

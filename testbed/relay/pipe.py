@@ -1,8 +1,8 @@
-"""One direction of a shaped link: bytes enter, and leave when they are due. No I/O and no clock: the
-time is an argument.
+"""One direction of a shaped link. Bytes enter, and leave when they are due. The module uses neither I/O
+nor a clock: the time is an argument.
 
-As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire;
-then it is in flight for the link's delay. Order is kept, and nothing is lost.
+As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire.
+Then it is in flight for the link's delay. Order is kept, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ _HEADERS = 66
 """Bytes that Ethernet, IP and TCP add to each packet."""
 _PACKET = SEGMENT + _HEADERS
 _QUEUE_SECONDS = 0.2
-"""Seconds of traffic at the link's rate that the queue holds, as in the kernel (agents.device.link)."""
+"""Size of the queue, as seconds of traffic at the link's rate. The kernel's queue has the same size
+(agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Maximum bytes to hand over at a time, also on the fastest link."""
+"""Maximum bytes to hand over at a time. The limit also applies to the fastest link."""
 _MAX_BYTES = 64 * 2**20
 """Maximum bytes in the pipe, including those in flight, if no rate limits them."""
 
@@ -42,12 +43,12 @@ class Shape:
     delay: float = 0.0
     """Delay in seconds."""
     jitter: float = 0.0
-    """Jitter in seconds. Each piece's delay is uniformly distributed in delay ± jitter, but at least
-    0."""
+    """Jitter in seconds. The delay of each piece is uniformly distributed in delay ± jitter, but never
+    below 0."""
 
 
 def on_wire(size: int) -> int:
-    """Return how many bytes `size` bytes of TCP payload take on the wire, with packet headers."""
+    """Return the number of bytes on the wire, with packet headers, for `size` bytes of TCP payload."""
     return size + _HEADERS * -(-size // SEGMENT)
 
 
@@ -56,8 +57,8 @@ class _QueuedItem(NamedTuple, Generic[T]):
     size: int
     """Length of the payload in bytes."""
     at: float
-    """Time in seconds at which the item entered the queue, or, for an item in flight, at which it is
-    due."""
+    """Time in seconds at which the item entered the queue. For an item in flight, it is the time at
+    which the item is due."""
 
 
 class LinkPipe(Generic[T]):
@@ -69,7 +70,8 @@ class LinkPipe(Generic[T]):
     def __init__(
         self, shape: Shape, uniform: Callable[[], float], count: Callable[[int], None] | None = None
     ) -> None:
-        """`count` is called with the bytes on the wire of each item that passes the bucket."""
+        """`count`: called with the number of bytes on the wire of each item that passes the bucket; None
+        to count nothing."""
         self._shape = shape
         self._uniform = uniform
         self._count = count
@@ -83,12 +85,12 @@ class LinkPipe(Generic[T]):
         """Bytes of payload in the pipe, including those in flight."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
-        """Reference time of the bucket in seconds: at time t the bucket holds (t − `_empty_at`) · rate
+        """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
         / 8 bytes, but at most its depth."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """Time in seconds at which the last item that passed the bucket is due."""
+        """Time in seconds at which the last item that has passed the bucket is due."""
 
     @property
     def rate(self) -> int | None:
@@ -97,7 +99,8 @@ class LinkPipe(Generic[T]):
 
     @property
     def piece(self) -> int:
-        """Bytes of payload to hand over at a time: as many as the bucket lets pass at once."""
+        """Maximum bytes of payload to hand over at a time. The bucket lets this number of bytes pass at
+        once."""
         if self._shape.rate is None:
             return _MAX_PIECE_BYTES
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
@@ -115,7 +118,7 @@ class LinkPipe(Generic[T]):
 
     @property
     def use(self) -> QueueUse:
-        """Use of the queue so far: traffic that passed while items were waiting."""
+        """Use of the queue so far, which is the traffic that passed while items were waiting."""
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
@@ -136,8 +139,8 @@ class LinkPipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """Time of the next event, at which an item is due, or passes the bucket and makes room. None
-        if there is no such event."""
+        """Return the time of the next event; None if there is none. An event is an item that is due, or
+        an item that passes the bucket and so makes room."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []
@@ -146,7 +149,7 @@ class LinkPipe(Generic[T]):
         return max(min(times), self._opened) if times else None
 
     def change(self, shape: Shape, now: float) -> None:
-        """Change the shape. Waiting items use the new rate; items in flight are due at the same time as
+        """Change the shape. Waiting items use the new rate. Items in flight are due at the same time as
         before."""
         self._advance(now)
         if shape.rate is not None:
@@ -166,12 +169,13 @@ class LinkPipe(Generic[T]):
         self._open = False
 
     def mend(self, now: float) -> None:
-        """End an outage: items that became due meanwhile come out at once, as if retransmitted."""
+        """End an outage. Items that became due during the outage come out at once, as if they were
+        retransmitted."""
         if not self._open:
             self._open, self._opened = True, now
 
     def _pass_time(self, first: _QueuedItem[T]) -> float:
-        """Return when the first item of the queue passes the bucket."""
+        """Return the time at which the first item of the queue passes the bucket."""
         earliest = max(first.at, self._opened)
         if self._shape.rate is None:
             return earliest

@@ -1,12 +1,13 @@
 """Measurement of a relay's link, before any client uses it.
 
-The device's side opens a connection and sends one line, which says what follows:
+The device's side opens a connection and sends one line, which is one of the following:
 
 - `echo`: the server sends one byte, then returns every byte that it gets;
 - `down SIZE`: the server sends SIZE bytes;
 - `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement, a line of JSON.
 
-A rate is measured between the first and the last arrival of payload: neither delay nor handshake counts.
+A rate is measured between the first and the last arrival of payload, so that neither delay nor handshake
+counts.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from testbed.relay.pipe import SEGMENT, on_wire
 _TRANSFER_SECONDS = 1.0
 """Seconds that a transfer at the requested rate takes."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
-"""Bounds of a transfer: enough packets to measure a rate, but not too long for start-up."""
+"""Minimum and maximum size of a transfer in bytes. It has enough packets to measure a rate, and does not
+take too long for a start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Bytes on the wire per byte of payload: it converts the measured rates of payload."""
+"""Bytes on the wire per byte of payload. The factor converts measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds, in addition to the link's delay, within which the next byte must arrive."""
 
@@ -40,8 +42,8 @@ _SILENCE_TIMEOUT_SECONDS = 30.0
 def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
     """Measure the link `requested` through its `port` to the server of `probe_server`.
 
-    `rtt` is in seconds; `jitter` is the standard deviation of round trips, in seconds; `up` and `down`
-    are bit/s on the wire, measured if a rate is requested. Raises OSError.
+    In the result, `rtt` is in seconds, `jitter` is the standard deviation of round trips in seconds, and
+    `up` and `down` are in bit/s on the wire. A rate is measured only if it is requested. Raises OSError.
     """
     count, interval = pace(requested, on_wire(1))
     trips = round_trips(host, port, count, interval, _SILENCE_TIMEOUT_SECONDS + requested.rtt)
@@ -54,8 +56,8 @@ def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
 
 
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
-    """Send `count` single bytes to the server, one every `interval` seconds; return the seconds until
-    each came back. Raises OSError if none comes back for `timeout` seconds."""
+    """Send `count` single bytes to the server, one every `interval` seconds. Return the seconds until
+    each byte came back. Raises OSError if no byte comes back for `timeout` seconds."""
     with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)
@@ -158,10 +160,8 @@ def _receive(sock: socket.socket, most: int) -> int:
 
 
 def _drain(sock: socket.socket, count: int) -> tuple[int, float]:
-    """Receive `count` bytes; return the bytes after the first arrival and the seconds that they took.
-
-    Raises ConnectionError if fewer arrive.
-    """
+    """Receive `count` bytes. Return the number of bytes after the first arrival, and the seconds in
+    which they arrived. Raises ConnectionError if fewer bytes arrive."""
     first = received = _receive(sock, _CHUNK_BYTES)
     begin = end = time.monotonic()
     while received < count:

@@ -1,7 +1,7 @@
 """Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The sockets are opened by the controller and inherited by the relay, so no port has to be guessed or
-waited for.
+The controller opens the sockets, and the relay inherits them. Therefore nobody has to guess a port or
+wait for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
 
 _BROKER, _PROBES = range(2)
-"""Indices of the targets, and of a device's listening sockets."""
+"""Indices of the targets. They are also the indices of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 30.0
 """Seconds within which the relay must be ready to serve. This is longer than any round trip."""
 
@@ -37,7 +37,7 @@ class StartedRelay:
     """Ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Device -> port that leads to the broker."""
+    """Port of each device that leads to the broker."""
     probes: Sequence[LinkProbe]
     """Measurements of the links."""
     traffic: Traffic
@@ -45,7 +45,7 @@ class StartedRelay:
 
 
 def is_needed(spec: RunSpec) -> bool:
-    """Return whether any device has a link, gets one later, or loses its network."""
+    """Return whether any device has a link, gets a link later, or loses its network."""
     return (
         spec.plan.is_routed
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
@@ -58,9 +58,9 @@ def launch_relay(
 ) -> StartedRelay:
     """Start the relay, and measure the links.
 
-    `spawn`: function that starts the process; its argument is the file descriptors that the process
+    `spawn`: function that starts the process. Its argument is the file descriptors that the process
     inherits. `broker`: the relay's login. `port`: the broker's port for clients. Raises OSError if no
-    relay answers, HostError if a link cannot be measured.
+    relay answers, and HostError if a link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host
@@ -95,8 +95,8 @@ def launch_relay(
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the link of each of `devices`: all at the same time, except that devices with the same
-    shared access link are measured one after the other. Raises HostError."""
+    """Measure the links of `devices` at the same time. If devices have the same shared access link,
+    measure one after the other. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         sharing[device.shared_name].append(device)

@@ -1,7 +1,8 @@
-"""The relay's sockets: each device's connections, each direction through the pipes of its route.
+"""The relay's sockets: the connections of each device. Each direction of a connection goes through the
+pipes of its route.
 
-The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for, so
-its memory is bounded and the sender is slowed down to the rate.
+The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for.
+Its memory is therefore bounded, and the sender is slowed down to the rate.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from testbed.relay.pipe import LinkPipe, Shape
 _MAX_BACKLOG_BYTES = 256 * 1024
 """Maximum bytes that wait for a receiver that does not read, in addition to its kernel's buffer."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
-"""Bounds of the kernel's receive buffers, which hold one second of traffic at the link's rate. The
-sender counts bytes in these buffers as delivered: with larger buffers, a slow transfer would seem to
-make no progress."""
+"""Minimum and maximum size of the kernel's receive buffers in bytes. Between these bounds, a buffer
+holds one second of traffic at the link's rate.
+
+The sender counts bytes in these buffers as delivered. With larger buffers, a slow transfer would seem to
+make no progress.
+"""
 _READ_AHEAD_BYTES = 4 * 1024
-"""asyncio's read limit: with more than twice this in its own buffer, the relay stops reading."""
+"""Read limit of asyncio, in bytes. If asyncio's own buffer has more than twice this number of bytes, the
+relay stops reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
 class LinkLane(LinkPipe[Callable[[], None]]):
-    """One direction of a link, shared by all connections behind it. Its items are functions, called when
-    due.
+    """One direction of a link, shared by all connections behind it. Its items are functions, which are
+    called when they are due.
 
     Used only in the relay's thread.
     """
@@ -43,8 +48,8 @@ class LinkLane(LinkPipe[Callable[[], None]]):
         self._room = asyncio.Event()
 
     def advance(self) -> None:
-        """Call the items that are due, and schedule the next; call this after each change of the
-        pipe."""
+        """Call the items that are due, and schedule the next one. Call this method after each change of
+        the pipe."""
         if self._timer is not None:
             self._timer.cancel()
         for deliver in self.pop_due(time.monotonic()):
@@ -57,13 +62,13 @@ class LinkLane(LinkPipe[Callable[[], None]]):
             self._room.clear()
 
     async def wait_for_room(self) -> None:
-        """Wait until the pipe has room. The caller has to check again: another waiter may have filled it
-        first."""
+        """Wait until the pipe has room. The caller has to check again, because another waiter may have
+        filled the pipe first."""
         await self._room.wait()
 
 
 class Relay:
-    """Mover of bytes between sockets. `serve` runs in one thread; the other methods may be called from
+    """Mover of bytes between sockets. `serve` runs in one thread. The other methods may be called from
     any thread."""
 
     def __init__(self) -> None:
@@ -79,9 +84,9 @@ class Relay:
         up: Sequence[LinkLane],
         down: Sequence[LinkLane],
     ) -> None:
-        """Accept connections on `listener`, and connect each with `target`.
+        """Accept connections on `listener`, and connect each of them with `target`.
 
-        Each direction passes its lanes one after the other.
+        Each direction of a connection passes its lanes one after the other.
         """
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _buffer(up))
 
@@ -112,7 +117,7 @@ class Relay:
 
 
 class _PreciseSelector(selectors.DefaultSelector):
-    """Selector that waits with `select`. It is precise to microseconds, while epoll is precise only to
+    """Selector that waits with `select`, which is precise to microseconds. epoll is precise only to
     milliseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -168,8 +173,8 @@ async def _move(
     route: Sequence[LinkLane],
     source: socket.socket,
 ) -> None:
-    """Move the data of one direction of a connection from `source` through `route`, until its end has
-    been delivered."""
+    """Move the data of one direction of a connection from `source` through `route`. Return when the end
+    of the data has been delivered."""
     writer.transport.set_write_buffer_limits(_MAX_BACKLOG_BYTES)
     ended = asyncio.Event()
 
@@ -200,8 +205,8 @@ async def _move(
 
 
 def _pass(data: bytes, route: Sequence[LinkLane], deliver: Callable[[bytes], None]) -> None:
-    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data stands for the end of
-    the stream."""
+    """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data means that the stream has
+    ended."""
     if route:
         first, *others = route
         first.put(partial(_pass, data, others, deliver), len(data), time.monotonic())

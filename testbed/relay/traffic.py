@@ -1,6 +1,6 @@
-"""Counters of each device's traffic and queues, written by the relay and read by the controller.
+"""Counters of each device's traffic and queues. The relay writes them, and the controller reads them.
 
-Both map the same file: counting costs the relay one addition, and reading costs it nothing.
+Both map the same file. Counting costs the relay one addition, and reading costs the relay nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _COUNTER_BYTES = 8
 COUNTED = ("sent", "received")
 _QUEUES = ("uplink", "downlink")
 _COUNTERS = len(COUNTED) + 3 * len(_QUEUES)
-"""Number of counters per device. Order in the file: bytes sent and received; then for each queue the
-fields of QueueUse, with its time in µs."""
+"""Number of counters per device. In the file, bytes sent and received come first. Then the fields of
+QueueUse follow for each queue, with the time in µs."""
 
 
 class Traffic:
-    """Bytes on the wire per device since the relay's start, and the use of its queues."""
+    """Bytes on the wire of each device since the relay's start, and the use of the device's queues."""
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """Map the file `path`; create it if it is missing.
@@ -44,7 +44,7 @@ class Traffic:
         return count
 
     def record(self, device: str, uses: Sequence[QueueUse]) -> None:
-        """Set the use of the queues of the device's link: up, then down."""
+        """Set the use of the queues of the device's link, for the directions up and down."""
         place = self._places[device] + len(COUNTED)
         for use in uses:
             self._counts[place] = round(1e6 * use.busy)
@@ -52,7 +52,7 @@ class Traffic:
             place += 3
 
     def telemetry_fields(self, device: str) -> dict[str, Any]:
-        """Return the telemetry fields of `device`; a queue is included only if it has carried
+        """Return the telemetry fields of `device`. A queue is included only if it has carried
         traffic."""
         place = self._places[device]
         counts = self._counts[place : place + _COUNTERS]

@@ -1,4 +1,5 @@
-"""Devices that must come back after a restart or a join, and whether they do so in time."""
+"""Devices that must come back after a restart or a join. The module checks whether they do so in
+time."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class AwaitedDevices:
                 self._deadlines[record.device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
-        """Yield one sentence per device that did not come back in time. Each device is reported once."""
+        """Yield one sentence per device that did not come back in time. No device is reported twice."""
         late = [device for device, deadline in self._deadlines.items() if deadline <= now]
         for device in late:
             del self._deadlines[device]

@@ -1,6 +1,7 @@
-"""Controller of one run: starts the runtime, waits at the start barrier, follows the run, takes it down.
+"""Controller of one run. It starts the runtime, waits at the start barrier, follows the run, and takes
+it down.
 
-It takes no part in the learning: once the run clock has started, aggregator and clients need nothing
+It takes no part in the learning. Once the run clock has started, aggregator and clients need nothing
 from it.
 """
 
@@ -50,19 +51,19 @@ _SUPERVISION_INTERVAL_SECONDS = 1.0
 _OTHER_HOSTS_INTERVAL_SECONDS = 10.0
 """Seconds between two samples of the clock and the load of each other host with devices."""
 _MESSAGE_RATE = 100, 10.0
-"""Limit of messages per topic: burst size, and messages per second. A device sends one sample per
+"""Limit of messages per topic: burst size, and messages per second. A device sends only one sample per
 second."""
 _INBOX_BYTES = 8 * 2**20
-"""Limit of the messages that wait to be handled, in bytes."""
+"""Maximum size of the messages that wait to be handled, in bytes."""
 _END_TIMEOUT_SECONDS = 3.0
 """Seconds within which a container must end after its client."""
 _TRACEBACK_LINES = 40
 """Number of log lines to show if the user's own code raised an exception."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
-"""Seconds between requests to read the limits of a device's container, and seconds after which wrong
+"""Seconds between two requests to read the limits of a device's container, and seconds after which wrong
 limits are an error."""
 _LOSSY = 0.05
-"""Packet loss (share) above which a connection may be silent for some seconds by chance."""
+"""Packet loss (as a share) above which a connection may by chance be silent for some seconds."""
 _MAX_RESTARTS = 3
 """Maximum number of restarts of broker and aggregator in a run."""
 _STOP_TIMEOUT_SECONDS = 4.0
@@ -111,17 +112,17 @@ class Controller:
         self._awaited = self._devices - spec.plan.absent
         """Devices that must be ready before the run clock starts."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
-        """Device -> its current CPU share, in cores."""
+        """Current CPU share of each device, in cores."""
         self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Device -> planned limits of its container; None if no control group limits it."""
+        """Planned limits of each device's container; None if no control group limits the container."""
         self._limited: dict[str, float] = {}
-        """Device -> time at which its limits were applied, on the monotonic clock."""
+        """Time at which the limits of each device were applied, on the monotonic clock."""
         self._limits: dict[str, messages.LimitsRead] = {}
-        """Device -> limits of its container, as last read from the kernel."""
+        """Limits of each device's container, as last read from the kernel."""
         self._asked: dict[str, float] = {}
-        """Device -> time at which its init was last asked to read the limits, on the monotonic
+        """Time at which the init of each device was last asked to read the limits, on the monotonic
         clock."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
@@ -129,8 +130,8 @@ class Controller:
         """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders held back for the aggregator while a restart or a flood would lose them; None if
-        orders are sent at once."""
+        """Orders for the aggregator that are held back, because a restart or a flood would lose them.
+        None if orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -147,10 +148,10 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """Device -> its state after the actions on it. Devices without an action are left out."""
+        """State of each device after the actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
-        """Process of the run that somebody else has stopped -> time at which that was noticed, on the
-        monotonic clock."""
+        """Time at which each process was found to be stopped by somebody else, on the monotonic clock.
+        Processes that are not stopped are left out."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:
@@ -160,13 +161,14 @@ class Controller:
         self.host_samples: list[HostSample] = []
         """One sample per second while the run clock is running."""
         self.failures: list[str] = []
-        """One sentence per action on a device that failed."""
+        """One sentence per failure, such as an action on a device that could not be carried out."""
         self.clocks: dict[str, float] = {}
-        """Other host -> largest error of its converted times so far, in seconds."""
+        """Largest error of converted times so far, in seconds, for each other host."""
         self.other_samples: dict[str, list[HostSample]] = {}
-        """Other host with devices -> its load samples, taken less often than once per second."""
+        """Load samples of each other host with devices. They are taken less often than once per
+        second."""
         self._used: dict[str, float] = {}
-        """Device -> CPU seconds in its last sample."""
+        """CPU seconds of each device in its last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -179,10 +181,8 @@ class Controller:
         )
 
     def run(self) -> events.RunEnded:
-        """Run to the end, then remove everything, also after an error or Ctrl-C.
-
-        Raises RunFailedError or HostError.
-        """
+        """Run to the end, then remove everything. The removal also happens after an error or Ctrl-C.
+        Raises RunFailedError or HostError."""
         try:
             ended = self._run()
         except BaseException as error:
@@ -204,7 +204,7 @@ class Controller:
             self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _report_left(self, error: HostError) -> None:
-        """Report that a run that failed for another reason could not be removed completely."""
+        """Report that a run could not be removed completely. The run has failed for another reason."""
         run = self._spec.directory.run
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 
@@ -294,8 +294,8 @@ class Controller:
                 self._fail_late(ready)
 
     def _await_limits(self, ready: set[str], connection: Connection) -> set[str]:
-        """Return the devices of `ready` whose limits are not confirmed yet, and ask these devices to
-        read them. Raises RunFailedError if the engine has set other limits."""
+        """Return the devices of `ready` whose limits are not confirmed yet. Ask these devices to read
+        their limits. Raises RunFailedError if the engine has set other limits."""
         now = time.monotonic()
         waiting = set()
         for name in sorted(ready):
@@ -316,8 +316,8 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """Return each limit of the device that is not as requested; empty if no control group limits
-        it."""
+        """Return a text on each limit of the device that is not as requested; empty if no control group
+        limits the device."""
         if (wanted := self._requested_limits[device]) is None:
             return []
         if (read := self._limits.get(device)) is None:
@@ -327,8 +327,8 @@ class Controller:
     def _skip_earlier_records(self) -> None:
         """Pass records of the run's earlier segments to the view, without acting on them.
 
-        The records are read only when the aggregator is ready: before that, an aggregator that resumes
-        from a checkpoint removes the records after it.
+        The records are read only when the aggregator is ready. Before that, an aggregator that resumes
+        from a checkpoint removes all records after the checkpoint.
         """
         records = self._new_records()
         new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
@@ -337,9 +337,9 @@ class Controller:
 
     def _check_links(self) -> str | None:
         """Return a sentence on links whose measurement deviates more than a valid run allows; None if
-        there are none.
+        there are no such links.
 
-        Raises RunFailedError if a rate deviates too much to start at all.
+        Raises RunFailedError if a rate deviates so much that the run must not start.
         """
         dilation = self._spec.plan.dilation
         samples = [in_device_time(one, dilation) for one in self._probes.read()]
@@ -398,7 +398,8 @@ class Controller:
         return self._ended
 
     def _ticks(self) -> Iterator[None]:
-        """Yield several times per second; in between, handle the inbox and check the processes."""
+        """Yield several times per second. Between two yields, handle the inbox and check the
+        processes."""
         supervise = lateness = 0.0
         look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
         with self._spec.directory.telemetry.open("a", encoding="utf-8") as telemetry:
@@ -489,7 +490,7 @@ class Controller:
                 self.failures.append(f"invalid message on {event.topic}: {error}")
 
     def _record_failure(self, what: str) -> None:
-        """Record a failed action: the run continues, but is not valid."""
+        """Record a failed action. The run continues, but is not valid."""
         self.failures.append(what)
         self._note(what)
 
@@ -499,8 +500,8 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes.
 
-        Devices may end. Broker and aggregator are restarted a few times while the run clock is running;
-        otherwise the run ends.
+        Devices may end. If broker or aggregator ends while the run clock is running, it is restarted,
+        but only a few times per run. Otherwise the run ends.
         """
         for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:
@@ -521,7 +522,7 @@ class Controller:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _check_stopped(self) -> None:
-        """Record which processes somebody else has stopped, and which of them continue."""
+        """Record which processes somebody else has stopped, and which of these processes continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {
             name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
@@ -537,8 +538,8 @@ class Controller:
             self._orders.append((AGGREGATOR, messages.DisruptOrder(now, since, reason)))
 
     def _is_cut(self, device: str) -> bool:
-        """Whether an order has cut the device's link, or the link is so lossy that the device may be
-        silent for long."""
+        """Whether an order has cut the device's link, or the link loses so many packets that the device
+        may be silent for long."""
         state, planned = self._states.get(device, DeviceState()), self._planned[device].link
         link = (planned or AccessLink()).with_changes(state.link)
         return state.is_held or link.is_outage or link.loss > _LOSSY
@@ -557,11 +558,11 @@ class Controller:
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
-        """Restart broker or aggregator if the run can continue after it; return whether it was
+        """Restart broker or aggregator if the run can continue after the restart. Return whether it was
         restarted.
 
-        An aggregator without an input log is not restarted: it would not know its last messages to the
-        clients.
+        An aggregator without an input log is not restarted, because it would not know its last messages
+        to the clients.
         """
         keeps_all = self._spec.topology.durability in LOGGED
         if self._connection is None or self.epoch is None or self._is_over:
@@ -607,8 +608,8 @@ class Controller:
     def _end_flooding_client(self, device: str) -> None:
         """End the client of `device`, which floods the aggregator.
 
-        Messages to the aggregator are held back until it reports the end of the flood, because messages
-        sent during the flood could be lost.
+        Messages to the aggregator are held back until the aggregator reports the end of the flood.
+        Messages sent during the flood could be lost.
         """
         self._postponed = self._postponed or []
         self._orders += self._runtime.act(device, Crash())
@@ -616,7 +617,8 @@ class Controller:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the run is over except for its last evaluation: devices have nothing left to do."""
+        """Whether devices have nothing left to do, because only the last evaluation of the run is
+        missing."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:
@@ -653,8 +655,8 @@ class Controller:
             time.sleep(_TICK_SECONDS)
 
     def _log_tail(self, name: str, lines: int = 12) -> str:
-        """Return the end of a process's log, for an error message; the runtime is stopped first, which
-        saves the logs."""
+        """Return the end of a process's log, for an error message. The runtime is stopped first, because
+        that saves the logs."""
         try:
             self._runtime.stop()
         except HostError as error:  # report it beside the message, not instead of it
@@ -668,6 +670,6 @@ def _line(sample: messages.Telemetry | messages.GpuSample) -> str:
 
 
 def _hint(codes: set[int]) -> str:
-    """Return a hint if the exit code (137 or -9) shows that the process was killed. The kernel kills
+    """Return a hint if the exit code shows that the process was killed (137 or -9). The kernel kills
     processes when memory runs out."""
     return " Killed: perhaps it needs more memory." if codes & {137, -9} else ""

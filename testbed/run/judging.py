@@ -1,5 +1,5 @@
-"""The verdict on an emulated run: a comparison of the resources that its devices got with those that
-were requested."""
+"""The verdict on an emulated run. It compares the resources that devices got with those that were
+requested."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgement, int]:
-    """Judge a run. Return the judgement, and the number of segments (starts of the run clock) that it
-    covers.
+    """Judge a run. Return the judgement, and the number of segments that it covers. A segment begins
+    with each start of the run clock.
 
-    The fidelity is that of the last segment, and is saved in the run directory; the validity is that of
+    The fidelity is that of the last segment, and is saved in the run directory. The validity is that of
     the whole run. `epoch`: reading of the monotonic clock at device time 0.
     """
     records = list(events.read(spec.directory.events))

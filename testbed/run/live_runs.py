@@ -1,8 +1,8 @@
-"""Live runs of this machine, found by their labels: for `ps` and `down`, from any directory.
+"""Live runs of this machine, found by their labels, for `ps` and `down`. This works from any directory.
 
-Everything that a run starts carries the run's id, by which each runtime finds it
-(`testbed.runtimes.Emulator`). So the remains of a crashed run are found without the topology, the run
-directory or the controller.
+Everything that a run starts is labelled with the run's id. Each runtime finds it by that label
+(`testbed.runtimes.Emulator`). The remains of a crashed run are therefore found without the topology, the
+run directory or the controller.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ def find_live_runs() -> list[LiveRun]:
 
 def find_all_runs(runs: Path) -> list[LiveRun]:
     """Return the runs of `find_live_runs`, and those in the folder `runs` that have only a `work/`
-    folder left.
-
-    If only a controller is left of a run, its runtime is read from the manifest.
-    """
+    folder left. If a run has only a controller left, its runtime is read from the manifest."""
     found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
 
@@ -52,18 +49,18 @@ def _with_runtime(live: LiveRun) -> LiveRun:
 
 
 def _runtime(directory: RunDirectory | None) -> str | None:
-    """Return the runtime in the manifest; None if it is not there yet, or the manifest is damaged."""
+    """Return the runtime in the manifest; None if the manifest has no runtime yet or is damaged."""
     with suppress(BadInputError):
         return None if directory is None else directory.read_manifest().get("runtime")
     return None
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Return the runs of this host whose `work/` still exists: those in `runs`, and `run` (an id or a
+    """Return the runs of this host whose `work/` still exists: the runs in `runs`, and `run` (an id or a
     path).
 
-    The folder `work/` is all that is left of a run if its controller was killed before it had started
-    anything, or when it had started only local processes: these end with the controller.
+    A run has only the folder `work/` left if its controller was killed before it had started anything.
+    The same holds if it had started only local processes, because these end with the controller.
     """
     paths = [*finding.runs_in(runs).values()]
     if run is not None and (named := finding.find_exact(run, runs)) is not None:
@@ -77,8 +74,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
 
 
 def _is_of_this_host(directory: RunDirectory) -> bool:
-    """Whether a run was started on this host, or its host is unknown. (Several hosts may share a
-    folder.)"""
+    """Whether a run was started on this host, or its host is unknown. Several hosts may share a folder
+    of runs."""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
         return host in (None, platform.node())
@@ -98,7 +95,7 @@ def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | 
 
 
 def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
-    """Return the directory of `run`, searched in `runs`, then among the live runs of this machine.
+    """Return the directory of `run`. Search in `runs`, then among the live runs of this machine.
 
     `run`: an id, a path, or the beginning of either. Raises BadInputError if there is no such run, or
     more than one.
@@ -134,8 +131,8 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
     runtime = _runtime(directory)
     if runtime in RUNTIMES and (why := RUNTIMES[runtime].unresumable_reason):
         raise BadInputError(
-            f"{directory.run} cannot be resumed, as no run of the {runtime} runtime can: {why}, testbed "
-            f"up {directory.topology}"
+            f"{directory.run} is a run of the {runtime} runtime, which cannot be resumed: {why}, "
+            f"testbed up {directory.topology}"
         )
     if not directory.checkpoint.is_file():
         raise BadInputError(
@@ -162,7 +159,8 @@ def _check_access(run: Path) -> None:
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
-    """Return the reason why a run has ended as planned, from its records; None if it has not.
+    """Return the reason why a run has ended as planned, from its records; None if it has not ended as
+    planned.
 
     After a crash, the manifest may lack the reason.
     """
@@ -176,8 +174,8 @@ def _recorded_end(directory: RunDirectory) -> str | None:
 
 
 def take_down(live: LiveRun) -> None:
-    """End the run `live`, through its controller if that is alive; then remove everything left of the
-    run.
+    """End the run `live`, through its controller if the controller is alive. Then remove everything that
+    is left of the run.
 
     Raises HostError if something may be left.
     """
@@ -193,19 +191,19 @@ def take_down(live: LiveRun) -> None:
         for name in emulated_runtime_names():
             if not emulator(name).take_down(live.run, directory) and name == runtime:
                 raise HostError(
-                    f"{live.run}: {RUNTIMES[name].lack}, so what it started could not be removed. See "
-                    f"`testbed doctor` for the fix; after it, run `testbed down {live.run}`."
+                    f"{live.run}: {RUNTIMES[name].lack}, so that its processes or containers could not "
+                    f"be removed. See `testbed doctor` for the fix, then run `testbed down {live.run}`."
                 )
     finally:
         if directory is not None:
             directory.remove_work()
     if directory is not None and directory.work.is_dir():
-        raise HostError(f"{directory.work} could not be removed: remove it yourself, it holds passwords")
+        raise HostError(f"{directory.work} could not be removed: remove it, because it holds passwords")
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller to end its run, and wait for at most `stop_timeout` until the controller has
-    ended. Does nothing if it is not alive."""
+    """Ask the controller to end its run. Wait for at most `stop_timeout` until the controller has ended.
+    If the controller is not alive, do nothing."""
     from testbed.runtimes.process import runtime
 
     with suppress(psutil.Error, BadInputError):
@@ -219,8 +217,8 @@ def _ask_controller(directory: RunDirectory) -> None:
 def stop_timeout(directory: RunDirectory) -> float:
     """Return the seconds that a controller may take to end its run.
 
-    The time is long, because the engine takes a while to remove many containers, and because a run is
-    worth little without its verdict and logs.
+    This is a long time: the engine takes a while to remove many containers, and a run is worth little
+    without its verdict and logs.
     """
     devices = 0
     with suppress(BadInputError):  # it is damaged
@@ -229,8 +227,8 @@ def stop_timeout(directory: RunDirectory) -> float:
 
 
 def _own_directory(live: LiveRun) -> RunDirectory | None:
-    """Return the run's directory; None if there is none, or the label names a directory of another
-    run."""
+    """Return the run's directory; None if the run has no directory, or its label names the directory of
+    another run."""
     if live.directory is None or live.directory.name != live.run:
         return None
     found = finding.find_exact(str(live.directory), Path())

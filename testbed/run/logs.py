@@ -1,4 +1,5 @@
-"""Logs of a run's components: from the run directory, or from the engine while they are alive."""
+"""Logs of a run's components. They are read from the run directory. While the components are alive, they
+are read from the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from testbed.runtimes import emulator
 from testbed.traits import is_simulated
 
 _MAX_LINE = 10_000
-"""Maximum number of characters shown of a line: a device may have written it."""
+"""Maximum number of characters to show of a line. A limit is needed, because a device may have written
+the line."""
 
 
 def read(directory: RunDirectory, component: str | None, tail: int) -> Iterator[tuple[str, str]]:

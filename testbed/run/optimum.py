@@ -1,17 +1,17 @@
 """Final model of a run of the quadratic task, compared with its optimum, which is known exactly.
 
-f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run converges to another point, its
-*surrogate optimum*. If all devices do the same local training, that point is known for two kinds of
-rules:
+The global loss f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run converges to another
+point, its *surrogate optimum*. If all devices do the same local training, this point is known for two
+kinds of rules:
 
-- Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i, where q̃_i
+- Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i. Here q̃_i
   is client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
 - AREA adds residuals. Because x + u = Σ p_i y_i, a client counts with p_i, however often it reports
-  (Iakovidou & Kim 2024): while all clients are present, it converges to Σ p_i c_i, the optimum.
+  (Iakovidou & Kim 2024). While all clients are present, AREA converges to Σ p_i c_i, the optimum.
 
-For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`) there is no such
-result: a model made from an old version also moves the global model back towards that version, and the
-logged weights do not determine where the global model ends.
+For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`), no such result is
+known. A model made from an old version also moves the global model back towards that version, so that
+the logged weights do not determine where the global model ends.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from agents.wire import payloads
 from analysis.load import Run
 
 _SHOWN = 4
-"""Number of elements of a vector that are shown."""
+"""Number of elements of a vector to show."""
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models made from the current version. Mixing these is the same as adding their
-deltas."""
+"""Rules that mix models made from the current version. This has the same result as adding the deltas of
+these models."""
 
 
 @dataclass(frozen=True, slots=True)
 class OptimumComparison:
-    """Final model and optimum of a run: vectors of shape (d,), float64."""
+    """Final model and optimum of a run. Vectors have shape (d,) and are float64."""
 
     final: Vector
     """The final model."""
@@ -65,7 +65,8 @@ class OptimumComparison:
 
 
 def compare_with_optimum(run: Run) -> OptimumComparison | None:
-    """Compare a run's final model with the optimum; None for another task, or without a final model."""
+    """Compare a run's final model with the optimum. Return None if the run has another task or no final
+    model."""
     task = run.topology.get("task", {})
     path = run.path / "models" / "final.safetensors"
     if task.get("name") != "quadratic" or not path.is_file():
@@ -80,7 +81,8 @@ def compare_with_optimum(run: Run) -> OptimumComparison | None:
 
 
 def _center_weights(run: Run, importance: Vector) -> Vector | None:
-    """Weight of each device's center by theory, in the plan's order; None if no theory applies."""
+    """Return the weight of each device's center by theory, in the plan's order; None if no theory
+    applies."""
     kinds = set(run.updates["kind"])
     if not kinds or not _is_same_training(run):
         return None
@@ -93,7 +95,7 @@ def _center_weights(run: Run, importance: Vector) -> Vector | None:
 
 
 def _is_same_training(run: Run) -> bool:
-    """Whether each update is the result of the same local training."""
+    """Whether each update is the result of the same kind of local training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
     return alike and run.updates["steps"].nunique() == 1
@@ -110,8 +112,8 @@ def _is_linear(local: Mapping[str, Any]) -> bool:
 
 
 def _all_present(run: Run) -> bool:
-    """Whether all clients are present at the end. AREA's point of convergence is known only in that
-    case."""
+    """Whether all clients are present at the end. Only in that case is AREA's point of convergence
+    known."""
     states = dict.fromkeys(run.started.missing if run.started else (), "offline")
     states |= dict(zip(run.statuses["client"], run.statuses["state"], strict=True))
     return set(states.values()) <= {"ready"}

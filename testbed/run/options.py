@@ -11,7 +11,7 @@ class Options:
     """Options of a run, from the command line or from Python."""
 
     runtime: str | None = None
-    """Runtime that replaces the topology's; None to keep the topology's."""
+    """Runtime to use in place of the topology's; None to use the topology's."""
     oversubscribe: bool = False
     """Whether devices may request more CPU than the host has."""
     data_root: Path | None = None

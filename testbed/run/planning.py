@@ -41,8 +41,8 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
 
 
 def choose_runtime(options: Options, requested: str = "auto") -> str:
-    """Return the name of the runtime in `options`, or else `requested`. `auto` is resolved for this
-    host."""
+    """Return the name of the runtime in `options`, or `requested` if `options` has none. `auto` is
+    replaced by a runtime that this host has."""
     runtime = options.runtime or requested
     if runtime == "auto":
         single = (name for name in emulated_runtime_names() if not traits(name).many_hosts)
@@ -57,8 +57,8 @@ def check_host(plan: Plan) -> None:
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
-    """Return the machines to plan for, as described in a file or as they exist; empty for a runtime that
-    uses this host only. Raises BadInputError."""
+    """Return the machines to plan for. They are described in a file, or are those that exist. The result
+    is empty for a runtime that uses this host only. Raises BadInputError."""
     if traits(runtime).many_hosts:
         from testbed.host import swarm_nodes  # imports the Docker SDK
 
@@ -72,7 +72,8 @@ def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
 
 
 def _speeds(nodes: Sequence[Node], topology: Topology, options: Options) -> dict[str, Calibration]:
-    """Return the speed of a core of each node: computed from the description, or measured there."""
+    """Return the speed of a core of each node. The speed is computed from the node's description, or
+    measured on the node."""
     if options.nodes is not None:
         return {node.id: calibrate().scaled(node.core or 1.0) for node in nodes}
     from testbed.runtimes.swarm import node_calibration  # imports the Docker SDK: half a second

@@ -1,4 +1,4 @@
-"""Preparation of a run, before anything is started: its data, its code, and the first files of its
+"""Preparation of a run before anything is started: its data, its code, and the first files of its
 directory."""
 
 from __future__ import annotations
@@ -63,18 +63,14 @@ def prepare(
 
 
 def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside the invalid files among the updates that clients of an earlier segment had finished.
-
-    Returns one sentence on each.
-    """
+    """Set aside the invalid files among the updates that clients had finished in an earlier segment.
+    Return one sentence on each file."""
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
 def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """Return the manifest's entries on the run's own data files.
-
-    Warns if a resumed run's files differ from those that it began with. Raises BadInputError.
-    """
+    """Return the manifest's entries on the run's own data files. Warn if a resumed run's files differ
+    from those at its beginning. Raises BadInputError."""
     files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(
@@ -85,8 +81,8 @@ def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dic
 
 
 def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> None:
-    """Write what is needed to repeat the run: the topology, the profiles and measurements that it uses,
-    and a copy of its own code."""
+    """Write the files that are needed to repeat the run: the topology, the profiles and measurements
+    that the run uses, and a copy of the user's own code."""
     code = topology.user_code
     if code is not None:
         code.copy(directory.code)
@@ -100,7 +96,7 @@ def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> Non
 
 
 def check_code(topology: Topology, directory: RunDirectory) -> None:
-    """Raise BadInputError if the run's own code has changed since the run began."""
+    """Raise BadInputError if the user's own code has changed since the run began."""
     code = topology.user_code
     if code is not None and directory.read_manifest().get("code") != code.digest:
         raise BadInputError(f"{directory.code} has changed since the run began: start a new run with it")

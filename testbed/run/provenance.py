@@ -1,4 +1,5 @@
-"""Manifest of a run, to reproduce it: versions, host, images, seeds, the plan."""
+"""Manifest of a run. It has what is needed to reproduce the run: versions, host, images, seeds, the
+plan."""
 
 from __future__ import annotations
 
@@ -22,10 +23,8 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 
 
 def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
-    """Return the manifest's entries that are known before the start.
-
-    `labels`: client -> number of its samples of each class.
-    """
+    """Return the manifest's entries that are known before the start. `labels`: for each client, the
+    number of its samples of each class."""
     weights = importance(spec.topology, spec.samples)
     return {
         "format": events.FORMAT,
@@ -76,7 +75,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """Return the links' shaper, and why it was chosen."""
+    """Return the shaper of the links, and the reason why it was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
     linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)
@@ -85,9 +84,9 @@ def _shaper(plan: Plan) -> dict[str, str | None]:
 
 def _clock(plan: Plan) -> dict[str, float]:
     """Return the manifest's entry with the Unix time, in seconds, at which the host's monotonic clock
-    was 0.
+    was 0; empty if devices are simulated.
 
-    Telemetry of this segment of the run uses that clock. Empty if devices are simulated.
+    Telemetry of this segment of the run uses the monotonic clock.
     """
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 
@@ -110,8 +109,8 @@ def host() -> dict[str, Any]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit that the program runs from, with `+` if files differ from it; None if
-    unknown."""
+    """Return the commit from which the program runs, with `+` if files differ from it; None if the
+    commit is unknown."""
     if bundle.COMMIT.is_file():  # a wheel
         return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:

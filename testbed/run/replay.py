@@ -1,7 +1,8 @@
-"""`testbed replay`: repeats a run from its recorded inputs, with a new aggregator, and compares the two.
+"""`testbed replay`: repeats a run from its recorded inputs, with a new aggregator, and compares the
+replay with the run.
 
-It compares all saved models bit by bit. It also compares all records that the aggregator's core wrote to
-`events.jsonl`: they show where between two models the first difference is.
+All saved models are compared bit by bit. All records that the aggregator's core wrote to `events.jsonl`
+are compared, too. They show where the first difference is, even if it is between two models.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _MAX_MODEL_BYTES = 2**33
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Result of a replay without differences: what was compared."""
+    """Numbers of what was compared in a replay without differences."""
 
     rule: str = ""
     """Name of the rule."""
@@ -43,7 +44,7 @@ class ReplayResult:
     records: int = 0
     """Number of records that were compared."""
     has_checksums: bool = True
-    """Whether the recording has checksums; recordings of version 0.2.0 have none."""
+    """Whether the recording has checksums. Recordings of version 0.2.0 have none."""
 
     def __str__(self) -> str:
         models, records = quantity(self.models, "model"), quantity(self.records, "record")
@@ -51,14 +52,15 @@ class ReplayResult:
 
 
 class _DifferenceError(Exception):
-    """The replay differs from the run; the text says where."""
+    """The replay differs from the run. The text says where."""
 
 
 def replay(directory: RunDirectory) -> ReplayResult:
     """Replay the run in `directory`.
 
-    Raises BadInputError if there is no recording of an ended run, or it cannot be read; RunFailedError,
-    with the first difference, if the replay differs from the run or the final model is missing.
+    Raises BadInputError if the run has not ended, or its recording is missing or cannot be read. Raises
+    RunFailedError, with the first difference, if the replay differs from the run, and if the final model
+    is missing.
     """
     if not directory.inputs.is_file():
         raise BadInputError(
@@ -79,9 +81,9 @@ def replay(directory: RunDirectory) -> ReplayResult:
 
 
 _SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
-"""Records that are not written by the core alone."""
+"""Types of records that are not written by the core alone."""
 _WORDED_RECORDS = (events.Disrupted, events.UpdateRejected)
-"""Records whose reason is a sentence for people, which another version may word differently."""
+"""Types of records whose reason is a sentence for people. Another version may use other words."""
 
 
 def _without_words(record: events.Record | None) -> events.Record | None:

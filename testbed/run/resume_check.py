@@ -1,8 +1,8 @@
-"""Check that the files that a run began with are unchanged when it is resumed: the inputs of its plan,
-and its model's start file.
+"""Check that the files with which a run began are unchanged when the run is resumed.
 
-(Its own code is checked by `preparing.check_code`.) The manifest has digests of these files, and
-`state/` has copies, so that an error can say what differs.
+These are the files of the plan, and the file with the model's initial state. The user's own code is
+checked by `preparing.check_code`. The manifest has digests of the files. The folder `state/` has copies,
+so that an error can say what differs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from testbed.topology.yamlfile import Where
 _NAMED = 5
 """Maximum number of differences that an error lists."""
 _SHOWN = 60
-"""Maximum number of characters shown of a value."""
+"""Maximum number of characters to show of a value."""
 _NOTHING = object()
 
 
 def save(directory: RunDirectory) -> None:
-    """Save copies and digests of the files that the run begins with."""
+    """Save copies and digests of the files with which the run begins."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
         if path.is_file():
@@ -39,7 +39,7 @@ def save(directory: RunDirectory) -> None:
 
 
 def _files(directory: RunDirectory) -> tuple[Path, ...]:
-    """Return the paths of the files that the run's plan is made from."""
+    """Return the paths of the files from which the run's plan is made."""
     return directory.topology, directory.profiles, directory.measured
 
 
@@ -52,7 +52,7 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because a file that it began with
+    """Raise BadInputError if the run in `directory` cannot continue, because a file with which it began
     has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
@@ -114,7 +114,7 @@ def _canonical(value: Any) -> str:
 
 
 def _digest_of(data: Any) -> str:
-    """Return the hash of a file's content; comments and the order of keys are ignored."""
+    """Return the hash of a file's content. Comments and the order of keys are ignored."""
     return hashlib.sha256(_canonical(data).encode("utf-8", "surrogatepass")).hexdigest()
 
 

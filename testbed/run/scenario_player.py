@@ -1,8 +1,8 @@
 """Scenario player: carries out the scenario's steps on a run's devices, and users' commands during a
 run.
 
-Each action is recorded in the run's events with its lateness: seconds from when it was due to when it
-was done.
+Each action is recorded in the run's events with its lateness, the seconds between the time when it was
+due and the time when it was done.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Actuator(Protocol):
     """The part of a runtime that acts on devices."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out the runtime's part of `action`; return the orders for the processes that do the
+        """Carry out the runtime's part of `action`. Return the orders for the processes that do the
         rest.
 
-        An action without effect, such as a pause of a paused device, is no error. Raises HostError, or
-        BadInputError if this run cannot carry out the action. (A user may order any action.)
+        An action without effect, such as a pause of a paused device, is no error. A user may order any
+        action. Raises HostError, or BadInputError if this run cannot carry out the action.
         """
 
 
@@ -46,8 +46,8 @@ def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
 
 
 def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """Return the fewest actions that lead each device from its initial state to its state after
-    `steps`."""
+    """Return the smallest list of actions that leads each device from its initial state to its state
+    after `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()
     for step in steps:
@@ -64,15 +64,15 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 def _only_ends(action: Action) -> bool:
     """Whether `action` only ends a state, such as a pause. Such an action has no effect on a device that
-    was present at the start and is in its initial state."""
+    was present at the start and is still in its initial state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
 class ScenarioPlayer:
-    """Player of `steps`, in the order of their times, on the devices of `actuator`.
+    """Player of `steps` on the devices of `actuator`, in the order of time.
 
-    `send` takes the orders for other processes; `failed` takes a sentence on each step that failed;
-    `dilation` is host seconds per second of device time.
+    `send`: called with each order for another process. `failed`: called with a sentence on each step
+    that failed. `dilation`: host seconds per second of device time.
     """
 
     def __init__(
@@ -92,10 +92,11 @@ class ScenarioPlayer:
         self._epoch: float | None = None
 
     def start(self, epoch: float, begin: float = 0.0) -> None:
-        """Start the player. `epoch`: reading of the monotonic clock at time 0 of the run clock.
+        """Start the player.
 
-        `begin`: seconds of the run clock at which a resumed run continues. Earlier steps are not
-        repeated, only their remaining effects.
+        `epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the run
+        clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
+        effects are.
         """
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):
@@ -124,7 +125,8 @@ class ScenarioPlayer:
         self._do(device, action, None)
 
     def _play(self, device: str, action: Action, planned: float) -> None:
-        """Carry out a step. If the device's state does not allow it, report that; the run continues."""
+        """Carry out a step. If the device's state does not allow the step, report that. The run
+        continues."""
         try:
             self._do(device, action, planned)
         except BadInputError as error:

@@ -31,9 +31,9 @@ from testbed.view import View
 def run(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
 ) -> events.RunEnded:
-    """Execute the plan in `directory`; return how the run ended.
+    """Execute the plan in `directory`, and return how the run ended.
 
-    Raises TestbedError if the run fails, KeyboardInterrupt if it is interrupted. In all cases, no
+    Raises TestbedError if the run fails, and KeyboardInterrupt if it is interrupted. In all cases, no
     process or container is left running, and the directory is readable. If the run clock had started,
     the run is judged.
     """

@@ -1,6 +1,6 @@
 """Users' commands to the controller of a live run, passed as small files in a folder.
 
-Any user who may write into the run's `work/` may give commands; other users have no access to the
+Any user who may write into the run's `work/` may give commands. Other users have no access to that
 folder.
 """
 
@@ -30,8 +30,8 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     """Have the run's controller carry out `orders`, one after the other.
 
     Raises BadInputError if the run has no controller. If the controller refuses an order, it still
-    carries out the other orders, and BadInputError is raised. Raises RunFailedError if the controller
-    does not answer.
+    carries out the other orders. BadInputError is raised afterwards. Raises RunFailedError if the
+    controller does not answer.
     """
     folder = run.orders
     if run.controller() is None:
@@ -39,7 +39,7 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     if is_simulated(run.read_manifest().get("runtime")):
         raise BadInputError(f"{run.run} is in virtual time, where only the scenario changes devices")
     if not folder.is_dir():
-        raise BadInputError(f"{run.run} has not started its devices yet: repeat the command once it has")
+        raise BadInputError(f"{run.run} has not started its devices yet: repeat the command later")
     sender = secrets.token_hex(8)
     waiting = {folder / f"{sender}-{place:06}.order": order for place, order in enumerate(orders)}
     for path, order in waiting.items():
@@ -79,8 +79,8 @@ class CommandFolder:
         folder.mkdir(exist_ok=True)
 
     def serve(self, execute: Callable[[dict[str, Any]], None]) -> None:
-        """Carry out the waiting commands. If `execute` raises a TestbedError, the answer is the message
-        of that error."""
+        """Carry out the waiting commands. If `execute` raises a TestbedError, the answer to the command
+        is the message of that error."""
         with os.scandir(self._folder) as entries:
             commands = sorted(entry.path for entry in entries if entry.name.endswith(".order"))
         for path in map(Path, commands):

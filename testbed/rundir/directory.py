@@ -23,8 +23,8 @@ _MAX_TAIL_BYTES = 4 * 2**20
 _MAX_LINE = 1000
 """Maximum number of characters of a log line in an error message. A device may have written the line."""
 _START_TOLERANCE_SECONDS = 2.0
-"""Maximum difference in seconds between a process's recorded start time and the one that the kernel
-reports. The kernel derives start times from the wall clock, which may be adjusted."""
+"""Maximum difference in seconds between a process's recorded start time and the start time that the
+kernel reports. The kernel derives start times from the wall clock, which may be adjusted."""
 
 
 def _run_id(name: str) -> str:
@@ -33,7 +33,8 @@ def _run_id(name: str) -> str:
 
 
 class RunDirectory:
-    """Files and folders of one run. Only the live run uses `work/`; it is removed at the end."""
+    """Files and folders of one run. The folder `work/` is used only while the run is live, and is
+    removed at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,40 +51,42 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
         self.events = path / "events.jsonl"
         self.inputs = path / "inputs.bin"
-        """The aggregator's inputs; this file exists only if `durability` is `recording`
-        (`agents.aggregator.recording`)."""
+        """The aggregator's inputs (`agents.aggregator.recording`). This file exists only if `durability`
+        is `recording`."""
         self.telemetry = path / "telemetry.jsonl"
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
         self.start = path / "start.safetensors"
-        """Initial state of the model; this file exists only if the seed and the first model do not
+        """Initial state of the model. This file exists only if the seed and the first model do not
         determine the initial state."""
         self.logs = path / "logs"
-        """One `<process name>.log` per process: aggregator, broker, controller and every device."""
+        """Folder with one `<process name>.log` per process: aggregator, broker, controller and every
+        device."""
         self.work = path / "work"
-        """Shards, agents' configurations, broker configuration; removed when the run has ended."""
+        """Shards, agents' configurations, and broker configuration. This folder is removed when the run
+        has ended."""
         self.state = path / "state"
         """State for resuming an interrupted run."""
         self.aggregator_state = self.state / "aggregator"
-        """The aggregator's checkpoint, and its input log if the run is not recorded."""
+        """The aggregator's checkpoint. If the run is not recorded, also its input log."""
         self.disks = self.state / "clients"
         """One folder per client, for the files that it keeps across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """Folder for users' commands during the run (`testbed.rundir.commands`)."""
         self.control = self.work / "control"
-        """Folder of the broker's Unix socket; used only if devices are containers."""
+        """Folder of the broker's Unix socket. It is used only if devices are containers."""
         self.mps = self.work / "mps"
-        """Folder of the pipes of NVIDIA's MPS; used only if containers share a GPU."""
+        """Folder of the pipes of NVIDIA's MPS. It is used only if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """File with each device's samples for evaluating the global model; this file exists only if the
-        topology asks for that evaluation."""
+        """File with each device's samples, for evaluating the global model on them. This file exists
+        only if the topology asks for that evaluation."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
-        """Make a directory in `runs` for a new run of the topology `name`. The run gets an unused id.
-        Raises BadInputError."""
+        """Make a directory in `runs` for a new run of the topology `name`. The run gets an id that no
+        other run in `runs` has. Raises BadInputError."""
         while True:
             directory = cls((runs / _run_id(name)).resolve())
             try:
@@ -104,7 +107,7 @@ class RunDirectory:
         return directory
 
     def open(self) -> None:
-        """Make the folders of a live run, and keep those that exist. Raises BadInputError."""
+        """Make the folders of a live run. Folders that exist are kept. Raises BadInputError."""
         try:
             for folder in (self.models, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -179,9 +182,7 @@ class RunDirectory:
 
     def begin_telemetry(self) -> None:
         """Write the Unix time at which the telemetry's clock was 0, before the samples of a new segment.
-
-        This time changes when the host reboots or sleeps.
-        """
+        This time changes when the host restarts or sleeps."""
         with self.telemetry.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -191,8 +192,8 @@ class RunDirectory:
             file.write(json.dumps(clock).encode() + b"\n")
 
     def log_tail(self, component: str, lines: int = 12) -> str:
-        """Return the end of a process's log, for use at the end of an error message; empty if the
-        process has no log."""
+        """Return the end of a process's log, to append to an error message; empty if the process has no
+        log."""
         path = self.log(component)
         try:
             tail = last_log_lines(path, lines)
@@ -202,7 +203,7 @@ class RunDirectory:
         return "\n    ".join([f"\nThe end of {path}:", *shown])
 
     def remove_work(self) -> None:
-        """Remove secrets and shards. Results, and the state for resuming, are kept."""
+        """Remove secrets and shards. Results, and the state for resuming the run, are kept."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def remove_state(self) -> None:
@@ -211,11 +212,11 @@ class RunDirectory:
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format `value` as JSON with one line per entry. An entry that is an object has one line per key,
+    """Format `value` as JSON with one line per entry. If an entry is an object, it has one line per key,
     such as one per device.
 
-    `indent` of json.dumps is not used: it disables json's C encoder, and 100,000 devices would take
-    seconds.
+    The option `indent` of json.dumps is not used, because it disables json's C encoder: 100,000 devices
+    would take seconds.
     """
     return _object(
         {

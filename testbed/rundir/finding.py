@@ -1,4 +1,4 @@
-"""Look-up of run directories by a run's id, by a path, or by the beginning of either."""
+"""Look-up of run directories by a run's id, by a path, or by the beginning of an id or path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.errors import BadInputError
 
 MANIFEST = "manifest.json"
-"""Name of the file that makes a folder a run directory."""
+"""Name of the file that every run directory has. A folder without it is no run directory."""
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
@@ -18,8 +18,8 @@ def runs_in(folder: Path) -> dict[str, Path]:
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs, such as a sweep's folder, that `name` denotes. `name` is a path, or the
-    name of a folder in `runs`. Return None if the folder does not exist."""
+    """Return the folder of runs called `name`, such as a sweep's folder; None if it does not exist.
+    `name` is a path, or the name of a folder in `runs`."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
@@ -33,10 +33,8 @@ def _holds_runs(path: Path) -> bool:
 
 
 def find_exact(run: str, runs: Path) -> Path | None:
-    """Return the directory of `run`, which is a run id in `runs` or a path.
-
-    Return None if the directory does not exist, or this user may not read it.
-    """
+    """Return the directory of `run`, which is a run id in `runs` or a path. Return None if the directory
+    does not exist or this user may not read it."""
     paths = (runs / run, Path(run))
     # Path.is_file would raise PermissionError.
     return next((path for path in paths if os.path.isfile(path / MANIFEST)), None)  # noqa: PTH113
@@ -64,8 +62,8 @@ def complete_id(
 def find_directory(
     run: str, runs: Path, preferred: Callable[[Path], bool] = lambda _: False
 ) -> Path | None:
-    """Return the directory of `run`: an id in `runs`, a path, or an unambiguous beginning of either.
-    Return None if no directory matches.
+    """Return the directory of `run`; None if no directory matches. `run` is an id in `runs`, a path, or
+    the beginning of an id or path.
 
     If several directories begin with `run`, return the one that is `preferred`. Raise BadInputError
     unless exactly one of them is preferred.

@@ -1,5 +1,5 @@
-"""The latest figures of a run, for lists of many runs. They are read from the end of the run's
-records."""
+"""The latest figures of a run, for lists of many runs. To be fast, only the end of the run's records is
+read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agents import events
 from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
-"""Number of bytes to read from the end of the file in the first attempt, and maximum number of bytes to
-read. Many records may follow the last evaluation."""
+"""Number of bytes to read from the end of the file in the first attempt, and the maximum number of bytes
+to read. Much may have to be read, because many records may follow the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run. A figure is None if the part of the file that was read does not contain
+    """Latest figures of a run. A figure is None if the part of the file that was read does not have
     it."""
 
     at: float | None = None
@@ -54,7 +54,7 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """Yield the records whose lines start with `begin`, in reverse order. Skip lines that are not
+    """Yield the records whose lines start with `begin`, the last one first. Skip lines that are not
     records."""
     end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:

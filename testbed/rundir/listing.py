@@ -36,11 +36,9 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
 
 
 def run_row(directory: RunDirectory) -> dict[str, Any]:
-    """Return the facts of one run; an unknown fact is None.
-
-    `duration` is the device time so far, in seconds. `accuracy` (0 to 1) and `loss` are those of the
-    last evaluation. `verdict` is None until the run has ended.
-    """
+    """Return the facts of one run. An unknown fact is None. `duration` is the device time so far, in
+    seconds. `accuracy` (from 0 to 1) and `loss` are those of the last evaluation. `verdict` is None
+    until the run has ended."""
     last = LatestFigures()
     try:
         entries = directory.read_manifest()
@@ -88,10 +86,10 @@ def text_row(row: Mapping[str, Any]) -> dict[str, str]:
 def select_rows(
     rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
-    """Select and sort rows.
+    """Select and sort rows. Each word of `matching` must occur in the row's text for people.
 
-    Each word of `matching` must occur in the row's text for people. `sort` is one of `SORTS`: the lowest
-    value is first, and rows without a value come before all others.
+    `sort` is one of `SORTS`. The row with the lowest value is first. Rows without a value come before
+    all others.
     """
     words = matching.casefold().split()
     found = [

@@ -10,7 +10,7 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Number of bytes. A run writes less than this in a few tenths of a second."""
+"""Maximum number of bytes that a run writes in a few tenths of a second."""
 
 
 class _GrowingFile:
@@ -21,7 +21,7 @@ class _GrowingFile:
         self._offset = 0
 
     def skip_to_last(self, size: int) -> None:
-        """Skip the lines that begin before the last `size` bytes."""
+        """Skip all lines that begin before the last `size` bytes of the file."""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(max(0, self.path.stat().st_size - size))
             if file.tell():
@@ -29,8 +29,8 @@ class _GrowingFile:
             self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
-        """Return the new lines from at most `most` bytes; −1 means all. An incomplete line is left for
-        the next call."""
+        """Read at most `most` bytes (−1 for all), and return the new lines in them. An incomplete line
+        is left for the next call."""
         lines = b""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
@@ -43,7 +43,7 @@ class _GrowingFile:
 
 def last_start(path: Path) -> events.RunStarted | None:
     """Return the record of the start of the run's newest segment, from the last MiB of its
-    `events.jsonl`. Return None if that part of the file has no such record: either the segment has not
+    `events.jsonl`; None if that part has no such record. In that case, either the segment has not
     started yet, or too many records follow its start."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
@@ -65,8 +65,8 @@ class RecordFollower:
     def read(self, most: int = -1) -> list[events.Record]:
         """Return the records added since the last call. An incomplete line is left for the next call.
 
-        `most` is the maximum number of bytes to read, which must be larger than any line; −1 means all.
-        Raises ValueError, with the file's name, for a line that is not a record.
+        `most` is the maximum number of bytes to read, or −1 for all. It must be larger than any line.
+        Raises ValueError, with the file's name, if a line is not a record.
         """
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]
@@ -79,7 +79,7 @@ class Samples:
     """Reader of a growing `telemetry.jsonl`."""
 
     def __init__(self, path: Path, last: int | None = None) -> None:
-        """`last`: number of bytes before the end at which to start reading; None if reading starts at
+        """`last`: number of bytes before the end of the file at which to start reading; None to start at
         the first byte."""
         self._lines = _GrowingFile(path)
         if last is not None:
@@ -87,7 +87,7 @@ class Samples:
         self._zero: float | None = None
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new samples, each with `device` and `at`; skip other lines.
+        """Return the new samples, each with `device` and `at`. Skip other lines.
 
         `at` is on the host's clock in the newest segment of the run.
         """

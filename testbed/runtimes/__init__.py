@@ -30,8 +30,8 @@ SERVERS = (BROKER, AGGREGATOR, ROUTER)
 class Runtime(Protocol):
     """Starts, limits, changes and ends the processes of one run. All methods are called from one thread.
 
-    A runtime labels everything that it starts with the run id, so that `testbed down` finds it after any
-    crash and from any directory.
+    A runtime labels everything that it starts with the run id. `testbed down` uses these labels to find
+    left-over processes and containers after any crash, from any directory.
     """
 
     @property
@@ -51,8 +51,8 @@ class Runtime(Protocol):
         client becomes ready. It has no effect on a device that has ended."""
 
     def begin(self) -> None:
-        """Prepare for the start of the run clock. Called immediately before that start, when all
-        expected clients, or a quorum of them, are ready and limited."""
+        """Prepare for the start of the run clock. Called immediately before the clock starts. At that
+        time, all expected clients, or a quorum of them, are ready and have their CPU limits."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Carry out the runtime's part of an action on a device. Return the orders for the processes
@@ -85,7 +85,7 @@ class HostReading:
     """Maximum error of the other host's times after their conversion to this host's clock, in
     seconds."""
     load: HostSample | None
-    """Load since the previous reading; None if unknown. The first reading has no load."""
+    """Load since the previous reading; None if the load is unknown, as in the first reading."""
 
 
 class Meter(Protocol):
@@ -110,10 +110,8 @@ class Meter(Protocol):
         read."""
 
     def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
-        """One reading per other host that has devices, by the host's name.
-
-        `at` is the run time in seconds. `used` has the CPU seconds that each device has used so far.
-        """
+        """Return a reading of each other host that has devices, by host name. `at` is the run time in
+        seconds. `used` has the CPU seconds that each device has used so far."""
         return {}
 
 
@@ -133,7 +131,7 @@ class LiveRun:
     def from_labels(
         cls, run: str, runtime: str | None, components: int, directory: str | None
     ) -> LiveRun:
-        """Make a live run from labels. A path in the label `directory` that is not absolute is ignored,
+        """Make a live run from labels. Ignore the label `directory` if it is not an absolute path,
         because anyone may write that label."""
         path = Path(directory or "")
         return cls(run, runtime, components, path if path.is_absolute() else None)
@@ -150,11 +148,9 @@ class Emulator(Protocol):
         before the run has a directory. Raises HostError that names the requirement that is not met."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
-        """Return the runtime of one run, as a context manager around the run's start and stop.
-
-        On entry, the context makes the objects that runs share, such as images, and writes entries to
-        the manifest. Raises HostError.
-        """
+        """Return a context manager that starts the runtime of one run on entry, and stops it on exit. On
+        entry, it also makes the objects that runs share, such as images, and writes entries to the
+        manifest. Raises HostError."""
 
     def live_runs(self) -> list[LiveRun]:
         """All runs with running or left-over processes or containers; empty if the runtime is not

@@ -1,1 +1,1 @@
-"""Speeds of this host and of other machines in the kinds of work that training consists of."""
+"""Speeds of this host and of other machines in the kinds of work of which training consists."""

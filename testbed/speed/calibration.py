@@ -1,10 +1,13 @@
-"""Calibration: the speeds of one core of this host, used to convert a device profile into a CPU share.
+"""Calibration: the speeds of one core of this host. They are used to convert a device profile into a CPU
+share.
 
-Training consists of a few kinds of work; a small piece of each is timed here. A profile's speeds are
-fitted to published training times (`python -m benchmarks.profiles`). A profile without such speeds has
-gflops of High-Performance Linpack, which spends its time in products of double-precision matrices, so
-these are timed here, too. Differences of some per cent remain: Linpack loses a little outside its
-products, and a host's core may be slower while all cores are busy.
+Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
+profile are fitted to published training times (`python -m benchmarks.profiles`). A profile without such
+speeds has gflops of High-Performance Linpack, which spends its time in products of double-precision
+matrices. Therefore such products are timed here, too.
+
+Differences of some per cent remain. Linpack spends some time outside of its products. A host's core may
+be slower while all cores are busy.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ most products."""
 
 
 class CalibratedHost(Model):
-    """The host that a calibration is valid for."""
+    """The host for which a calibration is valid."""
 
     cpu: str
     """Model of the processor."""
@@ -58,7 +61,8 @@ class Calibration(Model):
     products: Count
     """Number of matrix products that were timed."""
     training: TrainingSpeeds
-    """Median speed of the core in each kind of work, in Gflop/s (FP32); for memory in GB/s."""
+    """Median speed of the core in each kind of work: in GB/s for memory, and otherwise in Gflop/s
+    (FP32)."""
     measured: AwareDatetime
     """Time of the measurement."""
 
@@ -66,15 +70,15 @@ class Calibration(Model):
     def gflops(self) -> float:
         """Median speed of one core, in Gflop/s.
 
-        The highest speed comes from moments of a faster clock, but a device works for longer than such
-        moments last. In eight calibrations on one host, the medians differed by at most 0.6 %, the
-        highest speeds by 10 %.
+        The highest speed comes from moments with a faster clock, which are shorter than the work of a
+        device. In eight calibrations on one host, the medians differed by at most 0.6 %, and the highest
+        speeds by 10 %.
         """
         return self.median
 
     @property
     def is_steady(self) -> bool:
-        """Whether most products were about as fast as the fastest."""
+        """Whether most products were about as fast as the fastest product."""
         return self.median >= _STEADY_SHARE * self.high
 
     def scaled(self, factor: float) -> Calibration:
@@ -111,7 +115,7 @@ class _NodeCalibration(Model):
     node: str
     """Id of the node."""
     image: str
-    """Tag of the libraries' image with which the node was measured."""
+    """Tag of the image of libraries in which the node was measured."""
     calibration: Calibration
 
 
@@ -120,16 +124,17 @@ class _Cache(Model):
     """Version of the format of the cache's file."""
 
     calibrations: tuple[Calibration, ...] = ()
-    """Calibrations of hosts, one per host: many hosts may share a home directory."""
+    """Calibrations of hosts, one per host. There may be several, because hosts may share a home
+    directory."""
     nodes: tuple[_NodeCalibration, ...] = ()
     """Calibrations of nodes of a Swarm, one per node."""
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """Return this host's calibration from the cache. Measure it if it is missing or `refresh` is set.
+    """Return this host's calibration from the cache. If it is missing, or `refresh` is true, measure it.
 
-    `seconds` is the duration of the matrix products. The result is cached for this host and this version
-    of PyTorch, unless the cache's folder is not writable.
+    `seconds` is the duration of the matrix products. The result is stored in the cache for this host and
+    this version of PyTorch, unless the cache's folder is not writable.
     """
     kept, host = _read(), calibrated_host()
     for calibration in kept.calibrations if not refresh else ():
@@ -152,7 +157,7 @@ def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration
 
 
 def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Store the calibrations of other machines, by node id, in the cache for later plans."""
+    """Store the calibrations of other machines in the cache, by node id. Later plans use them."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
     new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
@@ -181,11 +186,12 @@ def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
 def cpu_share(
     name: str, profile: DeviceProfile, calibration: Calibration, work: Work | None = None
 ) -> float:
-    """Return how many cores of this host are as fast as the whole device of the profile `name`.
+    """Return the number of cores of this host that are together as fast as the whole device of the
+    profile `name`.
 
-    Speeds are compared for training steps of this `work`. If `work` or the profile's training speeds are
-    None (unknown), speeds of double-precision matrix products are compared. Raises BadInputError if the
-    profile has no speed.
+    Speeds are compared for training steps of this `work`. If `work` is None (unknown), or the profile
+    has no training speeds, speeds of double-precision matrix products are compared. Raises BadInputError
+    if the profile has no speed.
     """
     if profile.training is not None and work is not None:
         speeds = profile.training
@@ -197,8 +203,8 @@ def cpu_share(
         )
     if profile.gflops is None:
         raise BadInputError(
-            f"the profile {name} has no gflops, so the CPU share that is as fast is unknown: give cpu, "
-            "such as cpu: 0.25, or the profile's gflops in a profiles.yaml"
+            f"the profile {name} has no gflops, so that the equally fast CPU share is unknown: give "
+            "cpu, such as cpu: 0.25, or the profile's gflops in a profiles.yaml"
         )
     return profile.gflops / calibration.gflops
 

@@ -35,9 +35,9 @@ LEAST_RUNS = 3
 KIND_PART = 0.25
 """Time for each kind of work, as a share of the time for double-precision products on one core."""
 _QUIET = 0.3
-"""Maximum load of other programs, in cores, that needs no remark."""
+"""Load of other programs, in cores, up to which there is no remark."""
 _STEADY = 1.1
-"""Maximum ratio of step times at the end to those at the beginning that needs no remark."""
+"""Ratio of step times at the end to step times at the beginning, up to which there is no remark."""
 _DISTURBED = 0.5
 """Maximum relative error of the predicted step time. A larger error means that something disturbed the
 measurements."""
@@ -48,8 +48,8 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""Amount of each kind of work in its piece, forward and backward, in Gflop; memory in GB
-(`testbed.speed.kinds`)."""
+"""Amount of each kind of work in a piece of that kind (`testbed.speed.kinds`), forward and backward: in
+GB for memory, and otherwise in Gflop."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
 """Amount of each kind of work in one training step (the function `step`), in the same units as
 `WORK`."""
@@ -136,7 +136,7 @@ def step() -> Callable[[], object]:
 def times(
     run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Call `run` repeatedly for `seconds`. Return the seconds that each call took by `clock`."""
+    """Call `run` repeatedly for `seconds`. Return the seconds of each call, measured by `clock`."""
     run()  # initializes the library
     found: list[float] = []
     end = time.monotonic() + seconds
@@ -151,9 +151,9 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
     """Measure this machine with all its cores, for about `seconds` per kind of work. Call `tell` with a
     line on each result.
 
-    Units of the values: `memory` in bytes, `gflops` in Gflop/s, `speeds` in Gflop/s (memory in GB/s),
-    `step` and `predicted` in seconds, `busy` in cores. `slower` is the ratio of step times at the end to
-    those at the beginning.
+    In the result, `memory` is in bytes, `gflops` in Gflop/s, `speeds` in Gflop/s (memory in GB/s),
+    `step` and `predicted` in seconds, and `busy` in cores. `slower` is the ratio of step times at the
+    end to step times at the beginning.
     """
     import torch
 
@@ -192,9 +192,11 @@ def measure(seconds: float, tell: Callable[[str], object]) -> dict[str, Any]:
 def core(seconds: float) -> dict[str, Any]:
     """Measure one core with one thread.
 
-    `gflops` has the speed of each double-precision product in Gflop/s; the products take about
-    `seconds`. `training` has the speed in each kind of work, in Gflop/s (memory in GB/s). Times are CPU
-    times, because a device gets a share of CPU time: other work on this machine does not count.
+    In the result, `gflops` has the speed of each double-precision product in Gflop/s. The products take
+    about `seconds` together. `training` has the speed in each kind of work, in Gflop/s (memory in GB/s).
+
+    All times are CPU times, because a device gets a share of CPU time. Other work on this machine then
+    does not count.
     """
     import torch  # late: takes a second, and a cached calibration does not need it
 
@@ -214,7 +216,7 @@ def core(seconds: float) -> dict[str, Any]:
 
 
 def profile_text(name: str, found: dict[str, Any]) -> str:
-    """Format the result of `measure` as a profiles file that contains one device."""
+    """Format the result of `measure` as a profiles file with one device."""
     training = ", ".join(f"{kind}: {speed:.3g}" for kind, speed in found["speeds"].items())
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017  (Python before 3.11)
     lines = [
@@ -239,7 +241,7 @@ def _error(found: dict[str, Any]) -> float:
 
 
 def remarks(found: dict[str, Any]) -> list[str]:
-    """Return one sentence per reason to doubt the figures."""
+    """Return one sentence for each reason to doubt the figures."""
     said = []
     if found["busy"] > _QUIET:
         said.append(
@@ -268,7 +270,8 @@ def _load() -> float:
 
 
 def model() -> str:
-    """Name of the machine: the board's name if the kernel knows it, else the processor's."""
+    """Name of the machine. It is the name of the board if the kernel knows it, and otherwise that of the
+    processor."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")

@@ -4,7 +4,7 @@
     variants:                                   # optional: named sets of changes
       fedavg: {rule: {name: fedavg}}
       fedbuff: {rule: {name: fedbuff, buffer_size: 3}, task.local.lr: 0.05}
-    grid:                                       # optional: every combination of these
+    grid:                                       # optional: every combination is run
       "devices[0].cpu": [0.1, 0.25]
       seed: [1, 2, 3]
     target: 80%                                 # accuracy whose cost the final table shows
@@ -54,18 +54,18 @@ def _not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class SweepFile(Model):
-    """The keys of a sweep file."""
+    """Keys of a sweep file."""
 
     topology: str
     """Path of the topology, relative to the sweep file's folder."""
     variants: dict[str, dict[str, Any]] = Field(default={})
-    """Variants by name. Each has its changes: the path of a key and the new value."""
+    """Variants by name. A variant has the new value of each key that it changes, by the key's path."""
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
     """Values to try, by the path of their key. The sweep runs every combination."""
     target: PositiveShare | None = None
-    """Accuracy for which the final table shows the cost, from 0 to 1; None: no such table."""
+    """Accuracy from 0 to 1 for which the final table shows the cost; None if there is no such table."""
     repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
-    """Maximum number of repeats of a run that is not valid."""
+    """Maximum number of times that a run is repeated if it is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class KeyChange:
     at: Where
     """Place of the value in the sweep's file, for error messages."""
     words: str
-    """Text of the value in the cell's label; empty for a change from a variant."""
+    """Text of the value in the cell's label. It is empty for a change that comes from a variant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class SweepCell:
     """One run of a sweep."""
 
     label: str
-    """Description of how the cell differs from the others, without the seed."""
+    """Text on how the cell differs from the others, without the seed."""
     variant: str
     """Name of the cell's variant; empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
@@ -113,27 +113,25 @@ class Sweep:
     name: str
     """Name of the sweep."""
     target: float | None
-    """Accuracy for which the final table shows the cost, from 0 to 1; None: no such table."""
+    """Accuracy from 0 to 1 for which the final table shows the cost; None if there is no such table."""
     cells: tuple[SweepCell, ...]
     """The cells, in the order of the sweep's file."""
     repeat_invalid: int
-    """Maximum number of repeats of a run that is not valid. Runs in virtual time are always valid."""
+    """Maximum number of times that a run is repeated if it is not valid. Runs in virtual time are always
+    valid."""
 
 
 def load(path: Path, options: Options) -> Sweep:
-    """Read a sweep and plan each of its cells on this host.
-
-    Raises BadInputError that lists every problem of the file and of its cells, with the place of each.
-    """
+    """Read a sweep, and plan each of its cells on this host. Raises BadInputError that lists every
+    problem of the file and of its cells, each with its place."""
     return _read(yamlfile.read(path), path.stem, path.parent, options)
 
 
 def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
-    """Read a sweep from a mapping with the keys of a sweep file. `topology` is a path relative to
-    `folder`.
+    """Read a sweep from a mapping with the keys of a sweep file.
 
-    Raises BadInputError that lists every problem. The places in the message are lines of `mapping`
-    written as YAML.
+    `topology` is a path relative to `folder`. Raises BadInputError that lists every problem. The message
+    names lines of `mapping` written as YAML.
     """
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
@@ -166,8 +164,8 @@ def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
 
 
 def _path_problems(sweep_file: SweepFile, source: Source) -> Iterator[Problem]:
-    """Yield a problem for each invalid path, each path of a variant that is also in the grid, and each
-    value that a list of the grid has twice."""
+    """Yield a problem for each path that is invalid, each path that is in a variant and in the grid, and
+    each value that is twice in a list of the grid."""
     settings: list[Where] = [("grid", path) for path in sweep_file.grid]
     settings += [
         ("variants", name, path) for name, paths in sweep_file.variants.items() for path in paths
@@ -203,7 +201,7 @@ def _cells(
     path_problems: Iterable[Problem],
     options: Options,
 ) -> tuple[SweepCell, ...]:
-    """Plan all cells. Raises FaultyFileError with `path_problems` and everything wrong with any cell."""
+    """Plan all cells. Raises FaultyFileError with `path_problems` and all problems of all cells."""
     cells: list[SweepCell] = []
     problems = list(path_problems)
     for label, variant, changes in _combinations(sweep_file):
@@ -265,10 +263,10 @@ def _label_part(path: str, value: Any, index: int) -> str:
 def _apply(
     base: Document, changes: Iterable[KeyChange], source: Source
 ) -> tuple[Document, list[Problem]]:
-    """Apply `changes` to `base`. Changes of larger parts are applied first. Return the result and the
-    problems found.
+    """Apply `changes` to `base`. Return the result and the problems found.
 
-    Unchanged keys have the place of `topology` in the sweep's file.
+    Changes of larger parts are applied first. The place of an unchanged key is the place of `topology`
+    in the sweep's file.
     """
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
@@ -294,7 +292,7 @@ def _apply(
 
 def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
     """Yield the cells with distinct labels. If cells with the same label differ in more than their seed,
-    add a number to their labels."""
+    their labels get a number."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

@@ -1,9 +1,11 @@
 """Run the cells of a sweep that are not done yet, and keep an index of them in the sweep's folder.
 
-`index.json` in that folder has one entry per cell, by the cell's fingerprint: the run, and how it ended.
-Runs in virtual time are executed in parallel, one process each; containers and local processes need the
-host's cores for themselves. A run that is not valid is repeated after the others; runs that do not count
-are moved to the folder `earlier`.
+`index.json` in that folder has one entry per cell, by the cell's fingerprint. An entry names the run,
+and says how it ended.
+
+Runs in virtual time are executed in parallel, in one process each. Other runs are executed one at a
+time, because they need the host's cores for themselves. If a run is not valid, it is repeated after the
+other runs. Runs that do not count are moved to the folder `earlier`.
 """
 
 from __future__ import annotations
@@ -42,23 +44,24 @@ _MAX_BYTES = 256 * 2**20
 """Maximum size of `index.json`, in bytes."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
-"""Durations that earlier runs have measured, for runs in virtual time. The keys are made by `_step_key`
-and `_protocol_key`."""
+"""Durations that earlier runs have measured, for runs in virtual time. `_step_key` and `_protocol_key`
+make the keys."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
 
 
 @dataclass(slots=True)
 class Index:
-    """Index of the cells that are done or running, as in `index.json`. Each change is saved at once."""
+    """Index of the cells that are done or running, as in `index.json`. Each change is saved
+    immediately."""
 
     folder: Path
     """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
     """Entries of the cells, by fingerprint.
 
-    Keys of an entry: `cell`, `changes`, `run`, `outcome` (None while the run is executed) and `error`.
-    `tries` is the number of ended runs of a repeated cell. `instead_of` exists only while a cell is
-    repeated: it is the entry that counts until the repeat has ended.
+    An entry has the keys `cell`, `changes`, `run`, `outcome` (None while the run is executed) and
+    `error`. `tries` is the number of ended runs of a repeated cell. `instead_of` exists only while a
+    cell is repeated. It is the entry that counts until the repeat has ended.
     """
 
     @classmethod
@@ -86,23 +89,21 @@ class Index:
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def must_repeat(self, cell: SweepCell, repeats: int) -> bool:
-        """Whether `cell` is done, its run is not valid, and it has been repeated fewer than `repeats`
-        times."""
+        """Whether `cell` has to be repeated. That is the case if it is done, its run is not valid, and
+        it has been repeated fewer than `repeats` times."""
         directory = self.finished_run(cell)
         if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
             return False
         return (directory.read_manifest().get("validity") or {}).get("valid") is False
 
     def recover(self) -> None:
-        """Discard interrupted repeats; the original runs count again."""
+        """Discard interrupted repeats. The original runs count again."""
         for fingerprint in [key for key, entry in self.cells.items() if "instead_of" in entry]:
             self.drop(fingerprint)
 
     def begin(self, cell: SweepCell) -> RunDirectory:
-        """Make a run directory for `cell`.
-
-        If the cell is done, its finished run is kept; otherwise its unfinished run is removed.
-        """
+        """Make a run directory for `cell`. If the cell is done, its finished run is kept. Otherwise its
+        unfinished run is removed."""
         done = self.finished_run(cell) is not None
         if not done:
             self.drop(cell.fingerprint)
@@ -165,16 +166,16 @@ def run(
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
 ) -> list[RunDirectory]:
-    """Run the cells of `sweep` that are not done. Return the directories of all cells that are then
-    done.
+    """Run the cells of `sweep` that are not done. Return the directories of all cells that are done
+    afterwards.
 
-    `jobs` is the number of parallel runs in virtual time; None means one per core. Call this function
-    from the main thread.
+    `jobs`: number of parallel runs in virtual time; None for one per core. Call this function from the
+    main thread.
 
-    Raises HostError before anything is run if this host does not meet the requirements of a cell. A cell
-    that fails is reported, and the others continue. After them, runs that are not valid are repeated, as
-    often as `sweep` allows. On an interrupt, unfinished runs are ended and removed; finished runs are
-    kept.
+    Raises HostError, before anything is run, if this host does not meet the requirements of a cell. If a
+    cell fails, it is reported, and the other cells continue. After them, runs that are not valid are
+    repeated, as often as `sweep` allows. On an interrupt, unfinished runs are ended and removed, and
+    finished runs are kept.
     """
     with _sweep_lock(folder):
         index = Index.read(folder)
@@ -200,15 +201,15 @@ def run(
             runner.count += len(again)
             for cell in again:
                 tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
-                report(f"{cell.name} is repeated, as its run is not valid: {tries}")
+                report(f"{cell.name} is repeated, because its run is not valid: {tries}")
                 runner.run_in_process(cell, lambda message: report(f"      {message}"))
         found = map(index.finished_run, cells)
         return [directory for directory in found if directory is not None]
 
 
 def _each_once(cells: Iterable[SweepCell], report: ReportLine) -> list[SweepCell]:
-    """Return the cells without duplicates. If several cells are the same run, keep only the first, and
-    report the others."""
+    """Return the cells without duplicates. If several cells are the same run, keep only the first cell,
+    and report the others."""
     first: dict[str, SweepCell] = {}
     told: set[tuple[str, str]] = set()
     for cell in cells:
@@ -246,10 +247,12 @@ class _Runner:
     def simulate(self, cells: Sequence[SweepCell], jobs: int) -> None:
         """Run `cells` in virtual time, in parallel if `jobs` is more than one.
 
-        If the step time has to be measured, the first cell of a task measures it, and the others use the
-        result: separate measurements would differ, and the runs could not be compared. The costs of
-        secure aggregation are shared in this way, too. Cells that measure run first, one at a time: a
-        step takes up to a fifth longer while other runs use the host.
+        If the step time of a task has to be measured, the first cell of the task measures it, and the
+        other cells use the result. Separate measurements would differ, so that the runs could not be
+        compared. The costs of secure aggregation are shared in the same way.
+
+        Cells that measure run first and one at a time, because a step takes up to a fifth longer while
+        other runs use the host.
         """
         measuring: dict[str, SweepCell] = {}
         for cell in cells:
@@ -338,7 +341,7 @@ def _costs_to_measure(cell: SweepCell) -> Iterator[str]:
 
 
 def _protocol_key(cell: SweepCell) -> str:
-    """Key that is equal for cells with equal costs of secure aggregation."""
+    """Return a key that is equal for cells with equal costs of secure aggregation."""
     return repr((_task(cell), cell.topology.task.frozen, cell.topology.secure))
 
 
@@ -348,7 +351,7 @@ def _task(cell: SweepCell) -> tuple[Any, ...]:
 
 
 def _step_key(cell: SweepCell) -> str:
-    """Key that is equal for cells whose training steps do the same work."""
+    """Return a key that is equal for cells whose training steps do the same work."""
     return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
@@ -365,7 +368,8 @@ def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
 
 @contextmanager
 def _sweep_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`, so that no other process runs a sweep in it. Raises BadInputError."""
+    """Context that holds the lock of `folder`, so that no other process runs a sweep in it. Raises
+    BadInputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

@@ -1,7 +1,8 @@
 """Run cells of a sweep: in this process, or in virtual time in parallel worker processes.
 
-A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories that contain a topology, runs
-each in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is closed.
+A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories that contain a topology. It
+runs each of them in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is
+closed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class CellOutcome:
     """How the run of a cell ended."""
 
     reason: str
-    """Reason for the end of the run, as in its records; `failed` if the run did not reach its end."""
+    """Reason for the end of the run, as in its records. It is `failed` if the run did not reach its
+    end."""
     error: str | None = None
     """Reason why the run failed; None if it did not fail."""
     validity: dict[str, Any] = field(default_factory=dict)
@@ -46,8 +48,8 @@ class CellOutcome:
     seconds: float = 0.0
     """Duration of the run in seconds of wall-clock time."""
     accuracy: float | None = None
-    """Accuracy in the last evaluation, from 0 to 1; None if the run has no evaluation or its task no
-    accuracy."""
+    """Accuracy in the last evaluation, from 0 to 1; None if the run has no evaluation, or its task has
+    no accuracy."""
     loss: float | None = None
     """Loss in the last evaluation; None if the run has no evaluation."""
 
@@ -57,7 +59,7 @@ class CellOutcome:
 
 
 class _Watcher(View):
-    """View that keeps the last evaluation and the validity of the run."""
+    """View that keeps only the last evaluation and the validity of the run."""
 
     def __init__(self, report: Callable[[str], object]) -> None:
         self._report = report
@@ -102,7 +104,7 @@ def execute(
 class WorkerPool:
     """Context manager of up to `count` worker processes.
 
-    The workers end when the context ends, or when this process ends. Each worker ends when the thread
+    The workers end when the context ends, and when this process ends. A worker also ends when the thread
     that started it ends (`host.die_with_parent`).
     """
 

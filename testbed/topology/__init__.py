@@ -39,8 +39,8 @@ __all__ = [
 ]
 
 RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "control")
-"""Names that no device may have: names of the run's other processes, and host names of the broker. The
-host names would resolve to the device instead of the broker."""
+"""Names that no device may have: the names of the run's other processes, and the host names of the
+broker. A host name of the broker would lead to the device instead of the broker."""
 _MAX_GROUPS = 2_000
 _INSTALL = (
     "\nThe topology is checked on this host, which lacks this package: install it with python -m pip "
@@ -87,7 +87,7 @@ def validate(document: Document) -> Topology:
 
 
 def _without_extensions(document: Document) -> Document:
-    """Drop top-level keys that begin with `x-`: they only hold values for aliases, as in Compose."""
+    """Drop top-level keys that begin with `x-`. They only hold values for aliases, as in Compose."""
     if not isinstance(document.data, dict):
         return document
     data = {key: value for key, value in document.data.items() if not key.startswith("x-")}
@@ -99,8 +99,9 @@ def _read_user_code(
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
     """Read the user's code that an unvalidated topology names.
 
-    Returns the code (None if there is none), stand-ins for the user's classes by kind (task, rule) and
-    name, and the problems found."""
+    Returns the code (None if the topology names none), stand-ins for the user's classes by kind (task,
+    rule) and name, and the problems found.
+    """
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
     if isinstance(path, str):
@@ -178,15 +179,15 @@ def _too_many_devices_problem(document: Document) -> Problem | None:
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """Yield a problem for each duplicate or reserved device name, even if other parts of the topology
-    are invalid."""
+    """Yield a problem for each duplicate or reserved device name. This works even if other parts of the
+    topology are invalid."""
     first: dict[str, int] = {}
     for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")
         for name in _names(group):
             if name in RESERVED:
                 yield document.source.problem(
-                    where, f"found {name!r}, which a process of the run is called: choose another name"
+                    where, f"found {name!r}, the name of a process of the run: choose another name"
                 )
             elif first.get(name, index) != index:
                 line = document.source.place(("devices", first[name], "name")).line
@@ -199,7 +200,8 @@ def _name_problems(document: Document) -> Iterator[Problem]:
 
 
 def _names(group: Any) -> tuple[str, ...]:
-    """Return the names of an unvalidated group and of its devices. Commands accept both."""
+    """Return the names of an unvalidated group and of its devices. Commands accept the names of groups
+    and of devices."""
     try:
         fields = {key: group[key] for key in ("name", "count") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})

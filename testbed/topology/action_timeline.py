@@ -1,10 +1,14 @@
 """The timeline of a run: scenario, heat, churn and availability as steps with a time and a device.
 
-The module uses no clock and no I/O. `agents.device_actions` defines the actions. Overlapping causes are
-merged (a pause within a pause, churn of a device that the scenario has crashed): a device is down,
-paused or disconnected as long as at least one cause lasts, and its begin and end actions alternate. An
-absent device gets `SetCpu` and `SetLink` only. If the device joins during a pause or disconnection, the
-pause or disconnection begins at the same time; its earlier crashes no longer count.
+The module uses no clock and no I/O. `agents.device_actions` defines the actions.
+
+Overlapping causes are merged, such as a pause within a pause, or churn of a device that the scenario has
+crashed. A device is down, paused or disconnected as long as at least one cause lasts. The actions that
+begin and end this state alternate.
+
+An absent device gets `SetCpu` and `SetLink` only. If the device joins during a pause or disconnection,
+the pause or disconnection begins at the same time. The earlier crashes of a device that joins no longer
+count.
 """
 
 from __future__ import annotations
@@ -70,8 +74,8 @@ class Heat:
 class _CausedStep(NamedTuple):
     step: Step
     cause: object = None
-    """Identity that the begin and the end of a span share, such as a crash and its restart; None for a
-    step that no later step ends."""
+    """Object that identifies a span, such as the time from a crash to the restart. The steps that begin
+    and end the span have the same cause. None if no later step ends this step."""
 
 
 _ENDED_BY: Mapping[Switching, Switching] = {
@@ -89,12 +93,14 @@ def timeline(
     horizon: Nanoseconds | None = None,
     heat: Mapping[str, Heat] = MappingProxyType({}),
 ) -> Iterator[Step]:
-    """Yield all steps in the order of time. If `horizon` is set, yield only the steps before it. `heat`
-    has the devices that slow down by heat, by name.
+    """Yield all steps in the order of time.
 
-    Steps of the same time: scenario entries in the order of the file, then heat, churn and availability,
-    each in device order. The iterator is lazy. Under churn, it is endless. Its memory grows with the
-    devices and the file, not with time. The same arguments give the same steps.
+    `horizon`: yield only the steps before it; None to yield all steps. `heat`: the devices that slow
+    down by heat, by name.
+
+    Steps of the same time are sorted: first scenario entries in the order of the file, then heat, churn
+    and availability, each in device order. The iterator is lazy, and endless under churn. Its memory
+    grows with the devices and the file, not with time. The same arguments give the same steps.
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
@@ -142,8 +148,9 @@ def _scenario_steps(
 
 
 def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
-    """Return one `SetCpu` per device at its `thermal.after`. The new CPU share is the device's share at
-    that time, multiplied by `thermal.to`. A share that the scenario sets later is not multiplied."""
+    """Return one `SetCpu` per device, at the time `thermal.after` of the device. The new CPU share is
+    the device's share at that time, multiplied by `thermal.to`. If the scenario sets the share later,
+    that share is not multiplied."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():
@@ -169,8 +176,8 @@ def _span(
 def _random_steps(
     churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
 ) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
-    """Yield each device with its random steps: first all devices' churn, then all devices'
-    availability."""
+    """Yield each device with its random steps. The churn of all devices comes first, and then the
+    availability of all devices."""
     if churn is not None:
         named = by_name if churn.devices is None else churn.devices
         churned = frozenset(expand(named, by_name))
@@ -202,8 +209,8 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that have an effect. Overlaps are merged. An absent device gets only `SetCpu` and
-    `SetLink`, until it joins."""
+    """Yield the steps that have an effect. Overlapping causes are merged. Until it joins, an absent
+    device gets only `SetCpu` and `SetLink`."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

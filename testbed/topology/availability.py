@@ -32,8 +32,8 @@ Moment = Annotated[tuple[Seconds, State], BeforeValidator(_pair)]
 
 
 class Availability(Model):
-    """When a device is connected: on and off alternate, by distributions or by a trace. While off, the
-    device keeps running, but no packet passes."""
+    """When a device is connected: on and off alternate, by distributions or by a trace. While the device
+    is off, it keeps running, but no packet passes."""
 
     on: Duration | None = Field(
         default=None, description="Duration of a connected period, drawn each time"
@@ -61,10 +61,10 @@ class Availability(Model):
         drawn = [name for name in ("on", "off", "start") if getattr(self, name) is not None]
         if self.trace is not None:
             if drawn:
-                raise ValueError(f"{drawn[0]} does not go with trace: remove one of the two")
+                raise ValueError(f"{drawn[0]} cannot be combined with trace: remove one of the two")
             _check_trace(self.trace, self.loop)
         elif self.loop is not None:
-            raise ValueError("loop goes with trace: remove it, or give a trace")
+            raise ValueError("loop needs trace: add trace, or remove loop")
         elif self.on is None or self.off is None:
             raise ValueError(
                 "found neither trace nor both on and off, expected either of them such as "
@@ -73,7 +73,7 @@ class Availability(Model):
         else:
             means = {"on": self.on.build().expectation, "off": self.off.build().expectation}
             if not any(means.values()):  # the state would change endlessly at one moment
-                raise ValueError("both on and off last 0 s, expected one of them above zero")
+                raise ValueError("both on and off last 0 s, expected at least one above 0 s")
             for name, mean in means.items():
                 if self.start is None and math.isinf(mean):
                     raise ValueError(
@@ -85,10 +85,11 @@ class Availability(Model):
     def changes(self, seed: int, device: str) -> Iterator[tuple[Nanoseconds, bool]]:
         """Yield each time at which `device` connects or disconnects, and whether it is then connected.
 
-        Every device counts as connected before time 0: a device that starts disconnected yields `(0,
-        False)` first. The iterator is endless unless there is a trace without `loop`. The first drawn
-        duration is a full duration, not the remainder of one as in a stationary process; for exponential
-        durations, both have the same distribution.
+        Every device counts as connected before time 0, so that a device that starts disconnected yields
+        `(0, False)` first. The iterator is endless unless there is a trace without `loop`.
+
+        The first duration that is drawn is a full duration. In a stationary process, it would be the
+        remainder of one. For exponential durations, both have the same distribution.
         """
         was_on = True
         for at, is_on in (

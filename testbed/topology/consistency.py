@@ -16,7 +16,7 @@ from testbed.topology.yamlfile import Document, Problem, Where
 
 _BUILT_IN_TRAINING_ONLY = ("steps", "epochs", "lr_by_step", "optimizer", "momentum", "weight_decay",
                            "clip_gradient", "precision", "proximal", "fednova")  # fmt: skip
-"""Settings of local training that have no effect if the task trains by its own code."""
+"""Settings of local training that have no effect if the task trains by code of its own."""
 _LOCAL_STEPS_ONLY = {
     "optimizer": "sgd",
     "lr_by_step": None,
@@ -63,8 +63,8 @@ def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield a problem for each setting with which differential privacy would not give the promised
-    privacy."""
+    """Yield a problem for each setting that would break the privacy that differential privacy
+    promises."""
     wanted, rule = topology.differential, topology.rule
     if wanted is None:
         return
@@ -106,13 +106,14 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if importlib.util.find_spec("dp_accounting") is None:
         yield (
             where,
-            "the accountant is not installed on this host: python -m pip install 'dp-accounting>=0.4.4'",
+            "the accountant is not installed on this host: run "
+            "python -m pip install 'dp-accounting>=0.4.4'",
         )
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield conflicts with secure aggregation: settings that need single updates, and sums too large for
-    the finite field."""
+    """Yield conflicts with secure aggregation. Such conflicts are settings that need single updates, and
+    sums that are too large for the finite field."""
     yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
     try:
@@ -223,7 +224,8 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         if access is not None and accesses.setdefault(access.name, access) != access:
             yield (
                 ("devices", index, "access"),
-                f"{access.name} has other rates in an earlier group: use the same, or another name",
+                f"{access.name} has other rates in an earlier group: use the same rates, or another "
+                "name",
             )
         if group.gflops is not None and task.flops_per_step is None:
             yield (
@@ -258,7 +260,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
-    """Yield a problem for each setting that has no effect on a task that trains by its own code."""
+    """Yield a problem for each setting that has no effect on a task that trains by code of its own."""
     name = topology.task.name
     if side.kind == "gradient":
         yield (
@@ -284,6 +286,6 @@ def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tu
             if getattr(local, setting) not in (None, getattr(plain, setting)):
                 yield (
                     (*where, setting),
-                    f"{name} trains by its own code: keep steps: 1, lr and optionally clip here, and "
-                    "set all else in that code",
+                    f"{name} trains by its own code: keep only steps: 1, lr and optionally clip here, "
+                    "and set everything else in that code",
                 )

@@ -25,7 +25,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_range(value: Any) -> Any:
-    """Turn a number into the range that contains only this number."""
+    """Turn a number into the range that contains only that number."""
     return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -53,7 +53,7 @@ _Range = Annotated[
     WithJsonSchema(_NUMBER_OR_TWO),
     expecting(_RANGE),
 ]
-"""A number, or a minimum and a maximum between which a number is drawn for each device."""
+"""One number, or a range [minimum, maximum] from which a number is drawn for each device."""
 _RangeFrom0 = Annotated[
     tuple[float, float],
     BeforeValidator(_as_range),
@@ -78,13 +78,13 @@ class Split(Model):
     )
     order: Literal["random", "file"] = Field(
         default="random",
-        description="Which samples to set aside. random: drawn at random; file: the last ones (of each "
-        "client, with data.client), for time series and other samples in sequence",
+        description="Which samples to set aside. random: drawn at random; file: the last samples "
+        "in the file, or of each client if data.client is set, for time series and other sequences",
     )
     gap: _WholeNumber = Field(
         default=0,
-        description="Number of samples to leave out before each part that is set aside, because they "
-        "overlap with it. Needs order: file",
+        description="Number of samples to leave out before each part that is set aside, because these "
+        "samples overlap with that part. Needs order: file",
     )
     seed: _WholeNumber = Field(
         default=0, description="Seed of the draw. The topology's seed does not change the split"
@@ -100,7 +100,7 @@ class Split(Model):
 
 
 class DataSettings(Model):
-    """Dataset to train on, in place of the task's own. Needs hub or path."""
+    """Dataset to train on, in place of the task's own dataset. Needs hub or path."""
 
     hub: Annotated[
         str | None,
@@ -127,7 +127,7 @@ class DataSettings(Model):
         expecting(_COLUMNS),
     ] = Field(
         default=None,
-        description="Column (array of a .npz file) of the inputs: images, texts or lists of numbers; or "
+        description="Column (array of a .npz file) of the inputs: images, texts or lists of numbers. Or "
         "a list of columns of numbers. Not needed for the hub datasets of the built-in tasks",
     )
     label: str | None = Field(
@@ -141,8 +141,8 @@ class DataSettings(Model):
     )
     alphabet: Annotated[str | None, Field(min_length=1), expecting(_ALPHABET)] = Field(
         default=None,
-        description="For texts: characters that the model knows; each becomes its position here. "
-        "Unknown characters of inputs become the first one",
+        description="For texts: characters that the model knows. A character becomes its position "
+        "among them. An unknown character of an input becomes the first one",
     )
     length: Count | None = Field(
         default=None,
@@ -181,8 +181,8 @@ class DataSettings(Model):
 
 
 class Transform(Model):
-    """Changes of the inputs of each device of the group (feature shift). For a range [min, max], each
-    device draws one value from the seed."""
+    """Changes of the inputs of each device of the group (feature shift). If a range [min, max] is given,
+    each device draws one value from it by the seed."""
 
     rotate: _Range = Field(default=(0.0, 0.0), description="Degrees to rotate images, counter-clockwise")
     scale: _RangeFrom0 = Field(default=(1.0, 1.0), description="Factor to multiply inputs with")

@@ -55,7 +55,7 @@ LEAST_GPU_MEMORY = 512 * 2**20
 MAX_DEVICES = 100_000
 """Maximum number of devices, both in one group and in a whole topology."""
 DEFAULT_MEMORY = 512 * 2**20
-"""Default memory limit of a device without a GPU, in bytes. It applies if neither the topology nor a
+"""Default memory limit of a device without a GPU, in bytes. It is used if neither the topology nor a
 profile sets a limit."""
 DEFAULT_MEMORY_WITH_GPU = 2 * 2**30
 """Default memory limit of a device with a GPU, in bytes. CUDA's libraries need more memory than PyTorch
@@ -67,8 +67,8 @@ class LocalSettings(Parameters):
     """Local training of one round on the device's shard. Needs steps or epochs."""
 
     def changed_by(self, other: LocalSettings) -> LocalSettings:
-        """Return a copy with the settings that are set in `other`. If `other` sets steps or epochs, it
-        replaces both."""
+        """Return a copy with the values that `other` sets. If `other` sets steps or epochs, these
+        replace both steps and epochs of this object."""
         changes = {name: getattr(other, name) for name in other.model_fields_set}
         if changes.get("steps") or changes.get("epochs"):
             changes = {"steps": None, "epochs": None} | changes
@@ -78,8 +78,12 @@ class LocalSettings(Parameters):
 class ServerLink(Model):
     """Access link of the server. Needs up, down, or both."""
 
-    up: Rate | None = Field(default=None, description="Rate of what it sends. Default: unlimited")
-    down: Rate | None = Field(default=None, description="Rate of what it receives. Default: unlimited")
+    up: Rate | None = Field(
+        default=None, description="Rate at which the server sends. Default: unlimited"
+    )
+    down: Rate | None = Field(
+        default=None, description="Rate at which the server receives. Default: unlimited"
+    )
 
     @model_validator(mode="after")
     def _has_value(self) -> Self:
@@ -93,21 +97,23 @@ class ServerLink(Model):
 
 
 class LinkTrace(Model):
-    """Changes of a link over time, from files: either csv, or up and down. Paths are relative to the
-    topology file."""
+    """Changes of a link over time, from files. Needs either csv, or up and down. Paths are relative to
+    the topology file."""
 
     up: FilePath | None = Field(
-        default=None, description="mahimahi trace file of the uplink's rate; it repeats"
+        default=None, description="mahimahi trace file with the rate of the uplink. It repeats"
     )
     down: FilePath | None = Field(
-        default=None, description="mahimahi trace file of the downlink's rate; it repeats"
+        default=None, description="mahimahi trace file with the rate of the downlink. It repeats"
     )
     csv: FilePath | None = Field(
         default=None,
         description="CSV file with a column time (s) and any of up, down (bit/s), rtt (s) and loss "
         "(0 to 1)",
     )
-    loop: bool = Field(default=True, description="Whether csv repeats. false: its last row stays")
+    loop: bool = Field(
+        default=True, description="Whether csv repeats. false: the values of its last row stay"
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -143,7 +149,8 @@ class LinkSettings(ServerLink):
         default=None, description="Round-trip time that the link adds, half in each direction"
     )
     jitter: Seconds | None = Field(
-        default=None, description="The delay of each direction varies uniformly by ± this"
+        default=None,
+        description="Maximum deviation of the delay in each direction. Deviations are uniform",
     )
     loss: Share | None = Field(default=None, description="Share of packets lost, in each direction")
     trace: LinkTrace | None = None
@@ -166,11 +173,13 @@ class LinkSettings(ServerLink):
 
 @with_fields_of(config.SharedLink)
 class AccessSettings(Parameters):
-    """Link shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or both."""
+    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or
+    both."""
 
 
 class _Speed(Variant):
-    """Speed factor, drawn once per device. The distributions are those of durations, without a unit."""
+    """Speed factor, drawn once per device. The distributions are the same as those of durations, but
+    values have no unit."""
 
     tag: ClassVar[str] = "distribution"
     seconds: ClassVar[Any] = NotNegative
@@ -199,8 +208,8 @@ class _NormalSpeed(durations.Normal):
 
 
 _SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""Distributions of speeds, by name. A trace is not allowed: a speed is drawn only once, so every device
-would get the trace's first value."""
+"""Distributions of speeds, by name. A trace is not among them: a speed is drawn only once, so that every
+device would get the trace's first value."""
 
 Speed = Annotated[
     _Speed,
@@ -256,8 +265,8 @@ _IMAGE = "the tag of an image such as my-agent:1, or a path such as sensor/Docke
 
 
 def _is_dockerfile(image: str) -> bool:
-    """Whether `image` is the path of a Dockerfile and not a tag: its name contains `Dockerfile`, and
-    names of images have no capital letters."""
+    """Whether `image` is the path of a Dockerfile and not a tag. The test is whether the name contains
+    `Dockerfile`: names of images have no capital letters."""
     name = Path(image).name
     return "Dockerfile" in name and ":" not in name
 
@@ -267,7 +276,7 @@ def _image(image: str, info: ValidationInfo) -> str:
 
 
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
-"""Steps of `agents.pipeline.STEPS` that have their own key in a topology, so that `steps` does not
+"""Steps of `agents.pipeline.STEPS` that have their own key in a topology. The key `steps` does not
 accept them."""
 
 

@@ -1,18 +1,19 @@
 """FedScale's traces of devices (Lai et al., ICML 2022) as device groups of a topology.
 
-There are two files. Each is a pickled dictionary whose keys are the clients. They are described in
+There are two files. Each is a pickled dictionary whose keys are the clients. The files are described in
 benchmark/dataset/data/device_info/README.md of github.com/SymbioticLab/FedScale. The module also reads
 files with the same content in JSON.
 
-- `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`: milliseconds per sample in
-  inference, and kbit/s (1 kbit is 1024 bits) of the link. According to
-  fedscale/cloud/internal/client_metadata.py, training a sample takes three times as long.
+- `client_device_capacity`: `{'computation': FP32, 'communication': FP32}`. `computation` is the
+  inference time per sample in milliseconds. `communication` is the rate of the link in kbit/s (1 kbit is
+  1024 bits). According to fedscale/cloud/internal/client_metadata.py, training a sample takes three
+  times as long as inference.
 - `client_behave_trace`: `{'duration': INT, 'inactive': [INT], 'finish_time': INT, 'active': [INT],
   'model': STRING}`. At t seconds, modulo finish_time, a client is available if active[i] <= t <=
   inactive[i] for some i.
 
-A pickle may execute any code when it is loaded. This module reads a pickle only as data, and refuses a
-pickle that names a class or function.
+Loading a pickle may execute any code. This module reads a pickle only as data, and refuses a pickle that
+names a class or function.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class FedScaleClient:
     communication: float
     """Rate of the link in kbit/s (1 kbit is 1024 bits)."""
     active: tuple[tuple[float, float], ...] = ()
-    """Spans in which the client is available. Each span has its begin and its end in seconds, counted
-    from the start of a pass."""
+    """Spans in which the client is available. Each span has a begin and an end, in seconds from the
+    start of a pass."""
     pass_s: float = 0.0
     """Seconds after which `active` repeats; 0 if the client is always available."""
 
@@ -62,8 +63,8 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Read the entries of one of the files, by client. Raises ValueError that says what is wrong with
-    the file."""
+    """Read the entries of one of the files, by client. Raises ValueError with a message on what is wrong
+    with the file."""
     try:
         if data.lstrip()[:1] == b"{":
             found = json.loads(data)
@@ -115,7 +116,8 @@ def _above_0(entry: Any, name: str, key: str) -> float:
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
-    """Return `FedScaleClient.active` and `pass_s` for a behaviour. Overlapping spans are merged."""
+    """Return `FedScaleClient.active` and `FedScaleClient.pass_s` for an entry of the behaviour file.
+    Overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
     begins, ends = entry.get("active"), entry.get("inactive")
     numbers = isinstance(begins, list | tuple) and isinstance(ends, list | tuple)
@@ -145,9 +147,13 @@ def device_groups(
 ) -> list[dict[str, Any]]:
     """Return one device group of a topology for each client.
 
-    With `cpu`, the groups have CPU shares: the fastest client has `cpu`, and the others have shares in
-    proportion to their speed. With `steps`, they have the `timing` that FedScale computes for `steps`
-    mini-batches of `batch_size` samples. Availability is a part of the trace. The part starts at `begin`
+    `cpu`: CPU share of the fastest client. The other clients get shares in proportion to their speed.
+    None if the groups have no CPU shares.
+
+    `steps`: number of mini-batches of `batch_size` samples in a local training. The groups get the
+    `timing` that FedScale computes for them. None if the groups have no `timing`.
+
+    `begin`, `length`, `speed_up`: part of the trace that becomes the availability. It starts at `begin`
     and lasts `length` seconds, or one pass if `length` is None. It is replayed `speed_up` times as fast.
     A client that is never available in this part is off during the whole run.
     """
@@ -171,8 +177,8 @@ def device_groups(
 def _availability(
     client: FedScaleClient, begin: float, length: float | None, speed_up: float
 ) -> dict[str, Any]:
-    """Return the key `availability` of a device group: the client's states in the requested part of the
-    trace. The result is empty if the client is always available."""
+    """Return the key `availability` of a device group, with the client's states in the requested part of
+    the trace. The result is empty if the client is always available."""
     whole = length is None
     length = client.pass_s if length is None else length
     moments: list[tuple[float, str]] = []

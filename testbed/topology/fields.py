@@ -145,7 +145,8 @@ Cpu = Annotated[
     expecting("a positive share of one host core such as 0.25"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
-"""A positive whole number, bounded so that products of a few of them still fit into a float."""
+"""A positive whole number. It is bounded, so that products of a few such numbers still fit into a
+float."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number of at least 0")]
 Name = Annotated[
@@ -167,8 +168,8 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
 def from_file(path: str, info: ValidationInfo) -> str:
-    """Make `path`, which is relative to the topology file, absolute, so that the copy of the topology in
-    the run directory names the same file."""
+    """Make `path`, which is relative to the topology file, absolute. The copy of the topology in the run
+    directory then names the same file."""
     folder = (info.context or {}).get(FOLDER)
     return path if folder is None else str(Path(folder) / path)
 
@@ -179,8 +180,8 @@ FilePath = Annotated[str, AfterValidator(from_file)]
 
 
 class Power(Model):
-    """Power draw of a device in each state, for an estimate of its energy. States without a value count
-    as 0 W."""
+    """Power draw of a device in each state, for an estimate of its energy. A state without a value
+    counts as 0 W."""
 
     download: Watts | None = Field(default=None, description="While it receives a model")
     train: Watts | None = Field(default=None, description="While it trains")
@@ -192,13 +193,13 @@ class Power(Model):
     )
 
     def plain(self) -> dict[str, float]:
-        """Watts by state."""
+        """Power draw in watts, by state."""
         return {state: watts for state, watts in self if watts is not None}
 
 
 class Thermal(Model):
-    """Slow-down by heat: at a fixed time of the run, a device loses part of its CPU share, whatever its
-    load was."""
+    """Slow-down by heat: at a fixed time of the run, a device loses part of its CPU share. Its load has
+    no influence."""
 
     after: PositiveSeconds = Field(
         description="Device time from the start of the run clock to the slow-down"
@@ -226,7 +227,7 @@ class Parameters(Model):
         }
 
     def build(self) -> Any:
-        """Return the dataclass; its constructor raises ValueError if parameters conflict."""
+        """Return the dataclass. Its constructor raises ValueError if parameters conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")
@@ -238,7 +239,7 @@ class Parameters(Model):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Take the docstrings of the dataclass's fields as descriptions of the properties."""
+        """Use the docstrings of the dataclass's fields as descriptions of the properties."""
         found = handler(schema)
         properties = handler.resolve_ref_schema(found)["properties"]
         for name, text in docstrings(cls.parameters).items():
@@ -266,7 +267,7 @@ class OneOf:
 
     def __init__(self, types: Mapping[str, type], *, own: str | None = None) -> None:
         """If `own` is set, also accept a user's class, written `module:Class`. The validation context
-        then has these classes under the key that `own` names, as a dictionary from their names to
+        then needs a dictionary under the key `own`, which maps the names of these classes to
         dataclasses."""
         self._types = types
         self._own = own
@@ -317,7 +318,7 @@ class OneOf:
 
 
 class NameChoice:
-    """Annotation of a field of type str that accepts only `names`. The names are known at run time
+    """Annotation of a field of type str that accepts only `names`, for names that are known at run time
     only."""
 
     def __init__(self, *names: str) -> None:
@@ -328,12 +329,12 @@ class NameChoice:
 
 
 class OrConstant:
-    """Annotation of a field with a distribution: accept `200ms` for `{distribution: constant, value:
-    200ms}`."""
+    """Annotation of a field with a distribution. It accepts `200ms` as a short form of `{distribution:
+    constant, value: 200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
-        """`types` are Python types of the short value, `schema` is its JSON Schema, `expected` completes
-        the error message on other values."""
+        """`types`: Python types of the short form. `schema`: its JSON Schema. `expected`: what the error
+        message on other values says is expected."""
         self._types = types
         self._schema = schema
         self._expected = expected
@@ -387,8 +388,9 @@ def _create(base: type[P], cls: type, like: type, **tag: Any) -> type[P]:
 
 @functools.cache
 def dataclass_fields(cls: type, seconds: Any = Seconds) -> dict[str, tuple[Any, Any]]:
-    """Return the type and the default of each field of a dataclass, by name. The default is `...` if the
-    field has none. The types read values with units; `seconds` is the type of fields in seconds."""
+    """Return the type and the default of each field of a dataclass, by name. The default is `...` if
+    the field has no default. The types read values with units. `seconds` is the type of fields in
+    seconds."""
     readers = _READERS | {"s": seconds}
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
@@ -453,7 +455,8 @@ _READERS: dict[str, Any] = {
         ),
     ],
 }
-"""Types that read and bound fields of dataclasses, by the mark in the field's `Annotated` hint."""
+"""Types that read fields of dataclasses and check their bounds, by the mark in the field's `Annotated`
+hint."""
 
 
 def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
@@ -473,7 +476,7 @@ def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
 
 
 class _RandomDuration(Variant):
-    """Random duration, drawn each time from a distribution."""
+    """Random duration. A value is drawn from the distribution each time."""
 
     tag: ClassVar[str] = "distribution"
     distribution: str

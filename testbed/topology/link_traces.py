@@ -1,12 +1,12 @@
 """Link traces: how an access link changes over time, read from files, as steps of a run.
 
-Two formats are read.
+There are two formats.
 
 - mahimahi: each line has a time in whole milliseconds at which 1500 bytes can pass in one direction. The
-  trace repeats without end; the last line is the duration of one pass.
+  last line is the duration of one pass. After it, the trace repeats without end.
 - CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
-  (fraction of the packets), then a row of numbers for each change of the link. A row holds until the
-  next one. The first row is at time 0. Empty lines and lines that begin with # are skipped.
+  (fraction of the packets). Then a row of numbers follows for each change of the link. A row holds until
+  the next one. The first row is at time 0. Empty lines and lines that begin with # are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKET_BYTES = 1500
 """Bytes that one line of a mahimahi trace lets through."""
 STEP_S = 0.5
 """Seconds over which the rate of a mahimahi trace is averaged. Shorter steps would cost more CPU time,
-because each change of a link takes some milliseconds. Most transfers take longer than a step."""
+because each change of a link takes some milliseconds. Most transfers take longer than one step."""
 _OUTAGE = 1_000
 """Rate in bit/s that stands for 0, because the kernel's shapers do not accept 0. At this rate one packet
 takes 12 s."""
@@ -47,7 +47,7 @@ _LIMITS = {
 """Maximum value and unit of each column of a CSV file."""
 _EXPECTED = "expected time and any of up, down, rtt and loss"
 _ONE_WAY = "delay"
-"""Deprecated CSV column with the delay of one direction, which is half of rtt."""
+"""Deprecated CSV column with the delay of one direction, which is half of the round-trip time."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a trace file in bytes. This is enough for hours at hundreds of Mbit/s in mahimahi's
@@ -56,15 +56,16 @@ format."""
 
 @dataclass(frozen=True, slots=True)
 class LinkSeries:
-    """Piecewise constant values: each holds from its time to the next one."""
+    """Piecewise constant values. Each value holds from its time to the next time."""
 
     times: array[float]
     """Times in seconds, in increasing order; the first is 0."""
     columns: Mapping[str, array[float]]
-    """Values at each of `times`, by name of the column in `_LIMITS`. A rate of 0 is an outage: nothing
-    passes."""
+    """Values at each of `times`, by name of the column in `_LIMITS`. A rate of 0 is an outage, during
+    which nothing passes."""
     period: float | None
-    """Seconds after which the trace repeats; None if the last values hold for ever."""
+    """Seconds after which the trace repeats; None if it does not repeat. Without repetition, the last
+    values hold for ever."""
     hints: tuple[str, ...] = ()
     """Hints to the user about deprecated words in the file, one sentence each."""
 
@@ -87,8 +88,8 @@ class LinkSeries:
 
 
 def read(trace: LinkTrace, folder: Path) -> list[LinkSeries]:
-    """Read the traces in the files of `trace`, whose paths are relative to `folder`. Raises OSError, and
-    ValueError that names the file."""
+    """Read the traces in the files of `trace`. The paths of the files are relative to `folder`. Raises
+    OSError, and ValueError that names the file."""
     found = []
     for key in ("up", "down", "csv"):
         if (name := getattr(trace, key)) is None:
@@ -110,8 +111,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
     seconds.
 
-    A pass has a whole number of equal steps. Each step lets as many bytes through as the lines whose
-    times are in the step. Raises ValueError with the line number.
+    A pass has a whole number of equal steps. In each step, 1500 bytes pass for each line whose time is
+    in the step. Raises ValueError with the line number.
     """
     times_ms = array("q", _milliseconds(lines))
     if not times_ms or times_ms[-1] == 0:
@@ -123,8 +124,8 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     length = period_ms / steps / 1000
 
     def step_of(time_ms: int) -> int:
-        """Return the step to which a time belongs. A time at the end of a step belongs to that step,
-        because the last line of the trace is at the end of the last step."""
+        """Return the number of the step that contains a time. A time at the end of a step belongs to
+        that step, because the last line of the trace is at the end of the last step."""
         return max(0, -(-time_ms * steps // period_ms) - 1)
 
     times, rates = array("d"), array("d")
@@ -142,7 +143,7 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
 def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     """Read the trace of a CSV file.
 
-    With `loop`, the trace repeats, and its last row holds as long as the row before it. Raises
+    If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
     ValueError with the line number.
     """
     rows = (
@@ -176,8 +177,8 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
 
 
 def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield the merged `changes` of several traces, such as one for each direction. If several traces
-    have the same column, the value of the first one counts."""
+    """Yield the merged `changes` of several traces, such as one for each direction. If a column is in
+    several traces, the first of them counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
     current: list[dict[str, float]] = [{} for _ in traces]
     for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
@@ -275,7 +276,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _whole_rate(rate: float) -> int:
-    """Round a rate in bit/s; a rate above 0 stays above 0, because 0 is an outage."""
+    """Round a rate in bit/s. A rate above 0 stays above 0, because 0 is an outage."""
     return max(1, round(rate)) if rate else 0
 
 

@@ -29,7 +29,7 @@ class Machine(Model):
     memory: Memory = Field(description="Size of the memory")
     core: Positive | None = Field(
         default=None,
-        description="Speed of one of its cores, relative to a core of this host. Default: 1",
+        description="Speed of a core of the machine, relative to a core of this host. Default: 1",
     )
     labels: dict[str, str] = Field(
         default_factory=dict, description="Labels that placement of a device group can select"

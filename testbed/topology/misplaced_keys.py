@@ -23,7 +23,7 @@ _PARTS: Mapping[str, str] = {
     "under virtual": "answer_time mask_time packets share_time sliced_step_time start_time step_time "
     "update_time",
 }
-"""Keys by their right place in a topology. The keys of one place are separated by spaces."""
+"""Keys by their right place in a topology. The keys of a place are separated by spaces."""
 
 _EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "durability": "durability: recording"}
 
@@ -32,4 +32,4 @@ BELONGS: Mapping[str, str] = {
     for place, keys in _PARTS.items()
     for key in keys.split()
 }
-"""Hint for the error message on a misplaced key, by key."""
+"""Hint for the error message on a misplaced key, by name of the key."""

@@ -1,7 +1,7 @@
-"""Deprecated keys and values of a topology, which this version still reads, with a hint to the user.
+"""Deprecated keys and values of a topology. This version still reads them, with a hint to the user.
 
-The table `_OLD` lists how each is translated; the next version empties it. The JSON Schema has only the
-current keys and values.
+The table `_OLD` lists how each is translated. The next version empties the table. The JSON Schema has
+only the current keys and values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.topology.yamlfile import Document, Where
 
 Values = Mapping[str, Any]
 EACH = "each"
-"""Placeholder for every entry of a list in the places of `_OLD`."""
+"""Placeholder in the places of `_OLD`. It stands for every entry of a list."""
 
 
 def translate(document: Document) -> Document:
@@ -73,8 +73,8 @@ def _mappings(data: Any, pattern: tuple[str, ...], at: Where = ()) -> Iterator[t
 
 
 def _link(values: Values) -> Values:
-    """Replace `delay`, the delay of one direction, by `rtt`. A link with both is not changed: validation
-    reports it."""
+    """Replace `delay`, the delay of one direction, by `rtt`. A link with both keys is not changed,
+    because validation reports it."""
     delay, rtt = values.get("delay"), values.get("rtt")
     if "delay" not in values or (delay is not None and rtt is not None):
         return values
@@ -103,8 +103,8 @@ _SCHEMES: Mapping[str, tuple[str, Mapping[str, str], Values]] = {
         {"shards_per_client": None},
     ),
 }
-"""Replacements of deprecated schemes, by deprecated name. Each has the current name, the current names
-of the parameters, and the old defaults of the parameters whose defaults have changed."""
+"""Replacements of deprecated schemes, by deprecated name. A replacement has the current name, the
+current names of the parameters, and the old defaults of the parameters whose defaults have changed."""
 
 
 def _partition(values: Values) -> Values:
@@ -145,7 +145,7 @@ def _virtual(values: Values) -> Values:
 
 
 def _cpus(values: Values) -> Values:
-    """Remove `cpus`: former versions wrote planned CPUs into the topology."""
+    """Remove `cpus`, because former versions wrote planned CPUs into the topology."""
     return {key: value for key, value in values.items() if key != "cpus"} if "cpus" in values else values
 
 
@@ -157,5 +157,5 @@ _OLD: tuple[tuple[tuple[str, ...], Callable[[Values], Values]], ...] = (
     (("scenario", EACH, "link"), _link),
     (("task", "partition"), _partition),
 )
-"""Places of mappings with deprecated keys or values, and the functions that translate them. A function
-returns its argument itself if there is nothing to translate."""
+"""Places of mappings with deprecated keys or values, and the functions that translate these mappings. If
+there is nothing to translate, a function returns its argument itself."""

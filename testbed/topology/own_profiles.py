@@ -15,11 +15,10 @@ _INDENT = "  "
 
 
 def add(to: Path, entries: str, source: str) -> list[str]:
-    """Add the devices in `entries` to the profiles file `to`; return the devices' names. Raises
-    BadInputError.
+    """Add the devices in `entries` to the profiles file `to`. Return the devices' names.
 
-    `entries` is the text of a profiles file; errors call this text `source`. The rest of `to` stays
-    unchanged.
+    `entries` is the text of a profiles file, which errors call `source`. The rest of `to` stays
+    unchanged. Raises BadInputError.
     """
     names = list(profiles.parse(entries, source).devices)
     if not names:
@@ -48,8 +47,8 @@ def append_devices(text: str, entries: str) -> str:
     if found is None:
         if re.search(r"^devices:", text, re.MULTILINE):
             raise BadInputError(
-                "devices are written in braces, to which nothing can be added automatically: add this "
-                "by hand\n\n"
+                "the devices are written in braces, so that nothing can be added automatically: add "
+                "this by hand\n\n"
                 f"{textwrap.indent(body, _INDENT)}"
             )
         before = f"{text.rstrip()}\n" if text.strip() else ""

@@ -20,31 +20,32 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""Minimum average number of samples per client, for schemes that have no parameter for this minimum."""
+"""Minimum average number of samples per client. Schemes without a parameter for it use this number."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
 
 
 class Scheme(Protocol):
-    """A scheme with its parameters; the constructor raises ValueError for invalid ones."""
+    """A scheme with its parameters. The constructor raises ValueError for invalid parameters."""
 
     by: ClassVar[Key]
-    """Property of a sample that the scheme uses: its class, the client it belongs to, or nothing (only
-    the number of samples counts)."""
+    """Property of a sample that the scheme uses: its class (`label`), or the client that it belongs to.
+    `nothing` if only the number of samples counts."""
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        """Return the indices of each client's samples.
+        """Return the indices of each client's samples. The result depends only on the arguments.
 
-        `labels` has shape (n,) and values ≥ 0. A value is the class of the sample or, in a scheme by
-        client, the number of the sample's client. The result depends only on the arguments. Raises
-        BadInputError that names the setting to change.
+        `labels` has shape (n,) and values ≥ 0. A value is the class of the sample. In a scheme by
+        client, a value is the number of the sample's client. Raises BadInputError that names the setting
+        to change.
         """
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Each sample goes to a random client; the clients' numbers of samples differ by at most one."""
+    """Each sample goes to a random client. The numbers of samples of any two clients differ by at most
+    one."""
 
     by: ClassVar[Key] = "nothing"
 
@@ -57,16 +58,16 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is divided in shares drawn from Dirichlet(alpha): the smaller alpha, the more
-    skewed."""
+    """Each class is divided into shares drawn from Dirichlet(alpha). The smaller alpha is, the more
+    unequal the shares are."""
 
     by: ClassVar[Key] = "label"
     alpha: float | tuple[float, ...]
-    """Concentration: one number, or a list with one for each device."""
+    """Concentration: one number, or a list with one number for each device."""
     min_samples: int = MIN_SAMPLES
     """Minimum number of samples per device."""
     self_balancing: bool = False
-    """Whether a device stops getting samples when it has the average number."""
+    """Whether a device gets no more samples when it has the average number."""
 
     def __post_init__(self) -> None:
         for alpha in self._alphas:
@@ -108,15 +109,15 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Pathological:
-    """Each device has samples of exactly `classes_per_client` classes; each class is divided evenly
-    among its devices (Li et al. 2022, arXiv 2102.02079)."""
+    """Each device has samples of exactly `classes_per_client` classes. Each class is divided evenly
+    among the devices that have it (Li et al. 2022, arXiv 2102.02079)."""
 
     by: ClassVar[Key] = "label"
     classes_per_client: int = 2
     """Number of classes of each device."""
     assignment: Literal["random", "deterministic", "first-deterministic"] = "first-deterministic"
-    """How classes are assigned to devices: at random, in turn (deterministic), or a device's first class
-    in turn and its others at random."""
+    """How classes are assigned to devices. `random`: at random. `deterministic`: in turn.
+    `first-deterministic`: the first class of a device in turn, and its other classes at random."""
 
     def __post_init__(self) -> None:
         at_least("classes_per_client", self.classes_per_client, 1)
@@ -140,8 +141,8 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Shards:
-    """The samples, sorted by class, are cut into equal pieces, and each device gets `shards_per_client`
-    of them at random (McMahan et al. 2017, arXiv 1602.05629). A smaller remainder is left out."""
+    """The samples are sorted by class and cut into equal pieces. Each device gets `shards_per_client`
+    pieces at random (McMahan et al. 2017, arXiv 1602.05629). A smaller remainder is left out."""
 
     by: ClassVar[Key] = "label"
     shards_per_client: int | None = 2
@@ -149,7 +150,7 @@ class Shards:
     shard_size: int | None = None
     """Number of samples in a piece; null if it follows from `shards_per_client`."""
     keep_incomplete_shard: bool = False
-    """Whether the last piece, if smaller than `shard_size`, is used too."""
+    """Whether the last piece is used even if it is smaller than `shard_size`."""
 
     def __post_init__(self) -> None:
         at_least("shards_per_client", self.shards_per_client, 1)
@@ -180,8 +181,8 @@ class Shards:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Each device draws `samples` samples from the whole set with replacement, so that any number of
-    devices is possible."""
+    """Each device draws `samples` samples from the whole set with replacement, so that there may be any
+    number of devices."""
 
     by: ClassVar[Key] = "nothing"
     samples: int = 60
@@ -200,8 +201,9 @@ class Resampled:
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """Numbers of samples follow a power law: each device gets `min_samples`, and the device of rank r a
-    share of the rest in proportion to r^(−exponent). Ranks are random; classes play no role."""
+    """Numbers of samples follow a power law. Each device gets `min_samples`. The rest is divided in
+    proportion to r^(−exponent), where r is the rank of the device. Ranks are random. Classes have no
+    influence."""
 
     by: ClassVar[Key] = "nothing"
     exponent: float = 1.0
@@ -227,12 +229,12 @@ class PowerLaw:
 
 @dataclass(frozen=True)
 class Natural:
-    """Each device gets the samples of one client of the dataset, such as a writer or a role. Samples of
-    clients without a device are left out."""
+    """Each device gets the samples of one client of the dataset, such as a writer or a role. If a client
+    of the dataset has no device, its samples are left out."""
 
     by: ClassVar[Key] = "client"
     min_samples: int = MIN_SAMPLES
-    """Minimum number of samples; clients of the dataset with fewer are left out."""
+    """Minimum number of samples. Clients of the dataset with fewer samples are left out."""
     choice: Literal["random", "first"] = "random"
     """Which of the dataset's clients to use: random ones, or the first ones."""
 
@@ -262,11 +264,11 @@ class Natural:
 
 
 class FlowerScheme:
-    """Base class of schemes that wrap a partitioner of flwr-datasets. The scheme's name is that of the
-    partitioner's class, and its fields are the parameters of the class's constructor.
+    """Base class of schemes that wrap a partitioner of flwr-datasets.
 
-    The number of partitions, the column and the seed come from the topology. Partitions beyond the
-    number of devices are left out.
+    The scheme's name is the name of the partitioner's class. Its fields are the parameters of that
+    class's constructor. The number of partitions, the column and the seed come from the topology. If
+    there are more partitions than devices, the remaining partitions are left out.
     """
 
     by: ClassVar[Key] = "label"
@@ -305,27 +307,27 @@ class FlowerScheme:
 
 @dataclass(frozen=True)
 class InnerDirichletPartitioner(FlowerScheme):
-    """Given numbers of samples per device; each device draws its own shares of the classes from
+    """The number of samples per device is given. Each device draws its own shares of the classes from
     Dirichlet(alpha)."""
 
     partition_sizes: tuple[int, ...]
     """Number of samples of each device, in device order."""
     alpha: float | tuple[float, ...]
-    """Concentration: one number, or a list with one for each class."""
+    """Concentration: one number, or a list with one number for each class."""
 
 
 @dataclass(frozen=True)
 class DistributionPartitioner(FlowerScheme):
-    """Devices get classes in turn, and of each class the shares given in a table."""
+    """Devices get classes in turn. A table gives each device's share of each of its classes."""
 
     distribution_array: tuple[tuple[float, ...], ...]
-    """A row for each class, with a share for each device that has the class."""
+    """Table with a row for each class. A row has a share for each device that has the class."""
     num_unique_labels_per_partition: int
     """Number of classes of each device."""
     preassigned_num_samples_per_label: int
-    """Number of samples of each of its classes that a device gets before the table applies."""
+    """Number of samples of each of its classes that a device gets before the table is applied."""
     rescale: bool = True
-    """Whether the table has shares; if false, it has numbers of samples."""
+    """Whether the table has shares. If false, the table has numbers of samples."""
 
     def _arguments(self) -> dict[str, Any]:
         if len({len(row) for row in self.distribution_array}) > 1:
@@ -335,15 +337,15 @@ class DistributionPartitioner(FlowerScheme):
 
 @dataclass(frozen=True)
 class ContinuousPartitioner(FlowerScheme):
-    """The samples, sorted by their class number with noise, are cut into equal pieces."""
+    """The samples are sorted by their class number with added noise, and cut into equal pieces."""
 
     strictness: float
-    """Order of the sorting: 0 is random, 1 is strictly by class."""
+    """Order of the sorting, from 0 (random) to 1 (strictly by class)."""
 
 
 @dataclass(frozen=True)
 class SizePartitioner(FlowerScheme):
-    """Given numbers of samples per device."""
+    """The number of samples per device is given."""
 
     by: ClassVar[Key] = "nothing"
     partition_sizes: tuple[int, ...]
@@ -379,8 +381,9 @@ class GroupedNaturalIdPartitioner(FlowerScheme):
     group_size: int
     """Number of the dataset's clients per device."""
     mode: Literal["allow-smaller", "allow-bigger", "drop-reminder", "strict"] = "allow-smaller"
-    """If `group_size` does not divide the number of clients: a smaller last group, some bigger groups,
-    no group for the remainder, or an error (strict)."""
+    """Treatment of a remainder, if `group_size` does not divide the number of clients. `allow-smaller`:
+    a smaller last group. `allow-bigger`: some bigger groups. `drop-reminder`: no group for the
+    remainder. `strict`: an error."""
     sort_unique_ids: bool = False
     """Whether the dataset's clients are sorted by their ids before they are grouped."""
 
@@ -410,7 +413,7 @@ class SampleRequest:
 
 
 class TooFewSamplesError(ValueError):
-    """The data have fewer samples than requested."""
+    """The data have fewer samples than the topology requests."""
 
     def __init__(self, request: SampleRequest, setting: str, message: str) -> None:
         """`setting` is the key of `data` to change."""
@@ -423,8 +426,9 @@ def draw_requested(
 ) -> tuple[dict[str, Indices], Indices]:
     """Draw the samples of each device in `requests` at random without replacement.
 
-    Requests for the fewest classes are served first. Returns the indices of each device's samples and of
-    all samples that are left. Raises TooFewSamplesError."""
+    Requests with the fewest classes are served first. Returns the indices of each device's samples, and
+    the indices of all samples that are left. Raises TooFewSamplesError.
+    """
     if not requests:
         return {}, np.arange(len(labels))
     has_classes = labels.ndim == 1 and labels.dtype.kind == "i"
@@ -477,8 +481,8 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """Divide the samples by a `partitioner` of flwr-datasets. The partitioner raises ValueError if it
-    cannot divide them."""
+    """Divide the samples by a `partitioner` of flwr-datasets. If the partitioner cannot divide them, it
+    raises ValueError."""
     from datasets import Dataset as Table
 
     # Permuted, because the iid partitioner cuts contiguous pieces. In arrow's format, because any other

@@ -1,8 +1,8 @@
 """Device profiles and link classes: the testbed's, and the user's own.
 
-A profiles file has `devices:` and `links:`, each with entries by name. The testbed's files are read
-first, then the user's (`~/.config/testbed/profiles.yaml`), then `profiles.yaml` in the folder of the
-topology. A later entry replaces the whole earlier entry of the same name.
+A profiles file has the keys `devices` and `links`, each with entries by name. The testbed's files are
+read first. Then the user's file follows (`~/.config/testbed/profiles.yaml`), and then `profiles.yaml` in
+the folder of the topology. A later entry replaces the whole earlier entry of the same name.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ EMULATED = """\
 How a device profile is used: the speeds in training become a CPU share, given
 the speeds of this host and the operations of a step of the task. They are
 fitted to published training times, or measured (--add); "within" is the mean
-error of the times that they predict for other networks. Without them (–),
-gflops become the share. These are of HPL alone: training may be several times
-as slow or as fast. memory becomes the memory limit of the container, reduced if
-the host has less (see testbed plan). The limit covers the client and its init;
-on a real device the system takes a part of the memory. Outside containers
-memory is not limited. power is for estimates of energy. cpu and memory in the
-topology override those of the profile.
+error of the times that they predict for other networks. Without speeds (–),
+gflops become the share. They are measured with HPL only: training may be
+several times slower or faster. memory becomes the memory limit of the
+container, reduced if the host has less (see testbed plan). The limit covers the
+client and its init; on a real device the system takes a part of the memory.
+Outside containers memory is not limited. power is for estimates of energy. cpu
+and memory in the topology override those of the profile.
 Not emulated: single cores (one CPU quota stands for all of them, so that work
 for one core alone is faster here than on the device), GPU, caches, and memory
 bandwidth. Heat is emulated if thermal says how a device slows down."""
@@ -66,7 +66,8 @@ class _ProfileEntry(Model):
         return self
 
     def figures(self) -> dict[str, Any]:
-        """The known figures, written as in a topology: `{"down": "12mbit", "rtt": "70ms"}`."""
+        """The known figures of the entry, written as in a topology: `{"down": "12mbit", "rtt":
+        "70ms"}`."""
         return self.model_dump(mode="json", exclude=set(_ABOUT), exclude_none=True)
 
 
@@ -87,7 +88,7 @@ class TrainingSpeeds(Model):
 
 
 class DeviceProfile(_ProfileEntry):
-    """A type of device. Keys without a value are unknown."""
+    """A type of device. A key without a value is unknown."""
 
     gflops: Positive | None = Field(
         default=None, description="FP64 Gflop/s of the whole device in High-Performance Linpack (HPL)"
@@ -123,7 +124,8 @@ class LinkClass(_ProfileEntry):
     )
     jitter: Seconds | None = Field(
         default=None,
-        description="The delay of each direction varies uniformly by ± this. Default: none",
+        description="Maximum deviation of the delay in each direction. Deviations are uniform. "
+        "Default: none",
     )
     loss: Share | None = Field(
         default=None, description="Share of packets lost, in each direction. Default: none"
@@ -131,7 +133,7 @@ class LinkClass(_ProfileEntry):
 
 
 def _entries(value: Any) -> Any:
-    """Read a key that has only comments below it as a mapping without entries."""
+    """If a key has only comments below it, read it as a mapping without entries."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
@@ -142,7 +144,7 @@ _Entries = Annotated[dict[Name, E], BeforeValidator(_entries)]
 
 
 class Profiles(Model):
-    """Content of a profiles file, or of several combined."""
+    """Content of one profiles file, or of several combined files."""
 
     devices: _Entries[DeviceProfile] = Field(default={})
     links: _Entries[LinkClass] = Field(default={})
@@ -209,8 +211,8 @@ def parse(text: str, name: str = "<text>") -> Profiles:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return a hint for an error about an unknown `name`: the most similar name in `known`, or all of
-    them."""
+    """Return a hint for an error about an unknown `name`: the most similar name in `known`, or all known
+    names if none is similar."""
     known = list(known)
     longer = next((each for each in known if name in each), None)
     found = validation_errors.did_you_mean(name, known) or (longer and f"did you mean {longer}?")
@@ -234,7 +236,8 @@ def listing(profiles: Profiles) -> str:
 
 
 def details(profiles: Profiles) -> str:
-    """Return a block of lines for each entry: its figures, their source, and its description."""
+    """Return a block of lines for each entry. It has the entry's figures, their source, and its
+    description."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 

@@ -29,16 +29,17 @@ from testbed.topology import link_traces
 
 @dataclass(frozen=True, slots=True)
 class RateSample:
-    """Measured rate, which holds from `begin` to the next sample."""
+    """Measured rate, which is valid from `begin` to the begin of the next sample."""
 
     begin: float
-    """Time in seconds, from an arbitrary origin."""
+    """Time in seconds from an arbitrary origin."""
     rate: float
     """Rate in bit/s."""
 
 
 def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `riiser`, in which a line describes the time before it. Raises ValueError."""
+    """Read the format `riiser`. A line of this format describes the time before it. Raises
+    ValueError."""
     end = 0.0
     for number, line in _significant(lines):
         cells = line.split()
@@ -96,9 +97,9 @@ def as_csv(
 ) -> str:
     """Return a link trace of `direction` (`up` or `down`) as CSV, for `link: {trace: {csv: ...}}`.
 
-    Rates are multiplied by `scale`, times are shifted to begin at 0, and `source` becomes comment lines.
-    Samples with the same time, as from a clock with whole seconds, are replaced by their mean. Raises
-    ValueError if there are no samples, or if the times decrease.
+    Rates are multiplied by `scale`. Times are shifted, so that they begin at 0. `source` becomes comment
+    lines. If several samples have the same time, as from a clock with whole seconds, they are replaced
+    by their mean. Raises ValueError if there are no samples, or if the times decrease.
     """
     rows: list[tuple[float, float]] = []
     for begin, group in itertools.groupby(samples, lambda sample: sample.begin):

@@ -41,7 +41,8 @@ _INSTEAD: dict[tuple[str, Verb], str] = {
     ("restart_after", "disconnect"): "write for instead",
 }
 _MAX_STEPS = 1_000_000
-"""Maximum number of actions on devices in a topology. An entry counts once for each of its devices."""
+"""Maximum number of actions on devices in a topology. An entry counts once for each device that it
+names."""
 _MAX_UNKNOWN = 50
 """Maximum number of unknown names to report."""
 _MAX_COMPARED = 1000  # names to search for a similar one; each takes about 10 µs
@@ -82,7 +83,8 @@ Targets = Annotated[
 
 
 class LinkChange(LinkSettings):
-    """Changes of a link. Keys left out keep their values; a rate of null becomes unlimited."""
+    """Changes of a link. Keys that are left out keep their values. A rate of null becomes
+    unlimited."""
 
     @model_validator(mode="after")
     def _has_value(self) -> Self:
@@ -103,7 +105,7 @@ class LinkChange(LinkSettings):
 
     @property
     def changes(self) -> dict[str, float | None]:
-        """New values by field of `agents.config.AccessLink`; a rate of None is unlimited."""
+        """New values, by field of `agents.config.AccessLink`. A rate is None if it becomes unlimited."""
         plain = self.plain()
         given = (name for name in type(self).model_fields if name in self.model_fields_set - {"kind"})
         return {name: getattr(plain, name) for name in given}
@@ -115,7 +117,7 @@ class LinkChange(LinkSettings):
 
 class ScenarioEntry(Model):
     """An action on devices at one time. Needs exactly one of set, crash, pause, disconnect, leave and
-    join, with a device, a group, or a list of these."""
+    join. Its value is a device, a group, or a list of devices and groups."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": [verb]} for verb in _VERBS]},
@@ -132,11 +134,11 @@ class ScenarioEntry(Model):
     crash: Targets | None = Field(default=None, description="Devices to kill")
     restart_after: Seconds | None = Field(
         default=None,
-        description="With crash: time until the restart. Default: no restart, unless the device joins "
+        description="With crash: time until the restart. Default: no restart. The device may still join "
         "later",
     )
     pause: Targets | None = Field(
-        default=None, description="Devices to freeze; they then continue where they were"
+        default=None, description="Devices to freeze. After the pause, they continue where they were"
     )
     disconnect: Targets | None = Field(
         default=None, description="Devices to cut off: they keep running, but no packet passes"
@@ -145,12 +147,13 @@ class ScenarioEntry(Model):
         default=None, alias="for", description="With pause or disconnect: its duration"
     )
     leave: Targets | None = Field(
-        default=None, description="Devices to leave the run in order; the rule removes their clients"
+        default=None,
+        description="Devices to leave the run, with a goodbye. The rule removes their clients",
     )
     join: Targets | None = Field(
         default=None,
         description="Devices to join. A device that has not left or crashed before is absent from the "
-        "start of the run until then",
+        "start of the run until it joins",
     )
 
     @model_validator(mode="after")
@@ -223,8 +226,8 @@ def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tu
 def movements(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
-    """Return the movements of each device in the order of time: the entries by which the device joins,
-    leaves, or crashes without a restart."""
+    """Return the movements of each device in the order of time. A movement is an entry by which the
+    device joins, leaves, or crashes without a restart."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
@@ -234,7 +237,8 @@ def movements(
 
 
 def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
-    """Return the devices that are absent when the run starts: their first movement is to join."""
+    """Return the devices that are absent when the run starts. A device is absent if its first movement
+    is to join."""
     return frozenset(_join_times(scenario, devices_by_name(groups)))
 
 
@@ -252,8 +256,8 @@ def problems(
     groups: Sequence[DeviceGroup],
     source: Source,
 ) -> Iterator[Problem]:
-    """Yield the problems of scenario and churn in a topology read from `source`: unknown and ambiguous
-    names, and actions on devices that are absent."""
+    """Yield the problems of scenario and churn in a topology read from `source`. Problems are unknown or
+    ambiguous names, and actions on devices that are absent."""
     by_name = devices_by_name(groups)
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
@@ -290,8 +294,8 @@ def problems(
 def _too_early(
     scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry whose devices are all still absent at its time, and one if the run
-    would start without any device."""
+    """Yield a problem for each entry at whose time all its devices are still absent. Yield one more
+    problem if the run would start without any device."""
     joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_name)

@@ -91,7 +91,7 @@ class TaskSettings(Variant):
 
 
 class RuleSettings(Variant):
-    """Aggregation rule: how updates change the global model."""
+    """Aggregation rule, which says how updates change the global model."""
 
     name: str
 
@@ -123,28 +123,29 @@ class EvaluationSettings(Model):
     )
     samples: Count | None = Field(
         default=None,
-        description="Number of samples to evaluate on. Test or validation set: at most this many, drawn "
-        "once for all seeds. Default: all of it. With on: clients, per client, drawn with replacement",
+        description="Number of samples to evaluate on. Of the test or validation set: maximum number, "
+        "drawn once for all seeds; default: all. With on: clients: number per client, drawn with "
+        "replacement",
     )
     classes: bool = Field(
-        default=False, description="Also evaluate loss and accuracy for each class of these samples"
+        default=False, description="Also evaluate loss and accuracy for each class of the samples"
     )
     devices: Count | None = Field(
         default=None,
-        description="Also evaluate loss and accuracy on each device's own training data, on at most "
-        "this many samples of each, drawn once for all seeds. Default: no",
+        description="Also evaluate loss and accuracy on each device's own training data. The value is "
+        "the maximum number of samples per device, drawn once for all seeds. Default: no",
     )
     when: Literal["during", "after"] = Field(
         default="during",
-        description="during: evaluate while the run is on, less often than `every` if an evaluation "
-        "takes longer than that; at its end the run waits at most 30 s (of the host) for the last one. "
-        "after: keep the model of each `every` and evaluate all of them after the run, however long "
-        "that takes, so that evaluation does not disturb the run. No difference in virtual time",
+        description="during: evaluate during the run. If an evaluation takes longer than `every`, there "
+        "are fewer evaluations. At its end, the run waits at most 30 s (of the host) for the last one. "
+        "after: keep the model of each `every`, and evaluate all of them after the run, so that "
+        "evaluation does not disturb the run. In virtual time, there is no difference",
     )
     cores: Count | None = Field(
         default=None,
         description="Number of the host's cores to reserve for evaluations. Default: evaluations run on "
-        "the core of broker and aggregator, with lower priority than these",
+        "the core of broker and aggregator, with lower priority",
     )
 
     @model_validator(mode="after")
@@ -158,12 +159,13 @@ class EvaluationSettings(Model):
 
 @with_fields_of(config.StopConditions)
 class StopSettings(Parameters):
-    """When the run ends: at the first of these conditions that is met. Needs at least one."""
+    """When the run ends. It ends when the first of these conditions is met. Needs at least one
+    condition."""
 
 
 @with_fields_of(config.UpdateBounds)
 class BoundsSettings(Parameters):
-    """Upper bounds of updates; an update above a bound is dropped, with a recorded reason, or
+    """Upper bounds of updates. If an update exceeds a bound, it is dropped with a recorded reason, or
     clipped."""
 
 
@@ -187,8 +189,8 @@ class PrivacySettings(Model):
 
 
 class StartSettings(Model):
-    """When the run clock starts: as soon as all clients are ready, or at the timeout if a quorum of them
-    is ready."""
+    """When the run clock starts. It starts as soon as all clients are ready. At the timeout, it starts
+    if a quorum of the clients is ready."""
 
     timeout: PositiveSeconds = Field(
         default=300.0,
@@ -244,8 +246,8 @@ class RuntimeSettings(Model):
 
 
 class Virtual(Model):
-    """Costs that virtual time assumes. Keys without a value are measured on this host, or have the
-    default that they name."""
+    """Costs that virtual time assumes. A key without a value is measured on this host, or has the
+    default in its description."""
 
     step_time: PositiveSeconds | None = Field(
         default=None,
@@ -254,9 +256,9 @@ class Virtual(Model):
     )
     sliced_step_time: PositiveSeconds | None = Field(
         default=None,
-        description="CPU time of a mini-batch step at a share of 1/8 of a core, where a device computes "
-        "in slices with pauses; other shares are interpolated by their logarithm. Default: measured "
-        "with step_time; if step_time is set, the same as it",
+        description="CPU time of a mini-batch step at a share of 1/8 of a core, at which a device "
+        "computes in slices with pauses. For other shares, the time is interpolated over the logarithm "
+        "of the share. Default: measured with step_time; if step_time is set, equal to step_time",
     )
     start_time: Seconds | None = Field(
         default=None,
@@ -285,14 +287,14 @@ class Virtual(Model):
     )
     packets: bool | None = Field(
         default=None,
-        description="Whether transfers consist of packets as on emulated links: with headers, and with "
-        "the first packet after a pause passing at once. Default: true if the time of a step is "
+        description="Whether transfers consist of packets, as on emulated links. Packets have headers, "
+        "and the first packet after a pause passes at once. Default: true if the time of a step is "
         "measured",
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
-        """Return a copy in which keys without a value have the values in `defaults`, which are pairs of
-        key and value."""
+        """Return a copy in which keys without a value have the values in `defaults`. `defaults` has
+        pairs of key and value."""
         found = {name: value for name, value in defaults if getattr(self, name) is None}
         return self.model_copy(update=found)
 
@@ -336,7 +338,8 @@ class Topology(Model):
         Literal["auto"] | Annotated[float, Field(ge=1)],
         Field(
             description="How many times slower than real time the devices run, so that a larger fleet "
-            "fits on the host. auto: the smallest factor at which it fits"
+            "fits on the host. auto: the smallest factor at which the "
+            "fleet fits"
         ),
         expecting("auto, or a number of at least 1"),
     ] = 1.0
@@ -363,7 +366,7 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """File from which the topology was read, for errors that point to places in the file."""
+        """File from which the topology was read. Errors use it to point to places in the file."""
         return self._source
 
     @property
@@ -428,7 +431,8 @@ class Topology(Model):
         self._user_code = (context or {}).get(USER_CODE)
 
     def to_yaml(self, code: str | None = None) -> str:
-        """Return the topology as YAML with all defaults; `testbed.topology.parse` reads the YAML back.
-        If `code` is set, the key `code` gets this value, the path of a copy of the user's code."""
+        """Return the topology as YAML with all defaults, in a form that `testbed.topology.parse` can
+        read. `code`: value of the key `code`, which is the path of a copy of the user's code; None to
+        leave the key unchanged."""
         data = self.model_dump(mode="json", by_alias=True)
         return yamlfile.write(data if code is None else data | {"code": code})

@@ -1,4 +1,5 @@
-"""Random generators, one per device and purpose, so that draws do not depend on each other."""
+"""Random generators. There is one per device and purpose, so that the draws are independent of each
+other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Conversion of quantities with units (`5mbit`, `80ms`, `512MiB`, `1%`) to numbers and back.
 
-Each reader takes a value as it is in the file. If the value is not such a quantity, or is a number that
-lacks a unit, the reader raises ValueError. The message begins with "expected". Arithmetic is exact until
-the last step, so that a reader returns exactly the number that was formatted.
+A reader takes a value as it is in the file. If the value is not the expected quantity, or is a number
+without a unit, the reader raises ValueError with a message that begins with "expected". Arithmetic is
+exact until the last step. If a number was formatted, the reader therefore returns exactly that number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Units = Mapping[str, Fraction | int]
 
 _QUANTITY = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?) ?([A-Za-z\u00b5\u03bc%/]+)")
 _MICRO = re.compile("[\u00b5\u03bc]")
-"""Both signs for micro: the sign itself, and the Greek letter that keyboards give."""
+"""Both signs for micro: the micro sign, and the Greek letter that keyboards produce."""
 FREQUENCY = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?/ ?(s|min|h)")
 _MAX_LENGTH = 40  # characters, so that every quantity is well within the range of a float
 
@@ -90,7 +90,7 @@ def cpu(value: object) -> float:
 
 
 def share_as_typed(value: object) -> float:
-    """Read a share as `share` does; the number may also be a text, as on a command line."""
+    """Read a share as `share` does. The number may also be a text, as on a command line."""
     if isinstance(value, str):
         with suppress(ValueError):
             value = float(value)
@@ -144,8 +144,8 @@ def format_power(watts: float) -> str:
 
 
 def format_frequency(per_second: float) -> str:
-    """Write a frequency in the first unit that needs few digits: 1/30 is `2/min`. `frequency` reads the
-    result back."""
+    """Write a frequency with the first unit that needs few digits: 1/30 is `2/min`. `frequency` reads
+    the result back."""
     for unit in ("s", "min", "h"):
         text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
         if "e" not in text and frequency(text) == per_second:
@@ -166,7 +166,8 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
-    """Read a quantity of at least zero as a multiple of the unit whose factor in `units` is 1."""
+    """Read a quantity of at least zero. Return it as a multiple of the unit whose factor in `units` is
+    1."""
     number, unit = _split(value, expected)
     if unit not in units or number < 0:
         raise ValueError(expected)
@@ -174,8 +175,8 @@ def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
 
 
 def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
-    """Write `value` in the first of `units` that gives a whole number. If none does, use the unit
-    `otherwise`. `units` begins with the largest unit."""
+    """Write `value` in the first of `units` that gives a whole number. If none of them does, use the
+    unit `otherwise`. `units` begins with the largest unit."""
     for unit, scale in units.items():
         count = value / scale
         if count.denominator == 1 and count:

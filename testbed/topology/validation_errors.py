@@ -25,7 +25,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""Expected values in words, by pydantic's error type, for fields without a message of their own."""
+"""Text of the expected value, by pydantic's error type, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -50,7 +50,8 @@ _EXAMPLES = {
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
     "topology": "topology: topologies/quickstart.yaml",
 }
-"""Examples for messages on missing keys, and on keys that have a value instead of keys of their own."""
+"""Examples for two kinds of messages: a key is missing, or a key has a value where it needs keys of its
+own."""
 
 _TAGS = ("name", "distribution", "scheme")
 """Keys that name a variant."""
@@ -65,8 +66,9 @@ def validate(
 ) -> M:
     """Validate `document` as a `model`.
 
-    `context` is the validation context; `belongs` has hints about misplaced keys, by key. Raises
-    FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`."""
+    `context` is the validation context. `belongs` has hints about misplaced keys, by key. Raises
+    FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`.
+    """
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
@@ -165,11 +167,11 @@ def _one_of(found: Any, choices: list[str]) -> str:
 
 
 _SYNONYMS = {"kill": "crash"}
-"""Topology keys, by words of the same meaning in other tools or in the testbed's commands."""
+"""Topology keys, by a word with the same meaning in other tools or in the testbed's commands."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return `did you mean rate?`, or an empty text if none of `known` is similar."""
+    """Return `did you mean rate?`; an empty text if none of `known` is similar."""
     close = [_SYNONYMS.get(word, "")]
     if close[0] not in known:
         close = difflib.get_close_matches(word, known, n=1)

@@ -21,11 +21,11 @@ except ImportError:
     from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
 
 Where = tuple[str | int, ...]
-"""Keys and indices that lead to a value: `("devices", 1, "cpu")`."""
+"""Keys and indices that lead to a value, such as `("devices", 1, "cpu")`."""
 
 _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
-"""Maximum number of errors to show, and maximum number of characters to show of a faulty line."""
+"""Maximum number of errors to show. Also the maximum number of characters to show of a faulty line."""
 
 _MENDS = {
     "mapping values are not allowed": "put a text with a colon in quotes, and begin all keys of a "
@@ -74,7 +74,7 @@ class FaultyFileError(BadInputError):
 @dataclass(frozen=True, slots=True)
 class Source:
     """A file with the places of its keys and values. All sources compare equal, so that topologies from
-    different files can be equal."""
+    different files can compare equal."""
 
     name: str = field(default="<text>", compare=False)
     """Path of the file, or a name of the text, for messages."""
@@ -95,8 +95,7 @@ class Source:
         return self.values.get(where, Place(1, 1))
 
     def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        """Make a problem with the message `devices[1].cpu: <message>`, at the value or the key at
-        `where`."""
+        """Make a problem at the value or the key at `where`. Its text is `devices[1].cpu: <message>`."""
         place = self.keys.get(where) if at_key else None
         name = dotted_path(where)
         return Problem(place or self.place(where), f"{name}: {message}" if name else message)
@@ -131,7 +130,7 @@ class Document:
     """Problems with duplicate keys. Other YAML errors are raised while the file is parsed."""
 
     def value(self, where: Where) -> Any:
-        """Return the value at `where`; raises LookupError if there is none."""
+        """Return the value at `where`. Raises LookupError if there is none."""
         value = self.data
         for key in where:
             value = value[key]
@@ -139,8 +138,8 @@ class Document:
 
 
 def replace_value(data: Any, where: Where, value: Any) -> Any:
-    """Return a copy of `data` with `value` at `where`; missing keys are added. Raises LookupError if
-    `where` leads through a value without keys or past the end of a list."""
+    """Return a copy of `data` with `value` at `where`. Missing keys are added. Raises LookupError if
+    `where` leads through a value without keys, or past the end of a list."""
     if not where:
         return value
     key, rest = where[0], where[1:]
@@ -246,9 +245,11 @@ class _Reading:
             self._around.pop()
 
     def _items(self, node: yaml.MappingNode, where: Where, known: set[str]) -> Iterator[tuple[str, Any]]:
-        """Yield the keys and values of a mapping, including merged ones (`<<`). Skip the keys in
-        `known`, because the mapping that merges this one has its own values for these keys. Add the
-        mapping's keys to `known`."""
+        """Yield the keys and values of a mapping, including merged ones (`<<`).
+
+        Skip the keys in `known`, because the mapping that merges this mapping has its own values for
+        them. Add the mapping's keys to `known`.
+        """
         lines: dict[str, int] = {}
         merged: list[yaml.MappingNode] = []
         for key_node, value_node in node.value:
@@ -284,7 +285,9 @@ def _mappings_to_merge(node: yaml.Node) -> list[yaml.MappingNode]:
     """Return the mappings that the value of a merge key (`<<: *defaults`) names."""
     nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
     if not all(isinstance(one, yaml.MappingNode) for one in nodes):
-        raise _error_at(node, "<< merges keys and values, or a list of such; name them, as in <<: *fast")
+        raise _error_at(
+            node, "<< needs keys and values, or a list of them: write a name, as in <<: *fast"
+        )
     return list(nodes)
 
 
@@ -326,9 +329,9 @@ def _similar_name(path: Path) -> str:
 
 
 def with_block(text: str, key: str, block: str) -> str:
-    """Replace the top-level `key` of YAML `text`, together with its value, by `block`. Append `block` if
-    there is no such key. Comments and everything else stay unchanged. Raises ValueError if `text` is not
-    a mapping in block style."""
+    """Replace the top-level `key` of the YAML `text`, together with its value, by `block`. If there is
+    no such key, append `block`. Comments and everything else stay unchanged. Raises ValueError if `text`
+    is not a mapping in block style."""
     root = Loader(text).get_single_node()
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise ValueError("is not a mapping with each key on a line of its own")

@@ -7,9 +7,9 @@ docs/guide/trackers.md is the users' page.
     follow   reads the run directory as it grows, and sends it to a tracker
     mlflow, wandb, tensorboard   one `Tracker` each
 
-`python -m testbed.tracking` follows one run in a separate process, so a slow or failing tracker does not
-disturb the run. To add a tracker: a module with a class that implements `Tracker`, and a row in
-TRACKERS.
+`python -m testbed.tracking` follows one run in a separate process, so that a slow or failing tracker
+does not disturb the run. To add a tracker, write a module with a class that implements `Tracker`, and
+add a row to TRACKERS.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from testbed.tracking.points import Point
 
 
 class Tracker(Protocol):
-    """Tracker of one run. Its methods are called in this order, and may raise any exception: the run
-    does not depend on them."""
+    """Tracker of one run. Its methods are called in the order below. They may raise any exception,
+    because the run does not depend on them."""
 
     def begin(self, facts: Facts) -> None:
         """Receive the facts that are known before the first record. Replace an earlier upload of the
@@ -40,12 +40,13 @@ class Tracker(Protocol):
         """Receive figures in the order of device time."""
 
     def end(self, outcome: str, files: Sequence[Path]) -> str:
-        """Receive the outcome, as in the manifest, and files to keep. Returns where to find the run."""
+        """Receive the outcome, as in the manifest, and the files to keep. Return a text that says where
+        the run is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerKind:
-    """Place of a tracker's code, and its requirements."""
+    """Module of a tracker, and its requirements."""
 
     module: str
     class_name: str
@@ -53,7 +54,7 @@ class TrackerKind:
     package: str
     """Python package that `module` imports."""
     extra: str
-    """Extra of our package that installs it (`edge-fl-testbed[mlflow]`)."""
+    """Extra of the testbed's package that installs `package`, as in `edge-fl-testbed[mlflow]`."""
 
 
 TRACKERS: dict[str, TrackerKind] = {
@@ -84,14 +85,15 @@ def check(names: Sequence[str]) -> None:
 
 
 def _has_store() -> bool:
-    """Whether MLflow has a place to write to: a server, files, or a database that it can make here."""
+    """Whether MLflow has a place to write to: a server, files, or a database that it can create on this
+    host."""
     named = os.environ.get("MLFLOW_TRACKING_URI") or Path("mlruns").is_dir()
     return bool(named) or importlib.util.find_spec("sqlalchemy") is not None
 
 
 def tracker(name: str, run: Path) -> Tracker:
     """Make the tracker called `name` for the run in the directory `run`. Raises any exception that the
-    import of its package raises."""
+    import of the tracker's package raises."""
     kind = TRACKERS[name]
     made: Tracker = getattr(importlib.import_module(kind.module), kind.class_name)(run)
     return made

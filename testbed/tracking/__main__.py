@@ -1,7 +1,8 @@
 """`python -m testbed.tracking NAME RUN_DIRECTORY [model]`: send a run to a tracker until the run is
 over.
 
-Prints where to find the run; on failure it exits with 1 and prints the reason as the last line.
+The program prints where the run is found. If it fails, it exits with 1 and prints the reason as the last
+line.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _NICE = 10
 
 
 def main(name: str, run: str, *more: str) -> int:
-    """Follow the run in the directory `run`; return the exit code. If `more` contains `model`, send the
-    final model, too."""
+    """Follow the run in the directory `run`, and return the exit code. If `more` contains `model`, also
+    send the final model."""
     with suppress(OSError):
         os.nice(_NICE)
     path = Path(run)

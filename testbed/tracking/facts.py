@@ -1,4 +1,4 @@
-"""Parameters, tags and files of a run, which a tracker receives in addition to figures."""
+"""Parameters, tags and files of a run. A tracker receives them in addition to figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Facts:
     run: str
     """Run id."""
     study: str
-    """Name of the topology, which groups runs."""
+    """Name of the topology, by which runs are grouped."""
     began: float
     """Unix time at device time 0, in seconds."""
     parameters: Mapping[str, str | int | float | bool]
@@ -54,7 +54,7 @@ def files(directory: RunDirectory, *, model: bool) -> list[Path]:
 
 
 def _flatten(name: str, value: Any) -> Iterator[tuple[str, str | int | float | bool]]:
-    """Flatten nested mappings and lists to dotted names; a list of scalars becomes a text."""
+    """Flatten nested mappings and lists to dotted names. A list of scalars becomes a text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(f"{name}.{key}" if name else str(key), inner)

@@ -19,11 +19,9 @@ _AT_ONCE = 500
 
 
 def follow(directory: RunDirectory, tracker: Tracker, *, model: bool = False) -> str:
-    """Send the run to `tracker` until the run is over; return where to find it. If `model` is true, send
-    the final model, too.
-
-    Raises any exception of the tracker, and ValueError or BadInputError if files cannot be read.
-    """
+    """Send the run to `tracker` until the run is over. Return a text that says where the run is found.
+    If `model` is true, also send the final model. Raises any exception of the tracker, and ValueError or
+    BadInputError if files cannot be read."""
     follower = RecordFollower(directory.events)
     points: Points | None = None
     while True:

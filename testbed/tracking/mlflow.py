@@ -1,4 +1,4 @@
-"""MLflow. The variable MLFLOW_TRACKING_URI selects a server or local files."""
+"""MLflow. The environment variable MLFLOW_TRACKING_URI selects a server or local files."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from testbed.tracking.points import Point
 _PARAMETERS = 100
 """Maximum number of parameters that MLflow accepts per call."""
 _MAX_VALUE = 500
-"""Maximum length of a parameter's value that every backend accepts."""
+"""Maximum number of characters of a parameter's value that every backend accepts."""
 _RUN = "testbed.run"
 """Tag with the run id, by which an earlier upload is found."""
 
 
 class MlflowTracker:
-    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME. If that is not set, the experiment has the
-    name of the topology. A step is a millisecond of device time; time stamps are the start time plus
-    device time."""
+    """An MLflow run in the experiment MLFLOW_EXPERIMENT_NAME. If this variable is not set, the
+    experiment has the name of the topology.
+
+    A step is a millisecond of device time. A time stamp is the start time plus the device time.
+    """
 
     def __init__(self, run: Path) -> None:
         self._client = MlflowClient()

@@ -25,13 +25,15 @@ class Point:
 
 @dataclass(slots=True)
 class Points:
-    """Converter of records to points. The result depends only on the records, not on when they are
+    """Converter of records to points. The result depends only on the records, and not on when they are
     added.
 
-    Each evaluation gives a point with `accuracy` and `loss` (and `perplexity`, exp(loss)). Each window
-    with updates gives a point with the totals `updates`, `version`, `rejected` and `megabytes` of
-    payloads. The point also has `updates_per_second` and the mean `staleness` in versions within the
-    window. Windows include their end. They last 1 s of device time at first; later they are longer.
+    Each evaluation gives a point with `accuracy` and `loss`. If the task has a perplexity, the point
+    also has `perplexity`, which is exp(loss). Each window with updates gives a point with the totals
+    `updates`, `version`, `rejected` and `megabytes` of payloads. This point also has
+    `updates_per_second`, and the mean `staleness` in versions within the window.
+
+    A window includes its end. At first, windows last 1 s of device time. Later they are longer.
     """
 
     perplexity: bool = False
@@ -46,7 +48,7 @@ class Points:
     _rejected: int = 0
     _bytes: int = 0
     _staleness: list[int] = field(default_factory=list)
-    """Staleness of each update of the current window."""
+    """Staleness of each update in the current window, in versions."""
 
     def add(self, record: events.Record) -> Iterator[Point]:
         """Add a record; yield the points that are complete now."""
@@ -68,8 +70,7 @@ class Points:
                 yield Point(at, {name: value for name, value in values.items() if value == value})
 
     def _window(self, now: float) -> Iterator[Point]:
-        """Yield the point of the current window, if it has updates, and begin the window that contains
-        `now`."""
+        """If the current window has updates, yield its point. Begin the window that contains `now`."""
         if self._staleness:
             count, end = len(self._staleness), min(now, self._begin + self._width)
             yield Point(

@@ -23,9 +23,12 @@ _PATIENCE_SECONDS = 30.0
 def tracking_run(
     names: Sequence[str], directory: RunDirectory, cpus: str, report: Callable[[str], None]
 ) -> Iterator[None]:
-    """Send the run to the trackers `names` while the `with` block runs. Each tracker has its own
-    process, which runs on the cpuset `cpus`. If `cpus` is empty, it runs on any CPU. At the end, the
-    trackers get some time to finish, and `report` is called with the result of each tracker."""
+    """Send the run to the trackers `names` while the `with` block runs.
+
+    Each tracker has its own process, which runs on the cpuset `cpus`. If `cpus` is empty, the process
+    runs on any CPU. At the end, the trackers get some time to finish. Then `report` is called with the
+    result of each tracker.
+    """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for name in names:
@@ -50,7 +53,7 @@ def tracking_run(
 def _finish_tracker(
     name: str, process: subprocess.Popen[bytes], directory: RunDirectory, seconds: float
 ) -> str:
-    """Wait at most `seconds` for a tracker's process, end it, and return its result in words."""
+    """Wait at most `seconds` for a tracker's process, and end it. Return a text on its result."""
     from testbed.host import subprocesses
     from testbed.rundir.directory import last_log_lines
 
@@ -67,8 +70,8 @@ def _finish_tracker(
 
 
 def send(name: str, directory: RunDirectory, *, model: bool) -> str:
-    """Send a run to the tracker `name` until the run is over; return where to find it. Raises
-    RunFailedError."""
+    """Send a run to the tracker `name` until the run is over. Return a text that says where the run is
+    found. Raises RunFailedError."""
     from testbed.rundir.directory import last_log_lines
 
     command = [*_command(name, directory), *(["model"] if model else [])]

@@ -1,5 +1,5 @@
-"""Weights & Biases, configured by its own variables such as WANDB_MODE=offline, WANDB_PROJECT,
-WANDB_DIR."""
+"""Weights & Biases. It is configured by its own environment variables, such as WANDB_MODE=offline,
+WANDB_PROJECT and WANDB_DIR."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from testbed.tracking.points import Point
 
 
 class WandbTracker:
-    """A W&B run in the project WANDB_PROJECT. If that is not set, the project has the name of the
-    topology. The axis is `device_time`, in seconds."""
+    """A W&B run in the project WANDB_PROJECT. If this variable is not set, the project has the name of
+    the topology. The axis is `device_time`, in seconds."""
 
     def __init__(self, run: Path) -> None:
         self._run: Any = None

@@ -1,4 +1,4 @@
-"""The modules of a user's own tasks and rules, as files: the controller does not import them."""
+"""The modules of a user's own tasks and rules, as files. The controller does not import them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UserCode:
 
     @classmethod
     def read(cls, path: Path) -> UserCode:
-        """Read the code at `path`. Raises ValueError that says what is wrong with it."""
+        """Read the code at `path`. Raises ValueError with a message on what is wrong with the code."""
         files: dict[str, bytes] = {}
         size = 0
         for name, file in _files(path):
@@ -46,15 +46,15 @@ class UserCode:
                     "yours, or the wrong one may be imported"
                 )
         if not any(name.endswith(".py") for name in files):
-            raise ValueError("has no Python module, expected a .py file, or a folder with some")
+            raise ValueError("has no Python module, expected a .py file, or a folder with .py files")
         digest = hashlib.sha256()
         for name, content in sorted(files.items()):
             digest.update(f"{name}\0{len(content)}\0".encode() + content)
         return cls(path, digest.hexdigest()[:12], files)
 
     def copy(self, folder: Path) -> None:
-        """Write the files into `folder`, readable by all, so that the modules can be imported from
-        it."""
+        """Write the files into `folder`, so that the modules can be imported from it. All users may read
+        the files."""
         for name, content in self.files.items():
             file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,13 +62,11 @@ class UserCode:
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each file of the code: its path relative to the import folder, and its path on this host.
-
-    Raises ValueError.
-    """
+    """Yield each file of the code, as its path relative to the import folder and its path on this host.
+    Raises ValueError."""
     if path.is_file():
         if path.suffix != ".py":
-            raise ValueError("is not a Python module, expected a .py file, or a folder with some")
+            raise ValueError("is not a Python module, expected a .py file, or a folder with .py files")
         yield path.name, path
         return
     if not path.is_dir():
@@ -88,7 +86,7 @@ def import_folder(path: Path) -> Path:
 
 
 def is_taken(module: str) -> bool:
-    """Return whether this host has another module of that name."""
+    """Return whether another module of that name exists on this host."""
     if module in _TAKEN:
         return True
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

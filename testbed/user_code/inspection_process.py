@@ -47,7 +47,7 @@ from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
 _TRIED = 3
-"""Number of updates, and of model parameters, in the trial of a rule."""
+"""Number of updates, and number of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
 """Maximum number of characters of a traceback to report."""
 _SIMPLE = {bool: "bool", float: "float", int: "int", str: "str", type(None): "None"}
@@ -59,14 +59,15 @@ _ARRAYS = {
     "y": ("biufU", "numbers or names"),
     "client": ("iuU", "whole numbers or names"),
 }
-"""Kinds of NumPy types that each array of a split may have, and their description in errors, by name of
-the array."""
+"""For each array of a split, the kinds of NumPy types that it may have, and their description in
+errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
 
 
 class _RefusedError(Exception):
-    """The class does not have the expected form, or refuses its parameters; the text says why."""
+    """The class does not have the expected form, or refuses its parameters. The text gives the
+    reason."""
 
 
 def main() -> None:
@@ -102,7 +103,8 @@ def _find_class(kind: str, name: str) -> Any:
         raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
     if is_task and not (isinstance(cls.dataset, str | None) or callable(cls.dataset)):
         raise _RefusedError(
-            f"its dataset is {cls.dataset!r:.80}, expected the name of one, or a method that returns it"
+            f"its dataset is {cls.dataset!r:.80}, expected the name of a dataset, or a method "
+            "that returns one"
         )
     return cls
 
@@ -115,8 +117,8 @@ def _make(cls: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
-    """Answer with the class's parameters, description and attributes, which are the same for all of its
-    objects."""
+    """Answer with the class's parameters, description and attributes. All objects of the class have the
+    same ones."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         "about": inspect.cleandoc(cls.__doc__ or ""),
@@ -149,8 +151,8 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
 
 
 def _describe_type(hint: Any) -> Any:
-    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError for a type that YAML
-    cannot express."""
+    """Describe `hint` in JSON, for `testbed.user_code.stand_ins`. Raises TypeError if a YAML file cannot
+    express the type."""
     arguments = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
@@ -204,8 +206,8 @@ def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None
 
 
 def _try_rule(rule: Rule, clients: int, file: Path) -> None:
-    """Run the first updates of a run through both halves of `rule`, then save the state of the server's
-    half to `file` and load it again."""
+    """Run the first updates of a run through both halves of `rule`. Then save the state of the server's
+    half to `file`, and load the state again."""
     importance = {f"client-{k}": 1 / clients for k in range(clients)}
     w = np.zeros(_TRIED, np.float32)
     server = Server(w, dict(importance), np.random.default_rng(0), population=importance)
@@ -304,9 +306,9 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
 
 
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
-    """Write the task's own shards to files; answer with the paths of the files.
+    """Write the task's own shards to files, and answer with the paths of the files.
 
-    Each answer gets a separate folder, because answers are cached.
+    Each answer has a folder of its own, because answers are cached.
     """
     brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
@@ -336,7 +338,7 @@ def _shard_layout(shard: Shard) -> str:
 
 
 def _dataset(cls: Any, _: Path, params: dict[str, Any], to: str) -> list[str]:
-    """Write each split of the task's own dataset to SPLIT.npz in the folder `to`; answer with the names
+    """Write each split of the task's own dataset to SPLIT.npz in the folder `to`. Answer with the names
     of the splits."""
     splits = _check_keys("its dataset()", _make(cls, params).dataset(), _SPLITS)
     for split, value in splits.items():
@@ -375,9 +377,10 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
-    """Run one training step if `trains`, and an evaluation, on the shard in the file `samples`.
+    """Run an evaluation on the shard in the file `samples`. If `trains` is true, run one training step,
+    too.
 
-    Do nothing for a task that trains by its own `fit`, because `fit` may take any amount of time.
+    If the task trains by its own `fit`, do nothing, because `fit` may take any amount of time.
     """
     if cls.fits:
         return

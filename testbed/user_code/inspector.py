@@ -1,8 +1,8 @@
 """Client of the process that imports a user's code (`testbed.user_code.inspection_process`).
 
-That process, and not the controller, runs the code. The process ends when it gets no question for some
-seconds, or when the controller ends; the next question starts a new process. Each question has a time
-limit. Only the end of the text that the code prints is kept.
+The code runs only in that process, not in the controller. The process ends when it gets no question for
+some seconds, and when the controller ends. The next question starts a new process. Each question has a
+time limit. Only the end of the text that the code prints is kept.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PATIENCE_S = 120.0
-"""Maximum seconds to wait for one answer: importing PyTorch alone takes seconds, and longer on a busy
-host."""
+"""Maximum seconds to wait for one answer. The limit is long, because importing PyTorch alone takes
+seconds, and longer on a busy host."""
 _DATASET_PATIENCE_S = 3600.0
 """Maximum seconds to wait for a dataset, which may have to be downloaded and decoded."""
 _MAX_ANSWER = 4 * 2**20
@@ -36,13 +36,13 @@ _KEPT = 4000
 
 
 class RaisedError(Exception):
-    """The user's code raised an exception; the text is its traceback."""
+    """The user's code raised an exception. The text is its traceback."""
 
 
 class Inspector:
     """Inspector of one version of a user's modules.
 
-    `copy` writes them into a folder; `origin` is the folder with the user's files, named in errors.
+    `copy`: writes the modules into a folder. `origin`: folder with the user's files, which errors name.
     """
 
     def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:
@@ -52,13 +52,13 @@ class Inspector:
         copy(self._folder / "code")
         self._process: _Process | None = None
         self._known: dict[str, dict[str, Any]] = {}
-        """Answers by question. They stay valid because the code does not change."""
+        """Answers, by question. They stay valid, because the code does not change."""
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """Answer `request`.
+        """Return the answer to `request`.
 
-        Raises ValueError if the code refuses it, RaisedError if the code raises, BadInputError if there
-        is no answer.
+        Raises ValueError if the code refuses the request, RaisedError if the code raises, and
+        BadInputError if there is no answer.
         """
         line = json.dumps(request)
         if line not in self._known:

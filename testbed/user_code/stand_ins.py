@@ -1,7 +1,7 @@
 """Stand-ins for a user's tasks and rules: dataclasses with the same parameters, without the user's code.
 
-Topologies are checked against them, and the plan gets its facts from them. A separate process, which
-does import the code, answers their questions (`testbed.user_code.inspector`).
+Topologies are checked against the stand-ins, and the plan gets its facts from them. A separate process
+imports the code and answers the stand-ins' questions (`testbed.user_code.inspector`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testbed.user_code.inspector import Inspector, RaisedError
 Kind = Literal["task", "rule"]
 _LITERAL: Any = Literal
 _UNION: Any = Union
-"""`Literal` and `Union` for arguments that are known at run time only."""
+"""The names `Literal` and `Union`, for arguments that are known at run time only."""
 _TYPES: Mapping[str, Any] = {"bool": bool, "float": float, "int": int, "str": str, "None": type(None)}
 
 
@@ -36,7 +36,7 @@ class StandIn:
     """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
     stands_for: ClassVar[tuple[UserCode, Kind, str]]
-    """The class that this stands for: its code, its kind, and its name."""
+    """The class for which this class stands: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the user's class refuses the parameters."""
@@ -99,8 +99,8 @@ class RuleStandIn(StandIn):
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question`, a key of `testbed.user_code.inspection_process._QUESTIONS`, about the object that
-    `one` stands for.
+    """Ask `question` about the object for which `one` stands. A question is a key of
+    `testbed.user_code.inspection_process._QUESTIONS`.
 
     Raises ValueError if the user's class refuses, and BadInputError with the traceback if the user's
     code raises.
@@ -128,8 +128,8 @@ def _inspector(code: UserCode) -> Inspector:
 def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
     """Return the stand-in for the class `name`.
 
-    Raises ValueError that says what is wrong with the class, and RaisedError if the import of the class
-    raises.
+    Raises ValueError with a message on what is wrong with the class, and RaisedError if the import of
+    the class raises.
     """
     found = _ask(code, "class", kind, name)
     fields = []

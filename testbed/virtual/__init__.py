@@ -1,1 +1,2 @@
-"""Virtual time: one process simulates the fleet around the real rule, aggregator and client cores."""
+"""Virtual time: one process simulates the fleet. The aggregation rule and the cores of aggregator and
+clients are the real ones."""

@@ -24,8 +24,8 @@ class LazyTraining(Protocol):
 
     steps: int
     due: Nanoseconds
-    """Device time at which the training is expected to end, in nanoseconds. Trainings that end first are
-    computed first."""
+    """Device time at which the training is expected to end, in nanoseconds. Among waiting trainings,
+    those that end first are computed first."""
 
     def outcome(self) -> client.Outcome:
         """Compute the result, or return it if it is already computed."""
@@ -43,21 +43,21 @@ _PATIENCE = from_seconds(silence_timeout())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTraining:
-    """The training in progress. All times except `started` are running times of the device, which
-    exclude pauses (`VirtualDevice.running_time`)."""
+    """The training in progress. `started` is a device time. All other times are running times of the
+    device, which exclude pauses (`VirtualDevice.running_time`)."""
 
     training: LazyTraining
     started: Nanoseconds
     """Device time at which the training started."""
     since: Nanoseconds
-    """Running time at which `done` steps were done. The remaining steps are spread evenly from this time
-    to `end_time`."""
+    """Running time at which `done` steps were done. From this time to `end_time`, the remaining steps
+    are spread evenly."""
     done: Fraction = Fraction()
-    """Number of steps done at `since`; may be a fraction."""
+    """Number of steps done at `since`. It may be a fraction."""
     computed: Nanoseconds
     """Running time at which all steps are computed, at the present CPU share."""
     floor: Nanoseconds
-    """Earliest running time at which the training may end, because of the device's `timing`."""
+    """Earliest running time at which the training may end, according to the device's `timing`."""
 
     @property
     def end_time(self) -> Nanoseconds:
@@ -84,7 +84,8 @@ class OngoingTraining:
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
     def cut_short(self, at: Nanoseconds) -> OngoingTraining:
-        """Return a copy that is interrupted at running time `at`: it ends with the current step."""
+        """Return a copy that is interrupted at running time `at`. The training then ends with the
+        current step."""
         steps = math.ceil(self.progress(at))
         ended = at
         if steps > self.done:
@@ -96,7 +97,8 @@ class OngoingTraining:
 
 @dataclass(slots=True, kw_only=True)
 class VirtualDevice:
-    """A device from one start to its next end. A crash ends it, and its messages in flight are lost."""
+    """A device from one start to its next end. When a device crashes, its messages in flight are
+    lost."""
 
     index: int
     """Position of the device in device order."""
@@ -116,14 +118,13 @@ class VirtualDevice:
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
     memory: SavedVectors | None = None
-    """Vectors that the client would find on its disk after a restart; None if it would find none."""
+    """Vectors that the client would find on its disk after a restart; None if there would be none."""
     alive: bool = True
     """Whether the device's client is running."""
     leaving: bool = False
-    """Whether the client has ended, but its last messages, including its goodbye, have not arrived
-    yet."""
+    """Whether the client has ended, and its last messages, such as its goodbye, have not yet arrived."""
     next_life: Callable[[Nanoseconds], None] | None = None
-    """Callback that starts the device again once it has left; None if no start was ordered while it was
+    """Callback that starts the device again after it has left; None if no start was ordered while it was
     leaving."""
     frozen_at: Nanoseconds | None = None
     """Device time at which the current pause began; None if the device is not paused."""
@@ -136,8 +137,8 @@ class VirtualDevice:
     patience: Nanoseconds = _PATIENCE
     """Duration of silence after which the broker drops the device's client."""
     silent_since: Nanoseconds | None = None
-    """Device time at which the device was cut off or paused, whichever was first; None if it is neither
-    cut off nor paused."""
+    """Device time at which the device was cut off or paused. If it is both, the earlier of the two times
+    counts. None if it is neither."""
     given_up: bool = False
     """Whether the broker has dropped the device's client, so that the client has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
@@ -172,7 +173,8 @@ class VirtualDevice:
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:
-        """Connect or disconnect the device. After connecting, the packets that waited pass first."""
+        """Connect or disconnect the device. When it is connected, first pass the packets that have
+        waited."""
         self.unplugged = not connected
         self._release_if_free()
         self.line.plug(connected=connected)
@@ -189,7 +191,7 @@ class VirtualDevice:
             release(self.held_by_network)
 
     def end(self) -> None:
-        """End the device at once; messages in flight to and from it are lost."""
+        """End the device at once. Messages in flight to and from it are lost."""
         self.alive = self.leaving = False
         self.line.drop()
 
@@ -206,7 +208,8 @@ class VirtualDevice:
 
 
 def release(waiting: list[Callable[[], None]]) -> None:
-    """Empty the list and call its callbacks in order; a callback may append itself to wait again."""
+    """Empty the list and call its callbacks in order. A callback may append itself to the list to wait
+    again."""
     released, waiting[:] = waiting[:], []
     for callback in released:
         callback()

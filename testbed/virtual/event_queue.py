@@ -9,11 +9,11 @@ from collections.abc import Callable
 from agents.timing.nanoseconds import Nanoseconds
 
 SCENARIO, LINK, DEVICE, ARRIVAL = range(4)
-"""Ranks of callbacks: among those planned for the same time, lower ranks come first."""
+"""Ranks of callbacks. Among callbacks planned for the same time, those of lower rank come first."""
 
 
 class EventQueue:
-    """Callbacks in the order of time, rank, device, and planning."""
+    """Callbacks, ordered by time, rank, device, and order of planning."""
 
     def __init__(self) -> None:
         self.now: Nanoseconds = 0

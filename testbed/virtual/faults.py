@@ -1,11 +1,12 @@
 """Actions on devices in virtual time. `agents.device_actions` defines their meaning.
 
-A restarted client is ready after `virtual.start_time`. Messages in flight to or from a device that
-crashes are lost. Messages that could not pass during a disconnection arrive when it is over, as with
-TCP. The client's goodbye, and the report that the client has ended, also arrive after the disconnection.
+A restarted client is ready after `virtual.start_time`. If a device crashes, its messages in flight are
+lost in both directions. Messages that could not pass during a disconnection arrive when the
+disconnection is over, as with TCP. The client's goodbye, and the report that the client has ended, also
+arrive after the disconnection.
 
-If a device is silent for too long, because it is disconnected or paused, the broker drops its client:
-the device is offline, and its messages in flight are lost. It is ready again as soon as packets pass.
+If a device is disconnected or paused for too long, the broker drops its client. The device is then
+offline, and its messages in flight are lost. The device is ready again as soon as packets pass.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from testbed.virtual.device import OngoingTraining, VirtualDevice, release
 
 
 class World(Protocol):
-    """Interface of `testbed.virtual.simulation.Simulation` that actions use."""
+    """Part of `testbed.virtual.simulation.Simulation` that actions use."""
 
     @property
     def now(self) -> Nanoseconds: ...
@@ -55,21 +56,22 @@ class World(Protocol):
         messages: Sequence[payloads.UpdateMessage],
         on_gone: Callable[[], None],
     ) -> None:
-        """Deliver the device's messages in flight, then its last ones (`messages`). Call `on_gone` when
-        the aggregator knows that the device has ended."""
+        """Deliver the device's messages in flight, then its last messages (`messages`). Call `on_gone`
+        when the aggregator knows that the device has ended."""
 
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         """Call `callback` as soon as the device is connected and not paused."""
 
     def call_at(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Call `callback` at `time`, or now if `time` is past."""
+        """Call `callback` at `time`. If `time` is past, call it now."""
 
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         """Make `work` the device's training in progress, and plan its end."""
 
 
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
-    """Carry out `action` on the device `name` at `now`. Actions that change nothing have no effect."""
+    """Carry out `action` on the device `name` at `now`. An action that would change nothing has no
+    effect."""
     device = world.device(name)
     match action:
         case SetCpu(cpu):
@@ -106,7 +108,7 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
 
 
 def _update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Update the device's silence after a change of its link."""
+    """Begin or end the device's silence after a change of its link."""
     if device.is_cut_off:
         _fall_silent(world, name, device, now)
     else:
@@ -114,8 +116,8 @@ def _update_reachability(world: World, name: str, device: VirtualDevice, now: Na
 
 
 def _fall_silent(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Begin the silence of a device, and plan that the broker drops its client if the silence lasts too
-    long. The last packet is assumed to have passed just before the silence."""
+    """Begin the silence of a device. If the silence lasts too long, the broker drops the device's
+    client. It is assumed that the last packet has passed just before the silence."""
     if device.silent_since is not None:
         return
     device.silent_since = now
@@ -145,8 +147,8 @@ def _come_back(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
-    """Send the client's goodbye after the messages that the client has sent. If the device is silent,
-    the broker reports the client's end later."""
+    """Send the client's goodbye after all other messages that the client has sent. If the device is
+    silent, the broker reports the end of the client later."""
     messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
         device.end()
@@ -166,8 +168,8 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 
 
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
-    """End the device. The server learns that the device is offline when packets pass, or from the
-    broker."""
+    """End the device. If packets pass, the server learns at once that the device is offline. Otherwise
+    it learns so when packets pass again, or from the broker."""
     device.end()
     if device.given_up:
         return
@@ -215,8 +217,8 @@ def _start(
 
 
 def _set_share(world: World, device: VirtualDevice, share: float, now: Nanoseconds) -> None:
-    """Change the CPU share of a device. The rest of the training in progress slows down or speeds up by
-    the same factor as later trainings. The minimum duration by `timing` stays the same."""
+    """Change the CPU share of a device. The remaining steps of a training in progress become slower or
+    faster by the same factor as later trainings. The minimum duration by `timing` stays the same."""
     factor = device.speed.set_share(share)
     work, running = device.working_on, device.running_time(now)
     if work is not None and device.alive and work.end_time > running:

@@ -1,16 +1,17 @@
 """Transfers over links in virtual time.
 
-Each device has one connection, and each `Direction` of it carries one message after the other. A
-direction leads through the pipes of the server, of a shared access link, and of the device. The
-connections in a pipe share its rate equally, and a message has passed when it has passed all its pipes.
-A message that shares no pipe therefore takes a time equal to its size divided by the lowest rate on its
-path, and no pipe carries more than its rate. The sharing is not max-min fair: if a connection cannot use
-its share of a pipe, because another pipe is slower, the others get the rest only after it has left the
-pipe.
+Each device has one connection. In each `Direction`, the connection carries one message after the other.
+A message passes up to three pipes: that of the server, that of a shared access link, and that of the
+device. The connections in a pipe share its rate equally. A message has passed when it has passed all its
+pipes. If a message shares no pipe, it takes its size divided by the lowest rate on its path. No pipe
+carries more than its rate.
 
-With `packets`, messages are as in containers: they have the headers of MQTT and of their packets, are
-acknowledged on the way back, need time at the broker and at both ends, and a device's own rate is a
-token bucket, so that the content of the bucket passes at once after a pause.
+The sharing is not max-min fair. If a connection cannot use its share of a pipe, because another pipe is
+slower, the other connections get the rest only after that connection has left the pipe.
+
+With `packets`, messages are as in containers. They have the headers of MQTT and of their packets, are
+acknowledged on the way back, and need time at the broker and at both ends. A device's own rate is a
+token bucket, so that after a pause the content of the bucket passes at once.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = AccessLink()
 _NANOSECOND = 1e-9
-"""One nanosecond, in seconds. A flow has passed a pipe if its remaining time in the pipe is at most this
-long."""
+"""One nanosecond, in seconds. When a flow needs at most this time to pass a pipe, it counts as
+passed."""
 
 
 def _ignore(_: Nanoseconds) -> None:
@@ -50,10 +51,10 @@ class Flow(Protocol):
 
 
 class SharedPipe:
-    """A rate that its flows share equally at each moment: processor sharing, computed exactly.
+    """A rate that is shared equally by its flows at each moment (processor sharing), computed exactly.
 
-    All flows progress equally, so that one sum suffices: the bits that a flow would have got since the
-    pipe was last empty.
+    All flows progress equally. Therefore one sum is enough: the number of bits that one flow would have
+    sent since the pipe was last empty.
     """
 
     __slots__ = ("_check_at", "_count", "_each", "_ends", "_events", "_order", "_since", "rate")
@@ -65,13 +66,13 @@ class SharedPipe:
         self._each, self._since = 0.0, 0
         self._ends: dict[Flow, tuple[float, int]] = {}
         self._order: list[tuple[float, int, Flow]] = []
-        """Heap of flows by their ends, including flows that have left."""
+        """Heap of flows by their ends. It also has flows that have already left."""
         self._count = itertools.count()
         self._check_at: Nanoseconds | None = None
-        """Time of the next planned check; None if none is planned."""
+        """Time of the next planned check; None if no check is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
-        """Add `flow`, which must not be in the pipe yet, with `bits` to send from now on."""
+        """Add `flow`, which must not be in the pipe yet. It has `bits` bits to send from now on."""
         self._progress()
         end = self._each + bits, next(self._count)
         self._ends[flow] = end
@@ -95,16 +96,16 @@ class SharedPipe:
         self._since = now
 
     def _remaining(self) -> float | None:
-        """Return the seconds until the first flow has passed, if nothing changes; None if the pipe is
-        empty."""
+        """Return the seconds until the first flow has passed if nothing changes until then; None if the
+        pipe is empty."""
         order, ends = self._order, self._ends
         while order and ends.get(order[0][2]) != order[0][:2]:
             heapq.heappop(order)
         return (order[0][0] - self._each) * len(ends) / self.rate if order else None
 
     def _plan(self) -> None:
-        """Plan a check for the time at which the first flow will have passed. An early check is
-        harmless."""
+        """Plan a check for the time at which the first flow will have passed. A check that comes too
+        early does no harm."""
         remaining = self._remaining()
         if remaining is None:
             return
@@ -129,7 +130,7 @@ class SharedPipe:
 
 
 class Direction:
-    """One direction between the server and a device: messages arrive in the order of sending."""
+    """One direction between the server and a device. Messages arrive in the order of sending."""
 
     __slots__ = (
         *("_burst", "_events", "_latency", "_open", "_own", "_rate", "_shared", "_steady"),
@@ -145,9 +146,9 @@ class Direction:
         steady: bool,
         packets: bool,
     ) -> None:
-        """`shared` are the pipes in addition to the device's own pipe. `latency` returns the delay of
-        the next message after it has passed the pipes. `steady` promises that nothing changes after the
-        device's rate is set. If `packets` is true, the device's rate is a token bucket."""
+        """`shared`: pipes to pass in addition to the device's own pipe. `latency`: returns the delay of
+        the next message after it has passed the pipes. `steady`: promises that nothing changes after the
+        device's rate is set. `packets`: whether the device's rate is a token bucket."""
         self._events = queue
         self._shared = shared
         self._latency = latency
@@ -155,23 +156,24 @@ class Direction:
         self._packets = packets
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
-        """Time in which the device's rate fills the bucket."""
+        """Duration in which the device's rate fills the bucket, in nanoseconds."""
         self._own: SharedPipe | None = None
         """The device's own pipe; None until it is needed."""
         self._open = True
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
-        """Remaining bits of each message, and the callback for its arrival time."""
+        """Messages that have not passed yet: the remaining bits of each, and the callback for its
+        arrival time."""
         self._in: list[SharedPipe] = []
         """Pipes that the first message has not passed yet."""
         self._last: Nanoseconds = 0
         """Arrival time of the last message that has passed."""
         self._free: Nanoseconds | None = None
-        """Time at which all messages so far would have passed at the device's rate alone, without the
+        """Time at which all messages so far would have passed at the device's own rate without the
         bucket; None if no message was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a message; call `then` with its arrival time as soon as that time is certain. The time is
-        certain at once, or when the message has passed the pipes."""
+        """Send a message of `bits` bits. Call `then` with its arrival time as soon as that time is
+        certain: either at once, or when the message has passed the pipes."""
         if self._steady and self._open:
             takes = from_seconds(bits / self._rate) if self._rate else 0
             self._free = self._send_start() + takes
@@ -182,8 +184,8 @@ class Direction:
             self._start_first()
 
     def change(self, rate: float | None, *, is_open: bool) -> None:
-        """Change the rate of the device's own pipe, also for the rest of messages in flight. `rate` is
-        in bit/s; None means unlimited. While `is_open` is false, nothing passes."""
+        """Change the rate of the device's own pipe. The new rate also applies to the rest of messages in
+        flight. `rate` is in bit/s; None if it is unlimited. While `is_open` is false, nothing passes."""
         if (rate, is_open) == (self._rate, self._open):
             return
         if self._in:
@@ -215,7 +217,7 @@ class Direction:
             self._start_first()
 
     def _start_first(self) -> None:
-        """Start the first message, if there is one, or continue it after a change."""
+        """Start the first message, if there is one. After a change, continue it."""
         while self._messages and self._open:
             bits = self._messages[0][0]
             pipes = dict.fromkeys(self._shared, bits) if bits else {}
@@ -230,9 +232,9 @@ class Direction:
             self._arrive()
 
     def _send_start(self) -> Nanoseconds:
-        """Return the start time for a message sent now that would give the same arrival time if there
-        were no bucket. This is the present time minus the time that filling the bucket's content
-        took."""
+        """Return the time at which a message sent now would have to start to arrive at the same time
+        without the bucket. If the bucket is full, this is the present time minus the time that filling
+        it took."""
         full = self._events.now - self._burst
         return full if self._free is None else max(self._free, full)
 
@@ -243,14 +245,14 @@ class Direction:
         return max(0.0, bits - rate * to_seconds(max(0, self._events.now - begins)))
 
     def _arrive(self) -> None:
-        """Report the arrival of the first message, then remove the message. It is removed last, so that
-        the callback does not start another message."""
+        """Report the arrival of the first message, then remove the message. The order matters: while the
+        message is there, the callback cannot start another one."""
         self._messages[0][1](self._arrival(self._events.now))
         del self._messages[0]
 
     def _arrival(self, passed: Nanoseconds) -> Nanoseconds:
-        """Return the arrival time of a message that has passed its pipes at `passed`. A message does not
-        arrive before earlier messages."""
+        """Return the arrival time of a message that has passed its pipes at `passed`. No message arrives
+        before an earlier one."""
         self._last = max(self._last, passed + self._latency())
         return self._last
 
@@ -271,9 +273,9 @@ class Line:
         steady: bool,
         packets: bool,
     ) -> None:
-        """`shared` are the pipes shared with other devices, up and down. `generator` is called once,
-        when a random number is first needed. `steady` promises that the link never changes, is never
-        disconnected, and never drops messages."""
+        """`shared`: pipes shared with other devices, for the directions up and down. `generator`: called
+        once, when a random number is first needed. `steady`: promises that the link never changes, is
+        never disconnected, and never drops messages."""
         self._packets = packets
         self.link = link
         self._connected = True
@@ -286,8 +288,8 @@ class Line:
         self._apply_link()
 
     def download(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Send `size` bytes to the device; 0 stands for a small request. Call `then` with the arrival
-        time as soon as that time is certain."""
+        """Send `size` bytes to the device; size 0 stands for a small request. Call `then` with the
+        arrival time as soon as that time is certain."""
         self._send(self.down, self.up, size, then)
 
     def upload(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
@@ -296,8 +298,8 @@ class Line:
         self._send(self.up, self.down, size, then)
 
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Upload an update of `size` bytes. With `packets`, the digits of the numbers in its header are
-        added to the size."""
+        """Upload an update of `size` bytes. With `packets`, the size grows by the digits of the numbers
+        in the update's header."""
         self.upload(size + DIGITS if self._packets else size, then)
 
     def acknowledge(self) -> None:
@@ -319,13 +321,13 @@ class Line:
         there.send(8 * bytes_on_link(size or SMALL), arrives)
 
     def change(self, changes: Mapping[str, float | None]) -> None:
-        """Change fields of `agents.config.AccessLink`, also for messages in flight. Messages that have
-        passed their pipes arrive as planned."""
+        """Change fields of `agents.config.AccessLink`. The change also applies to messages in flight. If
+        a message has already passed its pipes, it arrives as planned."""
         self.link = self.link.with_changes(changes)
         self._apply_link()
 
     def plug(self, *, connected: bool) -> None:
-        """Connect or disconnect the link. While disconnected, messages in flight wait."""
+        """Connect or disconnect the link. While it is disconnected, messages in flight wait."""
         self._connected = connected
         self._apply_link()
 
@@ -364,8 +366,8 @@ class VirtualNetwork:
         steady: bool = False,
         packets: bool = False,
     ) -> None:
-        """`seed` is the run's seed. `steady` promises that no link changes, and that no device is cut
-        off or crashes. If `packets` is true, transfers consist of packets, as on emulated links."""
+        """`seed`: the run's seed. `steady`: promises that no link changes, and that no device is cut off
+        or crashes. `packets`: whether transfers consist of packets, as on emulated links."""
         self._steady = steady
         self._packets = packets
         self._events = queue

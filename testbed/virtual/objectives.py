@@ -27,27 +27,28 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Size in bytes of the models with gradients, and size in bytes of the samples, to process together.
-Both fit into a core's cache, and are large enough to make numpy's overhead small."""
+"""Maximum size in bytes of what is processed together: models with their gradients, and samples. Both
+fit into a core's cache, and are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
 """Maximum size in bytes of all models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
-"""Maximum number of models in a stack for vmap, and the minimum number for which vmap is faster than one
-model after the other on two cores. The numbers do not depend on the host's cores, so that results do not
-either."""
+"""Maximum number of models in a stack for vmap, and the minimum number from which vmap is faster than
+one model after the other (on two cores). Both numbers are independent of the host's cores, so that the
+results are, too."""
 _TRIED = 2
-"""Number of samples on which a module is tried."""
+"""Number of samples on which a module is tried out."""
 
 
 class Scratch:
-    """Reusable memory. Allocating memory for each computation can take as long as the computation
-    itself."""
+    """Memory that is used again for each computation. Allocating new memory each time can take as long
+    as the computation itself."""
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._memory: NDArray[Any] = np.empty(0, dtype)
 
     def array(self, *shape: int) -> NDArray[Any]:
-        """Return an array of the given shape with arbitrary content, valid until the next call."""
+        """Return an array of the given shape. Its content is arbitrary. It is valid until the next
+        call."""
         size = math.prod(shape)
         if self._memory.size < size:
             self._memory = np.empty(size, self._memory.dtype)
@@ -56,8 +57,8 @@ class Scratch:
 
 class Gradient(Protocol):
     def __call__(self, step: int, w: Floats, out: Floats) -> Floats:
-        """Return the mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,), and
-        write its gradient to `out[k]`.
+        """Return the mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,). Write
+        the gradient of each loss to `out[k]`.
 
         `w` and `out` have shape (jobs, d) and contiguous rows. If there are fewer jobs than
         mini-batches, the jobs use the first mini-batches.
@@ -70,8 +71,8 @@ class Objective(Protocol):
     memory."""
 
     partial: bool
-    """Whether any loss computed since the last call of `gradient_on` was independent of some
-    parameter."""
+    """Whether some loss did not depend on some parameter. This covers all losses computed since the last
+    call of `gradient_on`."""
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         """Return the gradient function for mini-batches. The mini-batch of job k at step t has the
@@ -103,10 +104,10 @@ def objective(
 
 
 class Softmax:
-    """Multinomial logistic regression: with p = softmax(W x + b), the gradient of the cross-entropy is
+    """Multinomial logistic regression. With p = softmax(W x + b), the gradient of the cross-entropy is
     (p − onehot(y)) xᵀ for W and p − onehot(y) for b.
 
-    The gradient is computed in numpy on one thread: at this size, torch's operators cost more than their
+    The gradient is computed in numpy on one thread. At this size, torch's operators cost more than their
     arithmetic, and threads spend more time waiting for each other than they save.
     """
 
@@ -123,7 +124,8 @@ class Softmax:
         return max(1, _CACHED_MODELS // (8 * classes * (inputs + 1)))
 
     def gather_size(self, width: int) -> int:
-        """Number of jobs whose mini-batches of `width` samples are gathered together."""
+        """Number of jobs whose mini-batches are gathered together. Each mini-batch has `width`
+        samples."""
         return max(1, _CACHED_SAMPLES // (width * self._shape[1] * (4 + self._x.itemsize)))
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
@@ -205,7 +207,7 @@ class Squares:
 
 
 class AnyModule:
-    """Any torch module: one model after the other, or a stack of models with torch.func.vmap."""
+    """Any torch module. Models are computed one after the other, or as a stack with torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
         self._task = task
@@ -230,7 +232,7 @@ class AnyModule:
             self._try_out()
 
     def _try_out(self) -> None:
-        """Find out on two models how the module behaves: set `partial`, `draws`, `refusal` and the
+        """Find out how the module behaves, on two models. Set `partial`, `draws`, `refusal` and the
         maximum size of a stack."""
         rows = np.stack([np.arange(min(_TRIED, len(self._y)))] * 2)
         w = np.stack([self._flat.w.numpy(), 0.9 * self._flat.w.numpy()])
@@ -281,7 +283,7 @@ class AnyModule:
         return gradient
 
     def _one(self, w: Floats, rows: Indices, out: Floats) -> float:
-        """Return the loss of the model `w`, shape (d,), on the samples `rows`; write its gradient to
+        """Return the loss of the model `w`, shape (d,), on the samples `rows`. Write its gradient to
         `out`."""
         self._flat.load(w)
         self._flat.gradient.zero_()
@@ -295,7 +297,7 @@ class AnyModule:
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
         """Return the losses of models `w`, shape (jobs, d), each on its own samples `rows`, shape (jobs,
-        b); write their gradients to `out`."""
+        b). Write their gradients to `out`."""
         batch = torch.from_numpy(rows)
         x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
@@ -314,11 +316,9 @@ class AnyModule:
 
 
 def _stacks_faster(module: nn.Module) -> bool:
-    """Whether stacked models train faster on a CPU than one after the other.
-
-    Small operations spend most of their time on the call. Convolutions and recurrent layers do enough
-    work per call, and their stacked forms are slower (docs/evidence/virtual-time.md).
-    """
+    """Whether stacked models train faster on a CPU than one after the other. Small operations spend most
+    of their time on the call, so that stacking helps. Convolutions and recurrent layers do enough work
+    per call, and are slower when stacked (docs/evidence/virtual-time.md)."""
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 

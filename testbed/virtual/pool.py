@@ -1,4 +1,4 @@
-"""Local trainings in progress, which are computed together when the first result is needed."""
+"""Local trainings in progress. They are computed together when the first result is needed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Pool:
 
     trainer: BatchTrainer
     lazily: bool
-    """Whether to compute only trainings whose result was requested. If an update in a send buffer is
-    never fetched, its training is not needed."""
+    """Whether to compute only trainings whose result was requested. If nobody fetches an update in a
+    send buffer, its training is never computed."""
     _pending: dict[Ticket, None] = field(default_factory=dict)
 
     def hand_in(self, ticket: Ticket) -> Ticket:
@@ -57,8 +57,8 @@ class Pool:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """Compute `ticket`; return its result. Other waiting trainings are computed together with it, up
-        to `trainer.together` in total. Trainings that end earliest come first."""
+        """Compute `ticket`, and return its result. Other waiting trainings are computed together with
+        it, those that end earliest first, up to `trainer.together` trainings in total."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

@@ -64,15 +64,14 @@ from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
 _REFRESH_EVERY = 0.1
-"""Seconds of wall time between two refreshes of the view; each also writes the records to the disk."""
+"""Seconds of wall time between two refreshes of the view. Each refresh also writes the records to the
+disk."""
 
 
 def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
-    """Simulate the run of `spec` to its end; return how it ended.
-
-    Raises RunFailedError if the run cannot end, and KeyboardInterrupt if the run is interrupted. In both
-    cases the run directory is complete.
-    """
+    """Simulate the run of `spec` to its end, and return how it ended. Raises RunFailedError if the run
+    cannot end, and KeyboardInterrupt if the run is interrupted. In both cases, the run directory is
+    complete."""
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
@@ -195,7 +194,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
 
 
 class _Fleet:
-    """Maker of devices. A device is made when it is needed."""
+    """Maker of devices. A device is made only when it is needed."""
 
     def __init__(
         self,
@@ -208,8 +207,8 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model` has the run id, and the schema, vector and buffers of the model. These are used to
-        make the messages to devices."""
+        """`model` has the run id, and the schema, vector and buffers of the model. They are used to make
+        the messages to devices."""
         self._model = model
         self._sizes: dict[str, int] = {}
         """Size of an update on the wire in bytes, by the names of its pipeline steps."""
@@ -238,8 +237,8 @@ class _Fleet:
         self._common = spec.topology.update_steps
 
     def device(self, name: str, last: VirtualDevice | None = None) -> VirtualDevice:
-        """Make a device, or restart it. `last` is the state in which it ended; None for a new device. A
-        restarted device keeps its disk, link, CPU share, and random durations."""
+        """Make a new device, or restart a device. `last` is the state in which the device ended; None
+        for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
         setup = client_setup(self._spec, planned, self._common)
@@ -301,8 +300,8 @@ class _Fleet:
 
 
 def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
-    """Yield the devices with the links that they have at time 0, when the first models are sent. A link
-    with a trace has the trace's first values."""
+    """Yield the devices with the links that they have at time 0, when the first models are sent. If a
+    link has a trace, the trace's first values apply."""
     made: defaultdict[str, DeviceState] = defaultdict(DeviceState)
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
@@ -316,9 +315,11 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
 
 
 def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parameters: int) -> StepCost:
-    """Return the cost of a step. If a `cpu` share needs the time of a step and the topology does not
-    have this time, measure it. The measured time is written to the run directory, so that the run can be
-    repeated with it."""
+    """Return the cost of a step.
+
+    If a `cpu` share needs the time of a step, and the topology does not give this time, measure it.
+    Write the measured time to the run directory, so that the run can be repeated with it.
+    """
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
@@ -346,8 +347,8 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
 
 
 def _with_exchange(virtual: Virtual, cost: ExchangeCost, view: View) -> Virtual:
-    """Return a copy of `virtual` in which keys without a value have the measured costs of an exchange
-    between clients."""
+    """Return a copy of `virtual` with the measured costs of an exchange between clients. Keys that
+    already have a value keep it."""
     measured = {"mask_time": cost.prepare, "share_time": cost.share, "answer_time": cost.answer}
     found = {name: value for name, value in measured.items() if value}
     for name, value in found.items():

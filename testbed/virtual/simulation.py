@@ -1,8 +1,8 @@
 """Virtual time: an event queue around the same cores that run in containers.
 
-Order within an instant: events on devices, arrivals of updates in device order, timers, then messages
-that the aggregator sends at the end of the instant. The order repeats as long as new events are due at
-the same time.
+Within an instant, events on devices come first, then arrivals of updates in device order, then timers,
+and then messages that the aggregator sends at the end of the instant. This order repeats as long as new
+events are due at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
-"""Maximum number of events per device in an instant; only a device whose work takes no time has more."""
+"""Maximum number of events per device in an instant. Only a device whose work takes no time has more
+events."""
 
 
 class Recorder(Protocol):
@@ -53,12 +54,15 @@ class Recorder(Protocol):
 class Simulation:
     """Simulation of one aggregator and its clients until the end of the run.
 
-    `devices` makes a device when it first gets a model, so that only participating devices need memory.
-    When a device restarts, `devices` makes it again from its last state. `steps` are the actions on
-    devices in the order of time; `absent` are the devices that are absent at the start. `evaluate` runs
-    in a separate thread. Its result is used at the next timer, or at once if the run may end because of
-    it. With `evaluates_alone`, the result is always used at once, because the task must not evaluate and
-    train at the same time. `sizes` are the sizes of a model and of an update in bytes.
+    `devices`: makes a device when it first gets a model, so that only participating devices need memory.
+    When a device restarts, the function makes it again from its last state.
+
+    `evaluate`: runs in a separate thread. Its result is used at the next timer, or at once if the run
+    may end because of it. If `evaluates_alone` is true, the result is always used at once, because the
+    task must not evaluate and train at the same time.
+
+    `steps`: actions on devices, in the order of time. `absent`: devices that are absent at the start.
+    `sizes`: sizes of a model and of an update in bytes.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Simulation:
         """Whether the core waits for the end of the instant."""
 
     def run(self, wall_clock: float, interrupted: Callable[[], bool]) -> None:
-        """Run until the end, or until `interrupted` returns True; `wall_clock` is the time of the start
+        """Run until the end, or until `interrupted` returns True. `wall_clock` is the time of the start
         in Unix seconds. Raises RunFailedError if the run cannot end."""
         try:
             for name in self._server.population:
@@ -236,8 +240,8 @@ class Simulation:
         self._local(device.last_awake(now) + left, device, end)
 
     def _local(self, time: Nanoseconds, device: VirtualDevice, callback: Callable[[], None]) -> None:
-        """Plan an action of the client's process, `callback`, for `time`. Pauses before `time` delay the
-        callback."""
+        """Plan `callback`, an action of the client's process, for `time`. If the device is paused before
+        `time`, the callback is delayed by the pause."""
         lost = device.lost_to_pauses
 
         def due() -> None:
@@ -276,7 +280,8 @@ class Simulation:
     # Actions of the aggregator's core
 
     def _handle(self, event: inputs.Input) -> None:
-        """Pass `event` to the core after all actions of earlier events have been carried out."""
+        """Pass `event` to the core. This waits until all actions of earlier events have been carried
+        out."""
         self._inputs.append(event)
         if self._handling:
             return
@@ -342,7 +347,8 @@ class Simulation:
     def _download(
         self, device: VirtualDevice, size: int, handle: Callable[[Nanoseconds], client.Actions]
     ) -> None:
-        """Send `size` bytes to `device`, whose core handles them with `handle` when they arrive."""
+        """Send `size` bytes to `device`. When they arrive, the device's core handles them with
+        `handle`."""
 
         def arrived() -> None:
             self._obey(device, handle(self._events.now))
@@ -403,9 +409,12 @@ class Simulation:
     def _prepare(
         self, device: VirtualDevice, exchange: SimulatedExchange, dispatch: int, took: Nanoseconds
     ) -> int:
-        """Prepare the exchange between clients for the update that answers `dispatch`. The preparation
-        takes the duration `took`. After it, a message is sent to every other present client. Returns the
-        number of messages."""
+        """Prepare the exchange between clients for the update that answers `dispatch`; return the number
+        of messages.
+
+        The preparation takes the duration `took`. After it, a message is sent to every other present
+        client.
+        """
         name = device.name
         count = exchange.prepare(dispatch, self._server.clients, took)
 
@@ -417,13 +426,15 @@ class Simulation:
         return count
 
     def _computes(self, device: VirtualDevice, duration: Nanoseconds) -> None:
-        """Make `device` compute something else for `duration`, which delays a training in progress."""
+        """Make `device` compute something else for `duration`. If a training is in progress, it is
+        delayed."""
         at, work = device.running_time(self._events.now), device.working_on
         if duration and work is not None and work.end_time > at:
             self.set_work(device, work.delayed(at, duration))
 
     def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
-        """Send a message of `size` bytes over the lines of `sender` and `recipient`."""
+        """Send a message of `size` bytes to another client, over the lines of `sender` and
+        `recipient`."""
 
         def passed_on() -> None:
             receiver = self.device(recipient)
@@ -438,7 +449,8 @@ class Simulation:
         sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
     def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
-        """Ask `device` for the sum of the shares of `updates`, and send its answer to the aggregator."""
+        """Ask `device` for the sum of its shares of the masks of `updates`, and send its answer to the
+        aggregator."""
 
         def answer_request(_: Nanoseconds) -> client.Actions:
             assert device.exchange is not None  # noqa: S101  (only runs with an exchange ask)

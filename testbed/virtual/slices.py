@@ -1,10 +1,10 @@
-"""Measure the CPU time of a training step: on a whole core, and for a device that gets the CPU in
-slices.
+"""Measure the CPU time of a training step on a whole core, and for a device that gets the CPU in slices.
 
 During the pauses of a CPU quota, other devices fill caches and branch predictors, so that each slice
-begins cold. Depending on the task, a step then takes up to 50 % longer. The step is measured under the
-same conditions: its process is stopped after slices as long as those of a quota, at a share of 1/8,
-while two others train on the same core at a share of 1/5 each.
+begins cold. Depending on the task, a step then takes up to 50 % longer.
+
+The measurement creates the same conditions. The process that does the steps runs in slices as long as
+those of a quota, at a share of 1/8. Two other processes train on the same core at a share of 1/5 each.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ from testbed.plan.costs import SLICED_SHARE
 _OTHERS = (0.2, 0.2)
 """CPU shares of the two other processes, as on a core with devices that do not train all the time."""
 _SLICE = 5e-3
-"""CPU seconds of a slice, as with a quota (`testbed.plan.PlannedDevice.period`)."""
+"""CPU seconds of a slice. A quota gives slices of the same length
+(`testbed.plan.PlannedDevice.period`)."""
 _ROUNDS = 3
-"""Number of rounds. Each round measures in slices and then on a whole core, because a host may be slower
-for a second or two."""
+"""Number of rounds. Each round measures first in slices and then on a whole core. Several rounds are
+needed, because a host may be slower for a second or two."""
 _SECONDS, _LONGEST = 0.1, 1.0
 """CPU seconds of each measurement in a round, and its maximum duration in wall seconds. If a single step
-takes longer than the maximum, so does the measurement."""
+takes longer than the maximum, the measurement takes longer, too."""
 _WINDOW = 0.05
-"""CPU seconds of a window. The median of the windows counts, so that a short disturbance has no
+"""CPU seconds of a window. The median of all windows is the result, so that a short disturbance has no
 effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrial:
-    """Training whose step is measured, with everything that a new process needs to run it."""
+    """Training whose step is measured, with everything that a new process needs for it."""
 
     task: Named
     code: str | None
@@ -127,8 +128,8 @@ def _signal(processes: Iterable[int], number: signal.Signals) -> None:
 
 
 def _start_stopped(work: Callable[[], object]) -> int:
-    """Fork a process that is stopped until SIGCONT, and then does `work` until SIGTERM; return its
-    id."""
+    """Fork a process, and return its id. The process is stopped until SIGCONT. It then does `work` until
+    SIGTERM."""
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -140,7 +141,7 @@ def _start_stopped(work: Callable[[], object]) -> int:
 
 
 def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
-    """Train with pauses between steps, so that this thread uses `share` of a core."""
+    """Train with pauses, so that this thread uses `share` of a core."""
     since = time.thread_time()
 
     def pause() -> bool:
@@ -156,8 +157,8 @@ def _train_at(share: float, train: Callable[[Callable[[], bool]], int]) -> None:
 
 
 def _stop_after_slices(pid: int, slicing: mmap.mmap) -> None:
-    """While the byte of `slicing` is not 0, stop process `pid` after each slice, so that it gets
-    `SLICED_SHARE` of a core."""
+    """Stop the process `pid` after each slice, so that it gets `SLICED_SHARE` of a core. While the byte
+    of `slicing` is 0, do not stop it."""
     is_ending = False
 
     def end(*_: object) -> None:

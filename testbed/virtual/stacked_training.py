@@ -1,5 +1,5 @@
-"""Local training of many clients together on stacked models. The results are those of
-`agents.client.training`, up to float32 rounding."""
+"""Local training of many clients together, on stacked models. The results equal those of
+`agents.client.training`, except for float32 rounding."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from testbed.virtual.objectives import (
 )
 
 _JOBS_PER_THREAD = 4
-"""Jobs per thread to collect, so that no thread waits long for the last job of another."""
+"""Number of jobs to collect per thread, so that no thread waits long for the last job of another
+thread."""
 _NAMED = 3
 """Maximum number of clients that an error names."""
 
@@ -57,8 +58,8 @@ class Job:
     client: str = "a client"
     """Name of the client."""
     rng: Callable[[], np.random.Generator]
-    """Function that makes the generator for drawing the mini-batches. Each call returns an equal
-    generator."""
+    """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
+    the same state."""
     buffers: Buffers = NONE
     gradient: bool = False
     """Whether to compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of
@@ -85,14 +86,16 @@ class BatchTrainer:
         self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
     ) -> None:
         self._draws = task.fits
-        """Whether trainings draw random numbers from PyTorch's generator. A process has only one such
-        generator."""
+        """Whether trainings draw random numbers from PyTorch's generator, which is the same for the
+        whole process."""
         self.remark: str | None = None
         """Sentence for the user on how clients are trained; None if the clients are trained together."""
         self.together = sys.maxsize
-        """Number of jobs that are worth collecting. If jobs are computed one after the other, collecting
-        more than the threads need would not be faster, and some results may not be needed at the end of
-        a run."""
+        """Number of jobs that are worth collecting.
+
+        If jobs are computed one after the other, it is not faster to collect more jobs than the threads
+        need. Some results may also not be needed at the end of a run.
+        """
         self._threads: ThreadPoolExecutor | None = None
         self._workers: queue.SimpleQueue[_TrainingWorker] = queue.SimpleQueue()
 
@@ -129,7 +132,7 @@ class BatchTrainer:
                 self.together = _JOBS_PER_THREAD * threads
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Compute `jobs`; return their resulting models (copies) and losses with the ℓ2 term, in the
+        """Compute `jobs`. Return their resulting models (copies) and losses with the ℓ2 term, in the
         order of `jobs`."""
         steps = [job.steps for job in jobs]
         order = sorted(range(len(jobs)), key=steps.__getitem__, reverse=True)
@@ -150,8 +153,8 @@ class BatchTrainer:
         return _JobKind.GRADIENT if job.gradient else _JobKind.STACKED
 
     def _chunks(self, jobs: Sequence[Job]) -> list[Sequence[Job]]:
-        """Divide `jobs` into parts of about equal size to train together, small enough for the
-        memory."""
+        """Divide `jobs` into parts to train together. The parts have about equal size, and are small
+        enough for the memory."""
         if not jobs:
             return []
         width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)
@@ -203,8 +206,8 @@ class _TrainingWorker:
         return [Outcome(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Train each job; return its resulting model and mean loss. Jobs must be sorted by descending
-        number of steps."""
+        """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
+        steps, largest first."""
         w, g = self._stack_models(jobs)
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
@@ -227,8 +230,8 @@ class _TrainingWorker:
         ]
 
     def _skips(self, job: Job) -> bool:
-        """Whether parameters on which the loss does not depend have to be skipped, because weight decay
-        or momentum would change them."""
+        """Whether parameters on which the loss does not depend have to be skipped. Otherwise weight
+        decay or momentum would change them."""
         local = job.local
         every = self._l2 or local.proximal or job.terms  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
@@ -243,7 +246,7 @@ class _TrainingWorker:
         return w, self._gradients.array(*shape)
 
     def _differentiate(self, gradient: Gradient, step: int, w: Floats, out: Floats) -> Floats:
-        """Return losses with the ℓ2 term. Write gradients without the ℓ2 term to `out`."""
+        """Return the losses with the ℓ2 term. Write the gradients without the ℓ2 term to `out`."""
         losses = gradient(step, w, out)
         if self._l2:
             losses += 0.5 * self._l2 * np.vecdot(w, w)
@@ -275,8 +278,9 @@ class _Single:
 class _Descent:
     """SGD steps of many jobs: w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·(μ·start − a) + ρ·(w − former).
 
-    `former` is w before the previous step, which with a constant lr gives heavy-ball momentum ρ; μ is
-    the proximal weight, λ the weight decay, a the linear term of the rule."""
+    `former` is w before the previous step. With a constant lr, the last term is heavy-ball momentum ρ. μ
+    is the proximal weight, λ is the weight decay, and a is the linear term of the rule.
+    """
 
     def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
         parameters = [
@@ -298,8 +302,8 @@ class _Descent:
         self._former = start.copy() if self._momentum.any() else None
 
     def step(self, w: Floats, g: Floats) -> None:
-        """Make a step of the first len(w) jobs. `g` has their gradients without ℓ2 and proximal term,
-        and is overwritten."""
+        """Make a step of the first len(w) jobs. `g` has their gradients without the ℓ2 term and the
+        proximal term. The content of `g` is overwritten."""
         n = len(w)
         g *= self._lr[:n]
         if self._pull is not None:
@@ -318,7 +322,8 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     """Draw mini-batches like `agents.client.training.batches`.
 
     Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
-    jobs). Indices beyond a job's steps or a mini-batch's size are 0."""
+    jobs). Beyond the end of a job or of a mini-batch, the indices are 0.
+    """
     widths = [min(job.local.batch_size, len(job.indices)) for job in jobs]
     rows = np.zeros((max(steps), len(jobs), max(widths)), np.int64)
     sizes = np.empty(rows.shape[:2], np.int64)
@@ -339,7 +344,8 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
 
 
 def _clip(job: Job, end: Vector) -> Vector:
-    """Return a copy of `end`, moved towards the job's start if the update exceeds `clip`."""
+    """Return a copy of `end`. If the update exceeds `clip`, the copy is moved towards the start of the
+    job."""
     if job.local.clip is None:
         return end.copy()
     update = end - job.start

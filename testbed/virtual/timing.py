@@ -27,7 +27,7 @@ class ComputeTimes:
         return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
-        """Time before a training to compute the data for other clients, such as a mask and its
+        """Duration of the computations for other clients before a training, such as a mask and its
         shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.prepare))
 
@@ -53,11 +53,13 @@ class ComputeTimes:
 
 
 def latency(rtt: float, jitter: float, loss: float, uniform: Callable[[], float]) -> float:
-    """Seconds from the departure of a message's last packet to its arrival: half of `rtt` ± `jitter`.
+    """Return the seconds from the departure of a message's last packet to its arrival: half of `rtt` ±
+    `jitter`.
 
     Each time that the packet is lost, a retransmission timeout is added, because no later packet reveals
-    the loss. The timeout doubles each time (RFC 6298, with Linux's bounds). `rtt` and `jitter` are in
-    seconds, `loss` is a fraction below 1, and `uniform` draws from [0, 1).
+    the loss. The timeout doubles with each loss (RFC 6298, with Linux's bounds).
+
+    `rtt` and `jitter` are in seconds. `loss` is a fraction below 1. `uniform` draws from [0, 1).
     """
     delay = rtt / 2
     if jitter:

@@ -1,10 +1,10 @@
 """Activity of a device in the last minute, from a run's records, and an estimate of its present
 activity.
 
-What a device did for an update is recorded only when the update is applied. So the activity after the
-last update is inferred, and marked as inferred: it is assumed to be like the previous cycle. After the
-length of that cycle, the activity is inferred from telemetry, which shows whether the device uses its
-CPU. The record of the next update replaces what was inferred.
+What a device did for an update is recorded only when the update is applied. The activity after the last
+update is therefore inferred, and marked as inferred. It is assumed to be like the previous cycle. After
+the length of that cycle, it is inferred from telemetry, which shows whether the device uses its CPU. The
+record of the next update replaces the inferred activity.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
     "paused",
 )
 WINDOW = 60
-"""Seconds of device time that are kept: the last minute."""
+"""Seconds of device time that are kept; this is the last minute."""
 
 _HELD_AS: dict[Hold, str] = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
-"""State of a device for each hold that keeps it from working; the first that applies is used."""
+"""State of a device for each hold that keeps it from working. If there are several holds, the first in
+this order counts."""
 
 
 class Span(NamedTuple):
@@ -43,7 +44,7 @@ class Span(NamedTuple):
 
 
 class ActivityCell(NamedTuple):
-    """The most frequent state of a device within some seconds."""
+    """Most frequent state of a device in a span of some seconds."""
 
     state: str
     inferred: bool
@@ -54,7 +55,7 @@ _Seconds = defaultdict[ActivityCell, float]
 
 @dataclass(slots=True)
 class Activity:
-    """Activity of one device. Times are device time in seconds and arrive roughly in order."""
+    """Activity of one device. Times are device time in seconds. They arrive roughly in order."""
 
     _until: float = math.inf
     """Time up to which the activity is known; infinity before the device was first present."""
@@ -67,13 +68,17 @@ class Activity:
     _cycle: tuple[Span, ...] = ()
     """Spans of the activity for `_last`, from its dispatch to its arrival."""
     _applied: float = -math.inf
-    """Time at which `_last` was applied, for a device that gets its next model only after this;
-    −infinity for other devices. A device is assumed to wait for this if the model for `_last` was
-    dispatched after the update before `_last` had been applied."""
+    """Time from which the device can get its next model, in seconds. It is the time at which `_last` was
+    applied, or −infinity if the device need not wait for that.
+
+    A device is assumed to wait if it also waited for the model of `_last`, that is, if this model was
+    dispatched after the update before `_last` had been applied.
+    """
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Pairs (time, busy): whether the device used its CPU from the previous sample until this time."""
+    """Pairs (time, busy). `busy` is whether the device used its CPU between the previous sample and this
+    time."""
     _holds: dict[Hold, float] = field(default_factory=dict)
     """Start of each present hold, by hold."""
     _held: deque[Span] = field(default_factory=deque)
@@ -81,15 +86,19 @@ class Activity:
     infinity."""
 
     def begin(self, at: float) -> None:
-        """Note that the device is ready and will get a model. The work that it was doing is lost."""
+        """Note that the device is ready and will get a model. The work that it was doing before is
+        lost."""
         self._count_pending()
         self.hold("down", at)
         self.release("down", at)
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def add_update(self, update: UpdateApplied) -> None:
-        """Note an applied update. This is cheap, because a run in virtual time has very many updates,
-        most of which are older than a minute when the screen is drawn."""
+        """Note an applied update.
+
+        This must be cheap: a run in virtual time has very many updates. Most of them are older than a
+        minute when the screen is drawn.
+        """
         self._pending.append(update)
         while self._pending[0].applied < _oldest(update.applied):
             self._set_last(self._pending.popleft())
@@ -119,8 +128,8 @@ class Activity:
             self._changed(at)
 
     def now(self, at: float) -> str:
-        """Return the present state of the device, known or inferred: the most frequent one of the last
-        one or two seconds, because faster changes would not be readable."""
+        """Return the present state of the device, known or inferred. It is the most frequent state of
+        the last one or two seconds, because faster changes would not be readable."""
         if (held := self._held_as()) is not None:
             return held
         first = math.floor(at) - 1
@@ -128,9 +137,11 @@ class Activity:
         return WAIT if cell is None else cell.state
 
     def cells(self, at: float, count: int) -> list[ActivityCell | None]:
-        """Return the last minute as `count` cells, a divisor of 60; None for cells in which nothing is
-        known. The last cell contains `at`. Each cell covers fixed whole seconds, so cells do not change
-        as time passes."""
+        """Return the last minute as `count` cells; `count` must divide 60. A cell is None if nothing is
+        known about it. The last cell contains `at`.
+
+        Each cell covers fixed whole seconds, so that the cells do not change as time passes.
+        """
         width = WINDOW // count
         last = math.floor(at / width)
         seconds = self._all_seconds(at, (last - count + 1) * width)
@@ -180,8 +191,8 @@ class Activity:
         self._until = max(self._until, update.arrived) if math.isfinite(self._until) else update.arrived
 
     def _inferred(self, at: float) -> Iterator[Span]:
-        """Yield the inferred activity after the last known one. Times in which the device is held
-        do not shorten its work, because the work continues after them."""
+        """Yield the inferred activity after the last known one. While the device is held, its work
+        stops. It continues afterwards, with the same remaining duration."""
         begin = min(max(self._until, self._applied), at)
         yield from self._free(Span(self._until, begin, WAIT, inferred=True))
         free = list(self._free(Span(begin, at, WAIT, inferred=True)))
@@ -199,8 +210,8 @@ class Activity:
             yield from self._by_cpu(rest)
 
     def _by_cpu(self, span: Span) -> Iterator[Span]:
-        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, the
-        whole span gets the state that took longer in the last cycle."""
+        """Yield `span`, divided into training and waiting by telemetry. Without telemetry, the whole
+        span gets one state: the one that took longer in the last cycle."""
         begin, state = span.begin, TRAIN
         if not self._busy:
             trained = sum(part.end - part.begin for part in self._cycle if part.state == TRAIN)
@@ -267,8 +278,8 @@ def _count(seconds: dict[int, _Seconds], span: Span, first: int | None = None) -
 
 
 def _cycle(update: UpdateApplied, since: float) -> tuple[Span, ...]:
-    """Return spans of the activity of a client for `update`, from dispatch to arrival. Times
-    before `since` and spans with unknown times are left out."""
+    """Return the spans of a client's activity for `update`, from dispatch to arrival. Times before
+    `since`, and spans with unknown times, are left out."""
     u = update
     spans = (
         Span(u.dispatched, u.downloaded, DOWNLOAD),

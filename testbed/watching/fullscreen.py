@@ -26,13 +26,14 @@ from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
 _MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
-"""Maximum share of a core for drawing: in a separate process, and in the controller's process."""
+"""Maximum share of a core for drawing: first in a separate process, then in the controller's process."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
-"""Time between two samples of the host, and between two judgements of all samples."""
+"""Seconds between two samples of the host, and seconds between two judgements of all samples."""
 _TELEMETRY_BYTES_PER_DEVICE = 4096
-"""Bytes per device that are read from the end of the telemetry file: the samples of the last seconds."""
+"""Number of bytes per device to read from the end of the telemetry file. They contain the samples of the
+last seconds."""
 _SAMPLE_LEAD_SECONDS = 0.5
-"""Maximum time by which a sample may be newer than the time shown."""
+"""Maximum seconds by which a sample may be newer than the time shown."""
 _MAX_KEPT_MESSAGES = 20
 """Maximum number of messages that are printed again after the screen is closed."""
 
@@ -49,8 +50,11 @@ def view(
 
 
 class FullScreenView(LiveView):
-    """Uses the whole terminal from the start of the run clock to the end of the run. Lines printed
-    before and after remain on the terminal, and so do messages that were shown in between."""
+    """Uses the whole terminal from the start of the run clock to the end of the run.
+
+    Lines that were printed before and after that remain on the terminal. Messages that were shown in
+    between remain there, too.
+    """
 
     stays = True
 
@@ -82,13 +86,15 @@ class FullScreenView(LiveView):
         """Messages to print again after the screen is closed."""
         self._host: list[HostSample] = []
         self._sampler: Sampler | None = None
-        """Samples the load of this host; None if the run's CPUs are unknown or on another host."""
+        """Sampler of the load of this host; None if the run's CPUs are unknown or on another host."""
         self._sampled = self._judged = self._due = 0.0
-        """Monotonic times of the last sample and the last judgement, and of the next frame."""
+        """Times of the last sample, of the last judgement, and of the next frame, in seconds on the
+        monotonic clock."""
         self._at = 0.0
         """Device time shown, in seconds."""
         self._started = self._zero = 0.0
-        """Monotonic time at which the start of the run was read, and that of device time 0."""
+        """Times at which the start of the run was read, and of device time 0, in seconds on the
+        monotonic clock."""
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
@@ -131,7 +137,7 @@ class FullScreenView(LiveView):
             self._due = 0.0
 
     def _learn(self) -> None:
-        """Read facts that are in the run directory but not in the plan."""
+        """Read facts that are in the run directory but were not in the plan."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
             if cpus := read.cpus:  # of this host
@@ -169,8 +175,8 @@ class FullScreenView(LiveView):
                 self._tally.sample(sample["device"], at, sample)
 
     def _look_at_host(self, now: float) -> None:
-        """Judge whether broker and aggregator keep up. Late timers are not included: only the controller
-        knows them, at the end."""
+        """Judge whether broker and aggregator keep up. Late timers are not included, because only the
+        controller knows them, and only at the end."""
         due = now >= self._sampled + _SAMPLE_INTERVAL_SECONDS
         if self._sampler is None or not due or self._screen.outcome:
             return
@@ -234,7 +240,7 @@ class FullScreenView(LiveView):
         self._due = 0.0
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print nothing: the header of the screen shows the evaluation."""
+        """Print nothing, because the header of the screen shows the evaluation."""
 
     def _finished(self, ended: events.RunEnded) -> None:
         """Close the screen. The summary shows how the run ended."""

@@ -1,14 +1,14 @@
 """Host names by which servers of this machine may be addressed.
 
-By DNS rebinding, a foreign host name could resolve to this machine and let a foreign page read our
-pages. So servers on the loopback interface answer only requests to their own names, and no
+By DNS rebinding, a foreign host name could resolve to this machine. A foreign page could then read our
+pages. Servers on the loopback interface therefore answer only requests to their own names, and no
 requests from foreign pages.
 """
 
 from __future__ import annotations
 
 HOST = "127.0.0.1"
-"""Loopback address: reachable only from this machine."""
+"""Loopback address. It can be reached only from this machine."""
 
 
 class OwnHosts:

@@ -1,6 +1,6 @@
 """View of a run as lines of text, and the summary at its end.
 
-This view is for files, pipes and CI, and prints at most about one line per second. On a terminal,
+This view is for files, pipes and CI. It prints at most about one line per second. On a terminal,
 `testbed.watching.fullscreen` is used instead.
 """
 
@@ -27,16 +27,18 @@ if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a 
 _RARE = ("paused", "offline")
 """Columns of the summary that are left out if no device was in this state."""
 _MAX_ROWS = 20
-"""Maximum number of devices in the summary; if there are more, each row is a group."""
+"""Maximum number of rows in the summary with one row per device. If there are more devices, each row is
+a group."""
 _PRINT_INTERVAL_SECONDS = 1.0
-"""Minimum time between two lines."""
+"""Minimum seconds between two lines."""
 _SECTIONS = 10
-"""Number of sections of a run in virtual time. A line is printed for each section, even if the
-section takes very little real time."""
+"""Number of sections of a run in virtual time. One line is printed per section, even if the section
+takes very little real time."""
 
 
 class LiveView(View):
-    """Context manager that receives the events of a run and shows them, here as plain lines."""
+    """Context manager that receives the events of a run and shows them. This class shows them as plain
+    lines."""
 
     stays = False
     """Whether the view stays open after the end of the run."""
@@ -49,15 +51,16 @@ class LiveView(View):
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
         self._printed_at, self._printed_section = 0.0, 0
-        """Time of the last printed evaluation on the monotonic clock, and its section of the run."""
+        """Time of the last printed evaluation, in seconds on the monotonic clock, and the section of the
+        run that it is in."""
         self._begun = 0.0
-        """Start of the run clock, on the monotonic clock."""
+        """Time of the start of the run clock, in seconds on the monotonic clock."""
         self._outcome = ""
         """Text that says how the watched run ended; empty while the run is running."""
         self.quit = False
         """Whether the user has closed the view."""
         self.judgement: Judgement | None = None
-        """Judgement of the finished run; None before the end of the run, or if the run was not
+        """Judgement of the finished run; None before the end of the run, and if the run was not
         judged."""
 
     def __exit__(self, *_: object) -> None:
@@ -69,11 +72,11 @@ class LiveView(View):
         self._print(message)
 
     def keep(self, message: str) -> None:
-        """Show information that stays useful throughout the run."""
+        """Show information that the user needs throughout the run."""
         self._print(message)
 
     def past(self, records: Sequence[events.Record]) -> None:
-        """Count earlier records, without showing them."""
+        """Count earlier records without showing them."""
         for record in records:
             self._tally.add(record)
         self._tally.started = False
@@ -123,7 +126,7 @@ class LiveView(View):
         self._notices, self._notices_due = [], None
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print an aligned line, unless the last one is too recent."""
+        """Print a line with aligned columns, unless the last line is too recent."""
         last = self._printed_evaluation
         if last is None or self._is_due(evaluation, last):
             self._print_evaluation(evaluation)
@@ -135,7 +138,7 @@ class LiveView(View):
         return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """Print the last evaluation in any case, and how the run ended."""
+        """Print the last evaluation even if the last line is recent, and print how the run ended."""
         last = self._tally.evaluation
         if last is not None and last is not self._printed_evaluation:
             self._print_evaluation(last)
@@ -153,7 +156,8 @@ class LiveView(View):
         )
 
     def _time_left(self, at: float) -> str:
-        """Return the estimated remaining time of a run in virtual time; empty for other runs."""
+        """Return a text on the estimated remaining time of a run in virtual time. It is empty for other
+        runs."""
         progress = self._progress(at) if self._overview.is_virtual else 0.0
         left = console.time_left(time.monotonic() - self._begun, progress, 1.0)
         return f"  {left}" if left else ""
@@ -166,7 +170,7 @@ class LiveView(View):
 
 
 class QuietView(LiveView):
-    """Shows nothing of a run, except messages to keep, on standard error."""
+    """View that prints only the messages to keep, on standard error."""
 
     def keep(self, message: str) -> None:
         console.err().print(message, soft_wrap=True)

@@ -42,8 +42,8 @@ class Overview:
     run: str = ""
     """Run id."""
     links: bool = False
-    """Whether telemetry counts the bytes that devices send and receive. It counts them in containers,
-    and for processes with links."""
+    """Whether telemetry counts the bytes that devices send and receive. It does so in containers, and
+    for processes with links."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
@@ -53,9 +53,12 @@ class Overview:
         return is_simulated(self.runtime)
 
     def progress(self, at: float, updates: int) -> float:
-        """Return the progress of the run, from 0 to 1, at device time `at` in seconds, after
-        `updates` updates. If there are several stop conditions, the closest one counts. The
-        progress is 0 if the run stops only at an accuracy."""
+        """Return the progress of the run, from 0 to 1, at device time `at` (in seconds), after `updates`
+        updates.
+
+        If there are several stop conditions, the one that is closest to being met counts. If the run
+        stops only at an accuracy, the progress is 0.
+        """
         ends = ((at, self.stop.after), (updates, self.stop.updates))
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
@@ -110,6 +113,7 @@ def _counts_bytes(runtime: str, *, linked: bool) -> bool:
 
 
 def _cpus(manifest: dict[str, Any]) -> dict[str, str]:
-    """Return the cpusets by component of the run; empty if they are on another host."""
+    """Return the CPU numbers (cpusets) of the run's components, by component; empty if they are on
+    another host."""
     cpus = manifest.get("cpus") if manifest["host"]["name"] == platform.node() else None
     return {name: value for name, value in (cpus or {}).items() if isinstance(value, str)}

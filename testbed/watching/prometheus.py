@@ -1,6 +1,6 @@
 """Metrics of a run for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
-Each request reads the new records of the run directory, so there is no work without requests. All times
+Each request reads the new records of the run directory. Without requests, there is no work. All times
 are device time.
 """
 
@@ -42,14 +42,14 @@ STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 
 
 _MAX_REASONS = 1000
-"""Maximum number of time series of rejected updates. Reasons may quote devices, so they are
-unbounded."""
+"""Maximum number of time series of rejected updates. A limit is needed, because reasons may quote texts
+from devices."""
 
 
 @contextmanager
 def serve_metrics(directory: RunDirectory, port: int) -> Iterator[str]:
-    """Serve the metrics at the URL yielded until the context ends. Raises BadInputError if `port` is in
-    use."""
+    """Yield the URL of the metrics, and serve them until the context ends. Raises BadInputError if
+    `port` is in use."""
     registry = CollectorRegistry()
     registry.register(RunCollector(directory))
     try:
@@ -84,8 +84,8 @@ _Values = Mapping[str, float | None] | Mapping[tuple[str, str], float]
 
 @dataclass(slots=True)
 class _DeviceMetrics:
-    """Metrics of one device from its telemetry. The counters of a device restart from 0 when the
-    device restarts; `totals` do not."""
+    """Metrics of one device from its telemetry. When the device restarts, its counters restart from 0,
+    but `totals` do not."""
 
     at: float = nan
     used: float = nan
@@ -97,8 +97,8 @@ class _DeviceMetrics:
     _last: Mapping[str, float] = field(default_factory=dict)
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. A sample without valid CPU time is ignored, because devices may send
-        anything."""
+        """Add a sample. Devices may send anything, so that a sample without valid CPU time is
+        ignored."""
         counters = {name: number(sample.get(name)) for name in _COUNTERS}
         if not counters["cpu"] >= 0:
             return
@@ -178,7 +178,7 @@ class RunCollector(Collector):
         self._devices: dict[str, _DeviceMetrics] = {}
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing. Without this method, the registration would collect all metrics."""
+        """Return nothing. Without this method, the registration would collect all metrics once."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -257,7 +257,7 @@ def _gauge(name: str, documentation: str, values: _Values, *labels: str) -> Metr
 
 
 def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
-    """Add the known values to `family`; the keys of `values` are the values of the labels."""
+    """Add the known values to `family`. The keys of `values` are the label values."""
     for key, value in values.items():
         if value is not None and not isnan(value):
             family.add_metric([key] if isinstance(key, str) else key, value)

@@ -28,14 +28,14 @@ class Row:
     updates: int
     """Applied updates."""
     last: float
-    """Staleness of the last update, in versions; NaN for a group."""
+    """Staleness of the device's last update, in versions; NaN for a group."""
     mean: float
     """Mean staleness of the updates, in versions."""
     cpu: float
     """Requested share of a core, mean over the devices."""
     used: float
-    """Share of a core used in the last seconds, mean over the devices. The share is less than the
-    requested one if a device waited."""
+    """Share of a core used in the last seconds, mean over the devices. If a device waited, it is less
+    than the requested share."""
     memory: float
     """Memory in use in bytes, mean over the devices."""
     up: float
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """Name as shown to the user, with the number of devices of a group."""
+        """Name as shown to the user. For a group, it includes the number of devices."""
         return f"{self.name} ×{len(self.devices)}" if self.grouped else self.name
 
 
@@ -63,14 +63,14 @@ SORTS: dict[str, _Key | None] = {
     "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
 }
-"""Sort keys by the name of a column. The keys put the most remarkable rows first."""
+"""Sort keys, by the name of a column. The most remarkable rows come first."""
 
 
 def rows(
     tally: Tally, devices: Sequence[OverviewDevice], at: float, *, grouped: bool, matching: str = ""
 ) -> list[Row]:
-    """Return the rows at device time `at`, in the order of the topology: those with `matching` in the
-    name, group or state."""
+    """Return the rows at device time `at`, in the order of the topology. Only rows with `matching` in
+    their name, group or state are returned."""
     members: dict[str, list[OverviewDevice]] = {}
     for device in devices:
         members.setdefault(device.group if grouped else device.name, []).append(device)
@@ -83,7 +83,7 @@ def rows(
 
 
 def in_order(unsorted: Iterable[Row], sort: str, *, reverse: bool = False) -> list[Row]:
-    """Sort rows by one of SORTS. Rows with an unknown figure come last, even with `reverse`."""
+    """Sort rows by one of SORTS. Rows with an unknown figure come last, even if `reverse` is true."""
     key = SORTS[sort]
     unsorted = list(unsorted)
     if key is None:
@@ -122,5 +122,5 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _ratio(row: Row) -> float:
-    """Return the device's share of the updates ÷ its importance."""
+    """Return the device's share of the updates, divided by its importance."""
     return row.share / row.importance if row.importance else nan

@@ -32,16 +32,16 @@ from testbed.watching.tally import Tally
 
 
 class _Style(NamedTuple):
-    """How a state is drawn. The signs are distinguishable without colours."""
+    """Colours and signs with which a state is drawn. The signs are distinguishable without colours."""
 
     colour: str
     named: str
     """Colour on a terminal with only sixteen colours."""
     signs: str
-    """Two characters: for known and for inferred activity."""
+    """Two characters. The first is for known activity, the second for inferred activity."""
     ascii: str
-    """Two characters for a terminal that supports only ASCII: for known and for inferred
-    activity."""
+    """Two characters for a terminal that supports only ASCII. The first is for known activity, the
+    second for inferred activity."""
 
 
 _STYLES = {
@@ -54,11 +54,11 @@ _STYLES = {
     PAUSED: _Style("#cc79a7", "magenta", "==", "=="),
 }
 _WIDTHS = (60, 30, 20, 15, 12, 10)
-"""Possible widths of a bar, in cells: divisors of 60, so that each cell covers whole seconds."""
+"""Possible widths of a bar, in cells. They divide 60, so that each cell covers whole seconds."""
 _STATE = 8
 """Width of the column with the state, in characters."""
 _ROOM = 9
-"""Number of lines besides the rows: header 4, headings, messages 2, legend, help."""
+"""Number of lines that are not rows: header 4, headings, messages 2, legend, help."""
 
 
 class _Column(NamedTuple):
@@ -68,7 +68,7 @@ class _Column(NamedTuple):
     width: int
     text: Callable[[Row], str]
     sort: str = ""
-    """The order in SORTS that sorts by this column; empty if there is none."""
+    """Name in SORTS of the order that sorts by this column; empty if there is none."""
 
 
 _COLUMNS = (
@@ -87,7 +87,7 @@ _COLUMNS = (
 
 @dataclass(slots=True)
 class Screen:
-    """The content of the screen; `frame` renders it."""
+    """The content of the screen. `frame` returns it as lines of text."""
 
     overview: Overview
     tally: Tally
@@ -116,13 +116,13 @@ class Screen:
         return max(1, height - _ROOM)
 
     def is_grouped(self, height: int) -> bool:
-        """Whether rows are groups. Without a choice of the user, they are groups if the devices do not
+        """Whether rows are groups. If the user has chosen nothing, rows are groups if the devices do not
         fit on the screen."""
         by_user = self.selection.grouped
         return len(self.overview.devices) > self.page(height) if by_user is None else by_user
 
     def rows(self, at: float, height: int) -> list[Row]:
-        """Return all rows, filtered and sorted, also those that do not fit on the screen."""
+        """Return all rows, filtered and sorted, including rows that do not fit on the screen."""
         selection, grouped = self.selection, self.is_grouped(height)
         matches = rows(
             self.tally, self.overview.devices, at, grouped=grouped, matching=selection.matching
@@ -130,7 +130,8 @@ class Screen:
         return in_order(matches, selection.sort, reverse=selection.reverse)
 
     def frame(self, at: float, width: int, height: int) -> list[Text]:
-        """Return the screen at device time `at` (s): `height` lines, each shorter than `width`."""
+        """Return the screen at device time `at` in seconds. It has `height` lines, each shorter than
+        `width` characters."""
         header = self._header(at)
         verdict = self._verdict(width - 1, max(1, height // 3))
         all_rows, page = self.rows(at, height), max(1, self.page(height) + 1 - len(verdict))
@@ -227,8 +228,8 @@ class Screen:
         return line
 
     def _bar(self, row: Row, at: float, width: int) -> Text:
-        """Return the bar of a row: the device's states over time. For groups, or if the user chose it,
-        the bar shows the share of each state."""
+        """Return the bar of a row. It shows the device's states over time. For groups, or if the user
+        chose it, it shows the share of each state."""
         activities = [self.tally.devices[device].activity for device in row.devices]
         if not row.grouped and not self.selection.stacked:
             cells = activities[0].cells(at, width)
@@ -283,8 +284,8 @@ def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, 
 
 
 def stacked(seconds: dict[str, float], width: int) -> list[ActivityCell | None]:
-    """Return `width` cells, divided in proportion to the seconds of each state, by largest
-    remainders."""
+    """Return `width` cells, divided among the states in proportion to their seconds (largest remainder
+    method)."""
     total = sum(seconds.values())
     if total <= 0:
         return [None] * width
@@ -329,7 +330,7 @@ def _share(value: float) -> str:
 
 
 def _memory(value: float) -> str:
-    """Format bytes in at most four characters, in units of 1024: `312M` is 312 MiB."""
+    """Format a number of bytes in at most four characters, in units of 1024: `312M` is 312 MiB."""
     if isnan(value):
         return "–"
     for power, unit in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k")):
@@ -340,7 +341,7 @@ def _memory(value: float) -> str:
 
 
 def rate(bits: float) -> str:
-    """Format bit/s in at most four characters, e.g. `1.2M`."""
+    """Format a rate in bit/s in at most four characters, such as `1.2M`."""
     if isnan(bits):
         return "–"
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,4 +1,4 @@
-"""The user's selection on the screen, and how keys change it."""
+"""The user's selection on the screen, and the effect of keys on it."""
 
 from __future__ import annotations
 
@@ -50,24 +50,26 @@ class Selection:
     matching: str = ""
     """Filter: text in the name, group or state of the rows shown."""
     typing: bool = False
-    """Whether keys are added to `matching`."""
+    """Whether the user is typing the filter. If true, keys are added to `matching`."""
     grouped: bool | None = None
-    """Whether rows are groups; None if rows are groups only when the devices do not fit on the
-    screen."""
+    """Whether rows are groups. None if the user has not chosen: rows are then groups if the devices do
+    not fit on the screen."""
     stacked: bool = False
-    """Whether bars show the share of each state in the last minute, instead of the states over time."""
+    """Whether bars show the share of each state in the last minute. Otherwise they show the states over
+    time."""
     selected: str | None = None
     """Name of the selected row; None if no row is selected."""
     unconfirmed: Command | None = None
-    """Command that waits for the user's confirmation; None if there is none."""
+    """Command that waits for the user's confirmation; None if no command waits."""
 
 
 def press_key(
     selection: Selection, key: str, rows: Sequence[Row], *, page: int, grouped: bool
 ) -> tuple[Selection, Request]:
-    """Return the selection after `key`, and the user's request; None if the key requests nothing. `rows`
-    are all rows, `page` is the number of rows on the screen, and `grouped` says whether rows are
-    groups."""
+    """Return the selection after `key`, and the user's request; None if the key requests nothing.
+
+    `rows`: all rows. `page`: number of rows on the screen. `grouped`: whether rows are groups.
+    """
     if selection.unconfirmed is not None:
         return replace(selection, unconfirmed=None), selection.unconfirmed if key in ("y", "Y") else None
     if selection.typing:
@@ -120,8 +122,8 @@ def _moved(selection: Selection, rows: Sequence[Row], steps: int) -> str | None:
 
 
 def _command(selection: Selection, key: str, rows: Sequence[Row]) -> tuple[Selection, Request]:
-    """Return the selection and the command for `key`. Killing needs confirmation, so that a wrong key
-    does not ruin an experiment."""
+    """Return the selection and the command for `key`. A command that kills devices needs confirmation,
+    so that a wrong key does not ruin an experiment."""
     row = next((row for row in rows if row.name == selection.selected), None)
     if row is None:
         return selection, None

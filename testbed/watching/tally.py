@@ -1,4 +1,4 @@
-"""Running totals of a run's records. This module does not use the clock or the screen."""
+"""Running totals of a run's records. The module uses neither the clock nor the screen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.watching.usage import DeviceUsage
 _RATE_WINDOW_SECONDS = 10.0
 """Window of the update rate, in seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
-"""Minimum part of its CPU share that a device uses while it trains. Transfers use less."""
+"""Minimum part of its CPU share that a device uses while it trains. During transfers, it uses less."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
 
@@ -27,11 +27,11 @@ class Notice:
     """A message to the user. Notices with the same `what` can be merged."""
 
     at: float
-    """Seconds of device time."""
+    """Device time of the notice, in seconds."""
     what: str
     """Kind of the notice."""
     detail: str
-    """Usually the name of a device."""
+    """Subject of the notice, usually the name of a device."""
     why: str = ""
     """Reason; empty if there is none."""
 
@@ -41,7 +41,8 @@ class DeviceTally:
     """Totals of one device."""
 
     state: str = "absent"
-    """`online`, `offline`, or `absent`: not ready when the run clock started."""
+    """`online`, `offline` or `absent`. A device is absent if it was not ready when the run clock
+    started."""
     updates: int = 0
     staleness: int = 0
     """Staleness of the last update, in versions."""
@@ -78,14 +79,15 @@ class Tally:
     ended: events.RunEnded | None = None
     """The end of the run; None while the run is running."""
     _began: float = 0.0
-    """Device time of the (last) start of the run clock."""
+    """Device time of the latest start of the run clock, in seconds."""
     _applied: deque[float] = field(default_factory=deque)
-    """Times of recently applied updates."""
+    """Device times in seconds at which recent updates were applied."""
     _updates_by_version: dict[int, int] = field(default_factory=dict)
-    """Number of updates in each version, from the last evaluated version on."""
+    """Number of updates applied up to each version. Versions before the last evaluated one are left
+    out."""
 
     def add(self, record: events.Record) -> Notice | None:
-        """Count `record`. Return a notice if the user should see it; otherwise None."""
+        """Count `record`. Return a notice for the user; None if the user need not see the record."""
         self.at = max(self.at, record.at)
         match record:
             case events.RunStarted():
@@ -146,7 +148,8 @@ class Tally:
         return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Return the number of updates in `version`, the last evaluated version or a later one."""
+        """Return the number of updates applied up to `version`. This must be the last evaluated version
+        or a later one."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
@@ -198,7 +201,7 @@ class Tally:
 
 
 def merge_notices(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """Merge notices of the same kind into one. It has the time of the first notice, and each
+    """Merge notices of the same kind into one. The merged notice has the time of the first one, and each
     reason once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:

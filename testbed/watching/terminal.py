@@ -1,7 +1,8 @@
 """Full-screen drawing on a terminal, with single keys as input.
 
-Only differences between frames are written, each frame in one piece. At the end of the program, except
-by SIGKILL, the terminal is restored: cursor, modes and previous content.
+Only differences between frames are written. Each frame is written in one piece. At the end of the
+program, the cursor, the modes and the previous content of the terminal are restored, except after
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
-"""Sequence that restores the terminal. It clears the screen first, because some terminals show old
-content in areas that were added when they were enlarged."""
+"""Sequence that restores the terminal. It first clears the screen: when a terminal is enlarged, some
+show old content in the new areas."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-"""Sequences that begin and end a frame. A terminal that supports these sequences shows the frame
-in one step."""
+"""Sequences that begin and end a frame. If a terminal supports them, it shows the frame in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
-"""Time after which the whole screen is written again, in case another program has written to the
+"""Seconds after which the whole screen is written again. Another program may have written to the
 terminal."""
 _KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down",
@@ -45,7 +45,7 @@ _KEYS = {
 }  # fmt: skip
 _KEY = re.compile(r"\x1b\[[0-9;?]*[@-~]|\x1bO.|.", re.DOTALL)
 _KEY_TIMEOUT_SECONDS = 0.03
-"""Maximum time for the rest of a key sequence that starts with Escape."""
+"""Maximum seconds to wait for the rest of a key sequence that starts with Escape."""
 
 
 class Terminal:
@@ -65,9 +65,9 @@ class Terminal:
 
     @classmethod
     def for_console(cls, console: Console) -> Self | None:
-        """Return the terminal of `console`. None if the screen cannot be drawn there: `console` writes
-        to a file, the terminal does not support drawing, or the program runs in the background of a
-        shell."""
+        """Return the terminal of `console`; None if the screen cannot be drawn there. That is the case
+        if `console` writes to a file, the terminal does not support drawing, or the program runs in the
+        background of a shell."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
         return None if _own_terminal(console.file) is None else cls(console)
@@ -79,7 +79,7 @@ class Terminal:
         return size if size.columns and size.lines else os.terminal_size((80, 24))
 
     def paint(self, lines: Sequence[Text]) -> None:
-        """Show `lines`. Each must be at least one column shorter than the screen."""
+        """Show `lines`. Each line must be at least one column shorter than the screen."""
         if not _in_foreground(self._out):
             return
         self._start()
@@ -96,7 +96,7 @@ class Terminal:
             self._write(_BEGIN_FRAME + written + _END_FRAME)
 
     def redraw(self) -> None:
-        """Make the next `paint` write the whole frame, not only differences."""
+        """Make the next `paint` write the whole frame instead of only the differences."""
         self._size = os.terminal_size((0, 0))
 
     def keys(self, timeout: float = 0.0) -> list[str]:
@@ -152,8 +152,8 @@ class Terminal:
         self._suspended = True
 
     def _suspend(self) -> None:
-        """Handle Ctrl-Z: restore the terminal and stop. The next frame is drawn on the terminal
-        again."""
+        """Handle Ctrl-Z: restore the terminal and stop. After the program continues, the next frame is
+        drawn on the terminal again."""
         self._suspended = False
         self.leave()
         os.kill(os.getpid(), signal.SIGTSTP)
@@ -179,7 +179,7 @@ def _own_terminal(file: IO[str] | None) -> int | None:
 
 
 def _in_foreground(fd: int) -> bool:
-    """Whether this program runs in the foreground of the terminal `fd`, so that it may change the
+    """Whether this program runs in the foreground of the terminal `fd`. Only then may it change the
     terminal's modes."""
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()

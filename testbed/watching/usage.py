@@ -11,20 +11,21 @@ from typing import Any, Literal, NamedTuple
 from agents.events import LARGEST
 
 _WINDOW_SECONDS = 5.0
-"""Window for rates. Rates over shorter windows fluctuate."""
+"""Window for rates, in seconds. Rates over shorter windows fluctuate too much."""
 _MAX_AGE_SECONDS = 3.0
-"""Maximum age of the newest sample. If the newest sample is older, present figures are unknown."""
+"""Maximum age of the newest sample, in seconds. If the newest sample is older, the present figures are
+unknown."""
 
 
 class _TimedFigures(NamedTuple):
     at: float
-    """Seconds of device time."""
+    """Device time in seconds."""
     cpu: float
     """CPU seconds since the start of the device."""
     sent: float
-    """Bytes sent since the start of the device; NaN if not counted."""
+    """Bytes sent since the start of the device; NaN if they are not counted."""
     received: float
-    """Bytes received since the start of the device; NaN if not counted."""
+    """Bytes received since the start of the device; NaN if they are not counted."""
     memory: float
     """Memory in use, in bytes; NaN if unknown."""
 
@@ -36,8 +37,8 @@ class DeviceUsage:
     _samples: deque[_TimedFigures] = field(default_factory=deque)
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Add a sample (`agents.device.resource_usage`) of device time `at`. A sample without valid CPU
-        time is ignored, because devices may send anything."""
+        """Add a sample (`agents.device.resource_usage`) of device time `at`. Devices may send anything,
+        so that a sample without valid CPU time is ignored."""
         figures = (number(values.get(name)) for name in ("cpu", "sent", "received", "memory"))
         sample = _TimedFigures(at, *figures)
         last = self._samples[-1] if self._samples else None
@@ -77,7 +78,7 @@ class DeviceUsage:
         return 8 * self._rate("received", at)
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
-        """Return the growth of `counter` per second, from the first sample to the last."""
+        """Return the growth of `counter` per second between the first sample and the last."""
         if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
             return nan
         first, last = self._samples[0], self._samples[-1]
@@ -86,5 +87,5 @@ class DeviceUsage:
 
 
 def number(value: object) -> float:
-    """Return `value` as float; NaN if it is not a number or too large."""
+    """Return `value` as float; NaN if it is not a number or is too large."""
     return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan

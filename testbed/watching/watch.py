@@ -1,7 +1,7 @@
 """`testbed watch`: view of a running or finished run, from its directory.
 
-It may start and end at any time without effect on the run. Its CPU priority is lower than the run's
-(`nice`).
+It may start and end at any time without effect on the run. Its CPU priority (`nice`) is lower than the
+run's.
 """
 
 from __future__ import annotations

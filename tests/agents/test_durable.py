@@ -350,7 +350,7 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
     *_, note = written(folder)
     assert isinstance(note, events.Note)
-    assert "last checkpoint: 2 updates, applied since, are lost" in note.message
+    assert "last checkpoint: 2 later updates are lost" in note.message
     assert not [r for r in written(folder) if isinstance(r, events.UpdateApplied)]
     with pytest.raises(SnapshotError, match="needs `durability: update`"):
         again(durable, folder, segment="2", **options)

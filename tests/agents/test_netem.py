@@ -72,7 +72,9 @@ def test_change_only_runs_the_commands_it_needs() -> None:
 
 
 def test_jitter_that_netem_cannot_make_is_refused() -> None:
-    with pytest.raises(link.LinkError, match=r"jitter is 3 s, but netem supports only less than 2\.1 s"):
+    with pytest.raises(
+        link.LinkError, match=r"jitter is 3 s, but netem supports only values below 2\.1 s"
+    ):
         link.commands(AccessLink(rtt=8.0, jitter=3.0), "eth0", netem=True)
 
 

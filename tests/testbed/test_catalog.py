@@ -128,8 +128,8 @@ def test_profile_supplies_missing_thermal(tmp_path: Path) -> None:
     assert heat == [(300, 0.6), (1, 0.5), None]
     notes = made.notes
     assert notes[0] == (
-        "a: 5min after the start of the run, its cpu drops to 0.6 of its value (thermal), whether it "
-        "has trained until then or not."
+        "a: 5min after the start of the run, its cpu drops to 0.6 of its value (thermal), even if "
+        "it has not trained until then."
     )
     assert notes[-1] == "Other properties of a device (GPU, caches, memory bandwidth) are not emulated."
 

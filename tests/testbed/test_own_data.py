@@ -485,7 +485,7 @@ def test_samples_without_classes_need_class_free_schemes(folder: Path) -> None:
     path = changed(folder, "local:", "partition: {scheme: iid}\n  local:")
     assert [len(own) for own in prepared(path).indices.values()] == [12] * 4
     changed(folder, "scheme: iid", "scheme: dirichlet, alpha: 1")
-    with pytest.raises(BadInputError, match=r"5:23: .* by their class, but these have no classes"):
+    with pytest.raises(BadInputError, match=r"5:23: .* by their class, but the labels are not classes"):
         prepared(path)
 
 

@@ -47,11 +47,11 @@ def test_last_cores_are_reserved_for_evaluations() -> None:
 @pytest.mark.parametrize(
     ("cores", "wanted", "told"),
     [
-        (4, 3, "this host has 4 cores, of which broker and aggregator need one and the devices another: "
-         "write at most 2, or remove it"),
-        (2, 1, "this host has 2 cores, of which broker and aggregator need one and the devices another: "
-         "remove it, or use a larger host"),
-        (1, 1, "this host has 1 core, "),
+        (4, 3, "this host has 4 cores: broker and aggregator need one, and the devices another. "
+         "Write at most 2, or remove it"),
+        (2, 1, "this host has 2 cores: broker and aggregator need one, and the devices another. "
+         "Remove it, or use a larger host"),
+        (1, 1, "this host has 1 core: "),
     ],
 )  # fmt: skip
 def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: str) -> None:

@@ -175,7 +175,7 @@ def test_plan_shows_the_memory_notes(file: Path, testbed: Testbed) -> None:
     assert json.loads(programs.out)[0]["memory"].endswith("MiB")
     assert "not giant's 1000000GiB" in programs.err
     local = testbed("plan", file, "--runtime", "process")
-    assert "it is not limited in this runtime" in local.out
+    assert "this runtime does not limit memory" in local.out
     assert "MiB" not in local.out
 
 

@@ -213,7 +213,7 @@ def test_run_that_is_not_valid_is_repeated(testbed: Testbed, monkeypatch: pytest
     folder = Path("runs/study")
     code, out, _ = testbed("sweep", "study.yaml", "--strict")
     assert code == 0
-    assert "seed 1 is repeated, as its run is not valid: try 2 of at most 2" in out
+    assert "seed 1 is repeated, because its run is not valid: try 2 of at most 2" in out
     assert "3 of 3  fedavg, seed 1: loss" in out
     assert out.index("fedavg, seed 2 begins") < out.index("is repeated")  # after all the others
     heading, row = (line.split() for line in out.splitlines()[-3:-1])

@@ -435,7 +435,7 @@ def test_merge_keys_and_extension_blocks_are_read_as_in_compose() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place", "told"),
     [
-        ("<<: *common, cpu: 0.5", "<<: 3, cpu: 0.5", "7:21", "<< merges keys and values"),
+        ("<<: *common, cpu: 0.5", "<<: 3, cpu: 0.5", "7:21", "<< needs keys and values"),
         ("cpu: 25%", "cpux: 25%", "2:30: devices[0].cpux", "unknown key; did you mean cpu?"),
         ("x-common: &common", "common: &common", "2:1: common", "unknown key"),
         ("- {name: own, <<: *common", "- &me {name: own, <<: *me", "7:5", "contains itself"),

@@ -48,13 +48,13 @@ class Channels:
         return nonce + self._cipher(peer).encrypt(nonce, content, _flat(about))
 
     def open(self, message: bytes, peer: bytes, about: Mapping[str, str]) -> bytes:
-        """Decrypt a message of `seal`. Raises ChannelError unless the owner of the key `peer` sealed it
-        for this client, with the same `about`."""
+        """Decrypt a message that `seal` made. Raises ChannelError unless the owner of the public key
+        `peer` sealed the message for this client, with the same `about`."""
         nonce, rest = message[:_NONCE_BYTES], message[_NONCE_BYTES:]
         try:
             return self._cipher(peer).decrypt(nonce, rest, _flat(about))
         except (InvalidTag, ValueError) as error:
-            raise ChannelError("not sealed for us by this sender") from error
+            raise ChannelError("not sealed for this client by this sender") from error
 
     def _cipher(self, peer: bytes) -> AESGCM:
         if (cipher := self._ciphers.get(peer)) is None:

@@ -38,8 +38,8 @@ class MaskCode:
             raise ValueError(problem)
         if self.parties + self.needed > self.field.p:
             raise ValueError(
-                f"{self.parties} holders and needed (U) {self.needed}: the field has only "
-                f"{self.field.p} points, expected at most that many in all"
+                f"{self.parties} holders and needed (U) {self.needed} require "
+                f"{self.parties + self.needed} points, but the field has only {self.field.p}"
             )
 
     @property
@@ -86,15 +86,15 @@ def code_problem(parties: int, needed: int, colluding: int) -> str | None:
 
 
 def split_problem(parties: int, needed: int) -> str | None:
-    """Return why a server could open two sums that differ by one update; None if it cannot.
+    """Return why the server could open two sums that differ by one update; None if it cannot open them.
 
     Two disjoint sets of U holders could each answer for one of the sums."""
     if 2 * needed > parties:
         return None
     return (
-        f"needed (U) is {needed}, expected more than half of the number of clients, {parties}: else two "
-        f"sets of {needed} could answer for two sums that differ by one update. Write needed: "
-        f"{parties // 2 + 1}, or more"
+        f"needed (U) is {needed}, expected more than half of the number of clients, {parties}: "
+        f"otherwise two sets of {needed} could answer for two sums that differ by one update. "
+        f"Write needed: {parties // 2 + 1}, or more"
     )
 
 

@@ -27,16 +27,16 @@ class Masked:
     difference to the model that it was trained from, plus the mask. Received words may be p or more
     until they have been checked."""
     holders: tuple[int, ...]
-    """Indices, in the run's list of clients, of the clients that were sent a share of the mask."""
+    """Clients that were sent a share of the mask, as indices into the run's list of clients."""
     outside: int
     """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some
-    coordinates were not finite, in which case `words` is meaningless."""
+    coordinates were not finite. `words` is meaningless then."""
     took: Nanoseconds = 0
     """Nanoseconds from the start of making the mask until its shares were sent."""
 
     @property
     def encoded(self) -> Encoded:
-        """This update as header fields and arrays, as it is sent."""
+        """Header fields and array of the update, as they are sent."""
         numbers = {"outside": str(self.outside), "took": str(self.took)}
         words = np.ascontiguousarray(self.words, "<u4")
         return Encoded({FIELD: bits_of(self.holders), **numbers}, {"masked": words})
@@ -55,7 +55,7 @@ class Masked:
 
 
 def bits_of(holders: Iterable[int]) -> str:
-    """Return the indices as a hexadecimal number with one bit per holder."""
+    """Return the indices `holders` as a hexadecimal number in which one bit is set per holder."""
     return f"{sum(1 << holder for holder in holders):x}"
 
 

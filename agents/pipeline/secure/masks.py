@@ -21,8 +21,9 @@ def new_seed() -> bytes:
 def expand_seed(secret: bytes, count: int, field: Field = FIELD) -> Words:
     """Return `count` uniform elements of the field; the same `secret` always gives the same elements.
 
-    Each element is made from a 32-bit word of the key stream: from its lowest bits, as many as p has.
-    If these bits are equal to p, another word is drawn, so that all elements are equally likely.
+    An element consists of the lowest bits of a 32-bit word of the key stream; the number of these bits
+    is the bit length of p. If the bits are equal to p, another word is drawn, so that all elements are
+    equally likely.
     """
     stream = Cipher(algorithms.AES128(secret), modes.CTR(bytes(16))).encryptor()
     buffer = bytearray(4 * count + 15)

@@ -45,7 +45,7 @@ class _Mask:
 class Party:
     """One client's side: the client `name`, for models of `size` parameters.
 
-    `add_peer` and `receive_share` may be called in another thread than the other methods. These two
+    `add_peer` and `receive_share` may be called in a different thread than the other methods. These two
     methods never wait for a computation of the other methods."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Party:
                 self._channels.forget(former)
         try:
             self._channels.check_key(bytes(key))
-        except ChannelError as error:  # checked now, so that it spoils no mask later
+        except ChannelError as error:  # an invalid key would make `prepare` fail later
             raise PeerError(f"{error} of {client}") from error
         with self._lock:
             self._keys[client] = bytes(key)
@@ -151,8 +151,8 @@ class Party:
         self._hold(sender, dispatch, share)
 
     def answer(self, number: int, wanted: Wanted) -> bytes:
-        """Return the message with the sum of shares that request `number` of the server asks for, and
-        delete these shares. Raises PeerError for a request that no honest server sends."""
+        """Return the message with the sum of shares that the server asks for in request `number`, and
+        delete the shares in the sum. Raises PeerError for a request that no honest server sends."""
         keys = [(client, dispatch) for client, dispatch, _ in wanted]
         least, largest = self._settings.updates, self._settings.largest_weight
         if (found := len(set(keys))) < max(least, len(keys)):

@@ -1,10 +1,11 @@
 """Quantisation: conversion of real vectors to elements of the field, and of sums of these elements back
 to real vectors.
 
-A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. It is rounded at random to
-one of its two neighbours so that the mean is x: x = R q/L + an error below R/L. A negative q is stored
-as p − |q|. A sum Σ a_i q_i of K updates with integer weights a_i ≤ A is at most K·A·L in magnitude, so
-it does not overflow if K·A·2^bits ≤ p. Its error is below (R/L)·Σ a_i.
+A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. The coordinate is rounded
+at random to one of the two neighbouring values, so that the mean of the result is x: x = R q/L + an
+error below R/L. A negative q is stored as p − |q|. A sum Σ a_i q_i of K updates with integer weights a_i
+≤ A is at most K·A·L in magnitude, so it does not overflow if K·A·2^bits ≤ p. Its error is below (R/L)·Σ
+a_i.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Grid:
         return words, outside
 
     def as_sent(self, vector: Vector, rng: np.random.Generator) -> Vector:
-        """Return `vector` rounded with `rng`, as it counts in a sum. Return it unchanged if a
-        coordinate is not finite."""
+        """Return `vector`, shape (d,), rounded with `rng` as in a sum. If a coordinate is not finite,
+        return `vector` unchanged."""
         try:
             return self.to_reals(self.round(vector, rng)[0])
         except ValueError:

@@ -1,5 +1,5 @@
-"""Messages of secure aggregation, other than the masked updates. Each has a fixed head, followed by
-bytes whose length the run's settings determine. A message of any other length is refused."""
+"""Messages of secure aggregation, other than the masked updates. Each message has a fixed head, followed
+by bytes whose length the run's settings determine. A message of any other length is refused."""
 
 from __future__ import annotations
 

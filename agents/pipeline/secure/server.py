@@ -88,7 +88,7 @@ class SecureSums(ServerStep):
     def __init__(self, sums: MaskedSums) -> None:
         self.sums = sums
         self.answer_size = sum_size(sums.code.length)
-        """Maximum number of bytes of a client's answer."""
+        """Maximum size of a client's answer, in bytes."""
         self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
@@ -101,7 +101,8 @@ class SecureSums(ServerStep):
 
     @property
     def timeout(self) -> Nanoseconds:
-        """Nanoseconds from the request for a sum until the sum is lost if it has not been opened."""
+        """Nanoseconds within which a sum must be opened after its shares were requested. After this
+        time, the sum is lost."""
         return from_seconds(self.sums.settings.timeout)
 
     def receive(
@@ -208,7 +209,7 @@ class SecureSums(ServerStep):
     def _lose(self, found: Sum) -> SumLost:
         del self.sums.waiting[found.number]
         reason = (
-            f"is lost: {len(found.answers)} clients have answered and {len(found.holders)} could, "
+            f"is lost: {len(found.answers)} of {len(found.holders)} possible clients have answered, "
             f"expected at least {self.sums.settings.needed} answers"
         )
         return SumLost(found.number, self._wanted.pop(found.number), reason)

@@ -12,17 +12,17 @@ from agents.config import Count, Positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecureParameters:
-    """Secure aggregation (docs/concepts/privacy.md): the server learns sums of updates, and no single
-    one.
+    """Secure aggregation (docs/concepts/privacy.md): the server learns sums of updates, but no single
+    update.
 
-    LightSecAgg, asynchronous (So et al. 2022, arXiv 2109.14236)."""
+    The protocol is asynchronous LightSecAgg (So et al. 2022, arXiv 2109.14236)."""
 
     colluding: Annotated[int, "count from 0"] = 1
     """T: up to this many clients that collude with the server learn nothing about the others' masks."""
     needed: Count | None = None
     """U, number of clients that must answer to open a sum; the other N − U may be absent. Must be above
-    T. A larger U makes shares shorter: a share is 1/(U − T) of a model. None: 0.7 N rounded up, at least
-    T + 1."""
+    T. A larger U makes shares shorter: a share is 1/(U − T) of a model. None for the default: 0.7 N
+    rounded up, and at least T + 1."""
     range: Positive = 1.0
     """R: coordinates of an update outside [−R, R] are clipped to it."""
     bits: Annotated[int, "count"] = 16
@@ -70,9 +70,9 @@ class SecureRun:
     def most_shares(self) -> int:
         """Maximum number of shares of masks that a client keeps.
 
-        At most K + N shares are useful at once: those of a buffer's updates, and of one more update per
-        client. There is room for twice as many, or for K + N + T(K + 1) if that is more. Then T
-        colluding clients cannot evict a useful share, because the oldest share of the client with most
-        shares is evicted first."""
+        At most K + N shares are useful at the same time: one for each update of a buffer, and one more
+        per client. The maximum is twice this number, or K + N + T(K + 1) if that is more. If there are
+        too many shares, the oldest share of the client with the most shares is deleted. So T colluding
+        clients cannot displace a useful share."""
         useful = self.updates + len(self.clients)
         return useful + max(useful, self.colluding * (self.updates + 1))

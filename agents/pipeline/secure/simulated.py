@@ -32,7 +32,8 @@ class SimulatedParty:
         self._length = code_of(settings, size).length
         self.share_size = share_size(self._length)
         self._masks: dict[int, tuple[tuple[int, ...], Nanoseconds]] = {}
-        """Holders of each mask's shares, and nanoseconds that making the mask took, by dispatch."""
+        """Holders of the shares of each mask, and the time in nanoseconds that it took to make the mask.
+        The keys are dispatches."""
         self._held: set[tuple[str, int]] = set()
         """Client and dispatch of each share of a mask that this client holds."""
 

@@ -78,7 +78,8 @@ class _Masks(Protocol):
 
 
 class Masking(ClientStep):
-    """Rounding and masking at one client. `rng` returns the generator that rounds update `sequence`."""
+    """Rounding and masking at one client. `rng` returns the generator for the rounding of update
+    `sequence`."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Sum:
     words: Words
     """Σ a_i (update_i + mask_i) with integer weights a_i, shape (d,)."""
     weights: Mapping[tuple[str, int], int]
-    """a_i by client and dispatch."""
+    """Integer weight a_i of each update, by client and dispatch."""
     holders: set[str]
     """Clients that have answered or can still answer."""
     answers: dict[str, Words] = field(default_factory=dict)
@@ -133,8 +133,8 @@ class MaskedSums:
         return len(found.answers) >= self.settings.needed
 
     def open(self, found: Sum) -> Vector | str:
-        """Return the sum of the updates weighted by a_i/A, where A is the largest weight: float64, shape
-        (d,). If the result cannot be such a sum, because an update or an answer was wrong, return the
+        """Return the sum of the updates with the weights a_i/A, float64, shape (d,). A is the largest
+        possible weight. If the result cannot be such a sum, an update or an answer was wrong; return the
         reason. (A single wrong word of an answer makes coordinates of the sum wrong.)"""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])

@@ -34,7 +34,7 @@ class ContainerDevice:
 
     planned: PlannedDevice
     away: bool
-    """Whether the device's client is absent or was ordered to end. Such a client may start again."""
+    """Whether the device's client is absent or was ordered to end. The client may start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,9 @@ class Response:
 def respond(
     spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
 ) -> Response:
-    """Return the response to `action`. No I/O and no clock.
-
-    `exit_code` is the exit code of the device's container; None while the container runs. Raises
-    BadInputError if the action is not possible.
-    """
+    """Return the response to `action`, without I/O and without a clock. `exit_code` is the exit code of
+    the device's container; None while the container runs. Raises BadInputError if the action is not
+    possible."""
     name = device.planned.name
     match action:
         case SetCpu(cpu):
@@ -100,8 +98,8 @@ def _link_orders(
 class ContainerDevices:
     """States of the devices of a run.
 
-    `exit_code` returns the exit code of a device's container; None while the container runs.
-    `set_limits` makes the engine set a device's CPU limits and memory limit (bytes).
+    `exit_code`: returns the exit code of a device's container; None while the container runs.
+    `set_limits`: makes the engine set a device's CPU limits and its memory limit in bytes.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ _OWNER = 10002
 def ensure_images(
     engine: docker.DockerClient, spec: RunSpec, progress: Callable[[str], None]
 ) -> images.Images:
-    """Build the images that the run needs and this host lacks. They contain the topology's code and
-    packages."""
+    """Build the images that the run needs and this host lacks. The images contain the topology's code
+    and packages."""
     code = spec.topology.user_code
     added = None
     if code is not None:
@@ -73,10 +73,11 @@ def prepare(
     *,
     mps: bool = False,
 ) -> None:
-    """Write the files to mount, with the permissions that the containers need.
+    """Write the files to mount, with the permissions that the containers need. `mps`: whether to make
+    the folder of MPS, too.
 
-    Clients run as another user, who may read only their own configurations and shards. On the host,
-    other users have no access to `work/`. If `mps` is set, the folder of MPS is made, too.
+    The clients run as another user, who may read only the clients' own configurations and shards. On the
+    host, other users have no access to `work/`.
     """
     directory, devices = spec.directory, [device.name for device in spec.plan.devices]
     directory.control.mkdir(exist_ok=True)

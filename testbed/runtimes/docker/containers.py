@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 RUN_LABEL = "testbed.run"
 COMPONENT_LABEL = "testbed.part"
-"""Label with the component of a container. Its text is that of version 0.2.0, so that `testbed down`
-also finds runs of that version."""
+"""Label with the component of a container. The name of the label has not changed since version 0.2.0, so
+that `testbed down` also finds the runs of that version."""
 DIRECTORY_LABEL = "testbed.directory"
 
 
@@ -61,7 +61,8 @@ class CpuLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container with the least privileges by default; further privileges are fields."""
+    """Specification of a container. By default, the container has the least privileges. Each further
+    privilege is a field."""
 
     component: str
     """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. It is also the
@@ -90,7 +91,7 @@ class Container:
     """UUIDs of the host's GPUs that the container may use."""
     ipc: str | None = None
     """Inter-process communication: `shareable` with other containers, or `container:NAME` to share that
-    of another container; None: private."""
+    of another container; None if it is private."""
     pids: int = 128
     """Maximum number of processes and threads."""
     cap_drop: tuple[str, ...] = ("ALL",)
@@ -102,11 +103,9 @@ class Container:
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
     sysctls: Mapping[str, str]
     dns: tuple[str, ...] = ("127.0.0.1",)
-    """Name servers for names that the engine does not know.
-
-    The default address has no name server, so that such names do not resolve: if they were forwarded to
-    the host's name servers, they could carry data out of an isolated network.
-    """
+    """Name servers for names that the engine does not know. The default address has no name server, so
+    that these names do not resolve. If the host's name servers received them, a container in an isolated
+    network could send data out in the names that it looks up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

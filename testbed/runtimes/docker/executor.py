@@ -43,13 +43,14 @@ from testbed.runtimes.docker.containers import (
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
-"""Predicate on a container, as the engine lists it. True means that the container is left alone."""
+"""Function that returns whether to leave a container alone. Its argument is the container, as the engine
+lists it."""
 PARALLEL = 2
 """Number of containers to start or remove at the same time.
 
-A larger number is hardly faster, because the engine handles one container after the other. A larger
-number also sometimes makes the engine miscount the containers of a network; the network then remains
-until the engine is restarted (moby issue 42119).
+A larger number is hardly faster, because the engine handles one container after the other. It also
+sometimes makes the engine miscount the containers of a network. The network then remains until the
+engine is restarted (moby issue 42119).
 """
 SERVICE_LABEL = "com.docker.swarm.service.id"
 """Name of the engine's label on containers that belong to a service of a Swarm."""
@@ -61,8 +62,8 @@ _STOP = (
     "busctl call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager "
     "StopUnit ss {unit} replace || systemctl stop {unit}"
 )
-"""Shell command that makes systemd stop a unit. It uses the system bus or, without one, systemd's own
-socket, which only root may use."""
+"""Shell command that makes systemd stop a unit. The command uses the system bus. Without a system bus,
+it uses systemd's own socket, which is reserved for root."""
 _REMOVED_EXIT_CODE = 137
 """Exit code to report for a container that was removed."""
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
@@ -75,8 +76,8 @@ _MAX_SILENCES = 3
 
 @contextmanager
 def as_host_error(what: str) -> Iterator[None]:
-    """Context that raises HostError in place of the SDK's errors. The message is "the Docker engine
-    could not `what`"."""
+    """Context that replaces the SDK's errors by HostError with the message "the Docker engine could not
+    `what`"."""
     try:
         yield
     except ERRORS as error:
@@ -151,11 +152,9 @@ def start(engine: docker.DockerClient, container: Container) -> str:
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
-    """Request for GPUs; None without GPUs.
-
-    The request is like that of `docker run --gpus`. It includes the parts of NVIDIA's driver that CUDA
-    and MPS (compute) and NVML (utility) need.
-    """
+    """Return the request for the GPUs with the given `uuids`; None if there are none. The request is
+    like that of `docker run --gpus`. It includes the parts of NVIDIA's driver that CUDA and MPS
+    (compute) and NVML (utility) need."""
     if not uuids:
         return None
     wanted = [["gpu", "compute", "utility"]]
@@ -170,11 +169,9 @@ def cgroup_driver(engine: docker.DockerClient) -> str:
 def set_group_weights(
     engine: docker.DockerClient, image: str, run: str, weights: Mapping[str, float]
 ) -> str | None:
-    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process.
-
-    Returns the reason if the weights cannot be set; None if they are set. Raises HostError if the kernel
-    has other weights afterwards.
-    """
+    """Set the CPU `weights` of the control groups of `run`; 1 is the weight of a single process. Returns
+    None if the weights are set, and otherwise the reason why they cannot be set. Raises HostError if the
+    kernel has other weights afterwards."""
     found = cgroups.weights(run, weights)
     if len(found) < len(weights):
         return "the engine's control groups are not in this host's file system"
@@ -192,11 +189,9 @@ def set_group_weights(
 
 
 def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> None:
-    """Remove the control groups of `run`, which the engine leaves behind.
-
-    Control groups that are slices of systemd are stopped first: otherwise systemd would create them
-    again, for example at its next reload.
-    """
+    """Remove the control groups of `run`, which the engine leaves behind. Control groups that are slices
+    of systemd are stopped first. Otherwise systemd would create them again, for example at its next
+    reload."""
     seen = [folder.name for folder in cgroups.folders(run)]
     # In a container, the controller may not see any.
     slices = sorted({name for name in seen or cgroups.names(run) if name.endswith(cgroups.SLICE)})
@@ -219,11 +214,9 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Make the host's systemd stop `units`.
-
-    If this process is not root on that host, a container of the engine stops them: it runs the host's
-    own programs, and reaches systemd through the system bus.
-    """
+    """Make the host's systemd stop `units`. If this process is not root on that host, a container of the
+    engine stops the units. The container runs the host's own programs, and reaches systemd through the
+    system bus."""
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -264,7 +257,7 @@ def _on_cgroups(
 def _as_root(
     engine: docker.DockerClient, image: str, run: str, command: Sequence[str], **rights: Any
 ) -> None:
-    """Run `command` in a container as root of this host, with only the `rights` given. Raises ERRORS."""
+    """Run `command` in a container, as root of this host with only the given `rights`. Raises ERRORS."""
     docker_engine.run_output(engine, image, command, helper_labels(run), user="0:0", **rights)
 
 
@@ -284,8 +277,8 @@ def isolate(
 ) -> None:
     """Isolate containers on `network` from each other. Raises HostError.
 
-    `found` has the MAC and IPv4 address of each container, by container id. `here` is False if the
-    containers are certainly not on this host.
+    `found`: MAC and IPv4 address of each container, by container id. `here`: False if the containers are
+    certainly on another host; True if they may be on this host.
     """
     bridge = f"br-{engine.api.inspect_network(network)['Id'][:12]}"
     pids = {container: _engine_pid(engine, container) for container in found}
@@ -325,10 +318,11 @@ def put_files(
     files: Mapping[str, bytes | Path],
     folders: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
-    """Copy `files` (bytes, or a path on this host) into the folder `where` of a container.
+    """Copy `files` into the folder `where` of a container. A file is given as bytes, or as a path on
+    this host.
 
-    `folders` are created first. The mapping has, by folder, the id of the user who owns the folder and
-    the files in it. Large files are copied in pieces.
+    `folders`: folders to create first, each with the id of the user who owns the folder and the files in
+    it. Large files are copied in pieces.
     """
     with tempfile.TemporaryFile() as packed:
         with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -363,8 +357,8 @@ def read_file(engine: docker.DockerClient, container: str, path: str) -> bytes |
 
 
 def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Path) -> None:
-    """Replace the folder `to` by the folder `path` of a container, without its subfolders. If the
-    container has no such folder, nothing is changed. Raises ERRORS, OSError."""
+    """Replace the folder `to` by the folder `path` of a container, without the subfolders of `path`. If
+    the container has no such folder, nothing is changed. Raises ERRORS, OSError."""
     partial = to.with_name(f"{to.name}.partial")
     try:
         pieces, _ = engine.api.get_archive(container, path)
@@ -394,9 +388,9 @@ def limit(
 ) -> None:
     """Change the CPU limits of a container. No effect on a container that has ended.
 
-    `memory` is the container's memory limit in bytes, which stays unchanged; None if the container has
-    none. The memory limit must be set again: with the systemd driver on cgroup v2, a change without it
-    permits swap.
+    `memory`: the container's memory limit in bytes, which stays unchanged; None if the container has no
+    memory limit. The memory limit must be set again: with the systemd driver on cgroup v2, a change
+    without it permits swap.
     """
     unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
@@ -440,11 +434,8 @@ def pid(engine: docker.DockerClient, container: str) -> int:
 
 def _is_visible(process: int, container: str) -> bool:
     """Whether the process with the engine's id `process` has the same id on this host, and belongs to
-    `container`.
-
-    Returns False if the engine has another namespace of process ids, as on another host: the id may then
-    belong to another process here.
-    """
+    `container`. Returns False if the engine has another namespace of process ids, as on another host. In
+    that case, the same id may belong to a different process here."""
     try:
         return container in Path(f"/proc/{process}/cgroup").read_text()
     except OSError:
@@ -491,11 +482,10 @@ def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
 
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
     """Remove all containers, networks and control groups of `run`, except those of a Swarm. They are
-    found by label.
+    found by label. Logs are saved to `directory` unless that is None.
 
-    Logs are saved to `directory` unless that is None; a log that cannot be saved does not stop the
-    removal. Objects that are already removed, or that somebody else removes at the same time, are no
-    error. Raises HostError.
+    A log that cannot be saved does not stop the removal. If an object is already removed, or somebody
+    else removes it at the same time, that is no error. Raises HostError.
     """
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
@@ -584,7 +574,8 @@ def remove_volumes(engine: docker.DockerClient, run: str) -> None:
 
 
 def _stored_size(text: bytes) -> int:
-    """Size in bytes of `text` in the engine's log file, where each line is a JSON object with a time."""
+    """Return the size in bytes of `text` in the engine's log file. In that file, each line is a JSON
+    object with a time."""
     escaped = json.dumps(text.decode("utf-8", "replace"), ensure_ascii=False).encode()
     return len(escaped) + 5 * sum(map(text.count, (b"<", b">", b"&"))) + 69 * text.count(b"\n")
 

@@ -19,9 +19,8 @@ from testbed.runtimes.docker.running_containers import RunningContainers
 class DockerMeter(Meter):
     """Meter of the run's containers.
 
-    CPU, memory and traffic of devices are in the telemetry that devices send themselves. GPU use is read
-    here, because the driver identifies processes by the host's ids, and containers do not know these
-    ids.
+    Devices send their CPU use, memory and traffic themselves, as telemetry. The meter reads GPU use,
+    because the driver identifies processes by the host's ids, which containers do not know.
     """
 
     def __init__(self, spec: RunSpec, containers: RunningContainers) -> None:
@@ -30,7 +29,7 @@ class DockerMeter(Meter):
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
         self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
-        """Reason why the use of GPUs cannot be read; None if it can be read, or no device has a GPU."""
+        """Reason why the use of GPUs cannot be read; None if it can be read or no device has a GPU."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
                 self._gpus = gpus.GpuMeter(sorted(uuids))
@@ -48,7 +47,7 @@ class DockerMeter(Meter):
         ]
 
     def externally_stopped(self) -> set[str]:
-        """Components that were paused when the runtime last listed its containers."""
+        """Components that were paused at the time when the runtime last listed its containers."""
         return self._containers.paused
 
     def server_pids(self) -> list[int]:
@@ -64,7 +63,7 @@ class DockerMeter(Meter):
             self._gpus = None
 
     def _processes(self, device: str) -> list[int]:
-        """Ids of the device's processes on this host; empty if they have ended, or run on another
+        """Ids of the device's processes on this host; empty if they have ended or run on another
         host."""
         try:
             init = psutil.Process(self._containers.pids([device])[0])

@@ -35,7 +35,7 @@ class RunningContainers(dict[str, ContainerRef]):
 
     def update_states(self, listed: Collection[Mapping[str, Any]]) -> set[str]:
         """Update `codes` and `paused` from the engines' lists of all containers of the run. Return the
-        ids of the living containers."""
+        ids of the containers that have not ended."""
         alive = {one["Id"] for one in listed if one["State"] not in ("exited", "dead")}
         paused = {one["Id"] for one in listed if one["State"] == "paused"}
         self.paused = {component for component, one in self.items() if one.id in paused}
@@ -65,8 +65,8 @@ class RunningContainers(dict[str, ContainerRef]):
         return [pid for one in components if one in self and (pid := self.pid(one))]
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
-        """Set the component's CPU limits. `memory` is its memory limit in bytes, which stays unchanged;
-        None if it has none. No effect on a container that has ended."""
+        """Set the component's CPU limits. No effect on a container that has ended. `memory` is the
+        component's memory limit in bytes, which stays unchanged; None if it has no memory limit."""
         with as_host_error(f"limit the CPU of {component}"):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 

@@ -49,7 +49,7 @@ __all__ = ["DockerRuntime", "check_host", "is_available", "launcher", "live_runs
 
 
 def check_host() -> None:
-    """Raise HostError unless a Docker engine answers and is fit for runs."""
+    """Raise HostError unless a Docker engine answers and can be used for runs."""
     with docker_engine.connect_fit():
         pass
 
@@ -105,8 +105,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 class DockerRuntime:
     """Runtime whose devices are containers of one Docker engine.
 
-    Containers and networks are created in threads, which Ctrl-C does not interrupt: otherwise the engine
-    would continue with an interrupted request, and `stop` would look for its container too early.
+    Containers and networks are created in threads, which Ctrl-C does not interrupt. Otherwise the engine
+    would continue with an interrupted request, and `stop` would look for the container before it exists.
     """
 
     def __init__(self, client: docker.DockerClient, images: Images, spec: RunSpec) -> None:
@@ -167,19 +167,16 @@ class DockerRuntime:
         self._set_weights(is_started=True)
 
     def _set_weights(self, *, is_started: bool) -> None:
-        """Set the weights of the run's control groups.
-
-        If the weights cannot be set, other work on the host can take CPU time from devices; the verdict
-        of the run then shows that.
-        """
+        """Set the weights of the run's control groups. If the weights cannot be set, other work on the
+        host can take CPU time from devices. The run's verdict then reports the lost CPU time."""
         weights = group_weights(self._spec.plan, is_started=is_started)
         image = self._launch.broker.image
         why = executor.set_group_weights(self._engine, image, self._directory.run, weights)
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action. The engine sets CPU limits. The router sets delay and loss if netem does
-        not. The device's init does everything else."""
+        """Carry out an action. The engine sets CPU limits. The router sets delay and loss if netem
+        cannot. The device's init does everything else."""
         return self._devices.act(device, action)
 
     def exit_codes(self) -> dict[str, int]:
@@ -218,7 +215,7 @@ class DockerRuntime:
         return port
 
     def _start_mps(self, container: Container) -> None:
-        """Start MPS and wait until its daemon answers: a client that does not find the daemon would use
+        """Start MPS and wait until its daemon answers. A client that does not find the daemon would use
         the whole GPU. Raises HostError."""
         identity = self._pool.submit(self._start, container).result()
         deadline = time.monotonic() + _MPS_TIMEOUT_SECONDS

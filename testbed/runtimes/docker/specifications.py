@@ -1,5 +1,5 @@
-"""Specifications of what the `docker` runtime launches: a container per device, containers of broker and
-aggregator, and networks.
+"""Specifications of what the `docker` runtime launches: networks, and containers of broker, aggregator
+and each device.
 
     data network     (internal)  broker, aggregator, devices: models and updates, over the devices' links
     control network  (no NAT)    broker, and the controller through 127.0.0.1
@@ -9,14 +9,18 @@ Broker and aggregator are then behind the router, on a third network:
 
     server network   (internal)  broker, aggregator, router
 
-The router is on the control network too. If devices share a GPU with limits, NVIDIA's MPS runs in a
-container without a network. Only the containers of these devices can access the folder with the pipes of
-MPS, and share its namespace for inter-process communication (IPC).
+The router is on the control network too.
+
+If devices share a GPU with limits, NVIDIA's MPS runs in a container without a network. The devices that
+share a GPU are the only ones that can access the folder with the pipes of MPS. They also share its
+namespace for inter-process communication (IPC).
 
 A device's only network is its link. The device's init reaches the broker through a Unix socket, which
 the client may not use. The init runs as root, in the group that owns the run's files, and in its own
-namespaces. It has only the capabilities to shape the link and to drop privileges. The client in the same
-container is an ordinary user. All containers and networks are labelled with the run.
+namespaces. Its only capabilities are those to shape the link and to drop privileges. The client in the
+same container is an ordinary user.
+
+All containers and networks are labelled with the run.
 """
 
 from __future__ import annotations
@@ -58,26 +62,27 @@ BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
 _MIN_WEIGHT = 2
 """Lowest CPU weight that the kernel allows for a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts during the run. Start-up is not part of the experiment, but must not
-take CPU time that other devices are entitled to."""
+"""Limits of a client that starts during the run. Start-up is not part of the experiment. It must not
+take CPU time to which other devices are entitled."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
-"""CPU weights of control groups per core; 1 is the weight of a single process of the host. The devices'
+"""CPU weights of control groups, per core; 1 is the weight of a single process of the host. The devices'
 weight during the run is DEVICES_WEIGHT.
 
-If two other processes are busy on a core, the devices' group gets 96 % of it, and never more than the
-sum of the devices' quotas. If the weight were far larger, the kernel's threads that move packets would
-have to wait.
+With that weight, the devices' group gets 96 % of a core on which two other processes are busy, but never
+more than the sum of the devices' quotas. With a far larger weight, the kernel's threads that move
+packets would have to wait.
 
-Devices and infrastructure are sibling groups, each with a weight on its own cores: in a common group,
-the busier of the two would also take the weight of the other's cores.
+Devices and infrastructure are separate groups with the same parent, and each group's weight is for its
+own cores. In a common group, the busier of the two would also use the weight that is meant for the
+other's cores.
 """
 
 
 def group_weights(plan: Plan, *, is_started: bool) -> dict[str, float]:
     """CPU weights of the control groups; 1 is the weight of a single process of the host.
 
-    The devices' weight is low until all devices are started: their start-up has no quota, and links are
-    measured at the same time.
+    The devices' weight is low until all devices are started, because their start-up has no quota and
+    links are measured at the same time.
     """
     weight = DEVICES_WEIGHT if is_started else _START_UP_WEIGHT
     return {
@@ -96,8 +101,8 @@ def launch(
 ) -> ContainerLaunch:
     """Return the specifications of a run whose files belong to the user and group `owner`.
 
-    `congestion_control` is the TCP congestion control of all containers; None if they use the host's.
-    `cgroup_driver` is the engine's, `cgroupfs` or `systemd`.
+    `congestion_control`: TCP congestion control of all containers; None if they use the host's.
+    `cgroup_driver`: the engine's driver for control groups, `cgroupfs` or `systemd`.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
@@ -118,7 +123,8 @@ def object_name(run: str, what: str) -> str:
 
 
 def appended_files(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to. They must exist before it starts, to be mounted."""
+    """Files that the aggregator appends to. They must exist before the aggregator starts, because they
+    are mounted."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]
@@ -135,7 +141,8 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client becomes ready or joins after the start of the run clock."""
+    """CPU limits of a device whose client is absent, or not ready, when the run clock starts. They apply
+    until the client is ready."""
     return replace(UNLIMITED, cpus=device.cores)
 
 
@@ -240,7 +247,7 @@ class _SpecificationBuilder:
         return self.images.groups.get(device.group, default)
 
     def mps(self) -> Container:
-        """Container of MPS, without a network. It runs as the user of the devices' clients, because MPS
+        """Container of MPS, without a network. Its user is that of the devices' clients, because MPS
         serves one user at a time."""
         spec = self.spec
         return replace(
@@ -284,8 +291,8 @@ class _SpecificationBuilder:
 
     @property
     def _device_set(self) -> tuple[Mount, ...]:
-        """Mount of the devices' samples; empty unless the model is evaluated on each device's
-        samples."""
+        """Mount of the file with all devices' samples; empty unless the model is evaluated on each
+        device's samples."""
         if self.spec.topology.evaluate.devices is None:
             return ()
         return (Mount(str(self.spec.directory.device_set), agent_configs.DEVICE_SET),)

@@ -2,9 +2,9 @@
 
 A control loop measures the CPU time that each process has really used. The budget of a process grows by
 share × elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
-suspended. A negative budget is carried over, so that in the long run no process gets more than its
-share. Unused budget is not saved (as with the kernel's CFS quota), except for the little that
-compensates for late ticks.
+suspended. A negative budget is carried over, so that no process gets more than its share in the long
+run. Unused budget is lost, as with the kernel's CFS quota. Only a small part is kept, to compensate for
+late ticks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import psutil
 TICK = 0.005
 """Seconds between two decisions. A resumed process runs for at least this long."""
 PERIOD = 0.05
-"""Maximum budget in seconds of elapsed time: a budget is at most the share × PERIOD CPU seconds. A
-process loses nothing if a tick is late by less than this."""
+"""Maximum budget, as seconds of elapsed time: a budget is at most share × PERIOD CPU seconds. A process
+loses no CPU time if a tick is late by less than this."""
 SCAN = 1.0
 """Seconds between two searches for new child processes."""
 
 
 def step(budget: float, share: float, elapsed: float, used: float) -> float:
-    """Return the budget in CPU seconds after `elapsed` seconds in which `used` CPU seconds were used.
-    The process may run while its budget is positive."""
+    """Return the budget in CPU seconds after an interval of `elapsed` seconds in which `used` CPU
+    seconds were used. The process may run while its budget is positive."""
     return min(budget + share * elapsed - used, share * PERIOD)
 
 
@@ -39,9 +39,9 @@ class DutyCycle:
     """Limiter of any number of processes with their process groups. Its thread starts with the first
     limit.
 
-    A process's children are in its group if it leads one (`start_new_session=True`). If the controller
-    is killed, nothing resumes suspended processes. Start them through `testbed.host.die_with_parent`,
-    which ends them with the controller.
+    If a process leads a process group (`start_new_session=True`), its children are in that group. If the
+    controller is killed, nothing resumes suspended processes. Therefore start processes through
+    `testbed.host.die_with_parent`, which ends them with the controller.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class DutyCycle:
                 self._limited[name] = limited
 
     def release(self, name: str) -> None:
-        """Remove the limit of `name`, if it has one. Resume the process if it is suspended."""
+        """Remove the limit of `name`, if there is one. Resume the process if it is suspended."""
         with self._lock:
             if limited := self._limited.pop(name, None):
                 limited.run()
@@ -124,8 +124,8 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Add the processes that have joined a limited group. This takes one cheap system call per
-        process."""
+        """Add the processes that have joined a limited group. One cheap system call per process is
+        enough."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -155,7 +155,7 @@ class _LimitedGroup:
     members: dict[int, _Member] = field(default_factory=dict)
 
     def adopt(self, pid: int) -> _Member:
-        """Add a process. Its CPU time so far will be charged to the group. Raises
+        """Add a process. The CPU time that it has used so far will be charged to the group. Raises
         psutil.NoSuchProcess."""
         process = psutil.Process(pid)
         self.members[pid] = _Member(process, cpu_clock(process))
@@ -195,9 +195,9 @@ class _LimitedGroup:
 def cpu_clock(process: psutil.Process) -> Callable[[], float]:
     """Return a function that returns the CPU seconds of `process`, or raises psutil.NoSuchProcess.
 
-    The function reads the POSIX clock of the process, which counts nanoseconds and is 50 times cheaper
-    to read than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock (macOS),
-    the function uses cpu_times(), which is precise there.
+    The function reads the POSIX clock of the process. That clock counts nanoseconds, and reading it is
+    50 times cheaper than psutil's cpu_times(), whose ticks are 10 ms. If the C library lacks that clock
+    (macOS), the function uses cpu_times(), which is precise there.
     """
     try:
         find_clock = ctypes.CDLL(None).clock_getcpuclockid

@@ -12,19 +12,19 @@ from agents.disk import files
 from testbed.host import descriptors
 
 LOG_BYTES = 4 * 2**20
-"""Minimum amount of the latest output that each log keeps, in bytes. The maximum is twice this
-amount."""
+"""Minimum size in bytes of the latest output that each log keeps. The maximum size is twice this
+number."""
 CUT = b"[earlier output was removed: a log keeps its latest 4 to 8 MiB]\n"
-"""Line that takes the place of removed lines."""
+"""Line that replaces the removed lines."""
 _PIECE = 64 * 1024
 """Number of bytes to read at once: the capacity of a pipe."""
 _PAUSE_SECONDS = 0.01
-"""Seconds between two reads of a pipe. A process that prints faster has to wait, and does not slow down
-the controller."""
+"""Seconds between two reads of a pipe. A process that prints faster has to wait, and so does not slow
+down the controller."""
 
 
 class LogWriter:
-    """Writes the output of processes to their logs. A thread does this until `close`."""
+    """Writes the output of processes to their logs, in a thread that runs until `close`."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -56,8 +56,8 @@ class LogWriter:
         self._read_pipes(0.0)  # a pipe may hold one piece and the rest of a line
 
     def close(self) -> list[OSError]:
-        """Write the rest of the output, and end the thread. The processes must have ended. Returns the
-        errors of logs that could not be written."""
+        """Write the rest of the output, and end the thread. All processes must have ended before.
+        Returns the errors of logs that could not be written."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -101,7 +101,7 @@ class _BoundedLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unwritten = b""
-        """Latest output that could not be written because of `failure`; at most about LOG_BYTES."""
+        """Latest output that could not be written because of `failure`; at most about LOG_BYTES long."""
         self.failure: OSError | None = None
         """Error of the last attempt to write; None if it succeeded."""
 

@@ -18,7 +18,7 @@ from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run, by component. A restarted component has its latest process."""
+    """Processes of a run, by component. For a restarted component, this is its latest process."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None
@@ -30,7 +30,7 @@ class ProcessMeter(Meter):
     def __init__(
         self, devices: Collection[str], children: Children, paused: Set[str], duty_cycle: DutyCycle
     ) -> None:
-        """`paused` has the devices that an action has suspended. The runtime changes `children` and
+        """`paused`: the devices that an action has suspended. The runtime changes `children` and
         `paused` during the run."""
         self._devices = devices
         self._children = children
@@ -67,7 +67,7 @@ class ProcessMeter(Meter):
         return samples
 
     def externally_stopped(self) -> set[str]:
-        """Stopped components. Devices that the duty cycle or an action has suspended are left out."""
+        """Components that are stopped, except devices that the duty cycle or an action has suspended."""
         return {
             name
             for name in filter(self._children.is_alive, (*SERVERS, *self._devices))
@@ -80,7 +80,7 @@ class ProcessMeter(Meter):
         return [self._children[component].pid for component in SERVERS if component in self._children]
 
     def device_cpu_seconds(self) -> float | None:
-        """Total CPU seconds of all devices. Processes that have ended count with their last reading."""
+        """Total CPU seconds of all devices. For a process that has ended, its last reading counts."""
         for name in filter(self._children.is_alive, self._devices):
             child = self._children[name]
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,7 +1,7 @@
 """The `process` runtime: devices are ordinary processes of this host, limited by a duty cycle.
 
-It is the default if no Docker engine answers. It limits CPU; memory is measured, but not limited. If
-devices have links, a relay (testbed.relay) connects them to the broker.
+This runtime is the default if no Docker engine answers. It limits CPU time. It measures memory, but does
+not limit it. If devices have links, a relay (testbed.relay) connects the devices to the broker.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def find_mosquitto() -> str | None:
-    """Path of the Mosquitto broker; None if it is not installed. Debian installs it into a folder that
-    only root has in PATH."""
+    """Path of the Mosquitto broker; None if it is not installed. The folder in which Debian installs it
+    is in the PATH of root only."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 
 
@@ -84,8 +84,8 @@ def check_host() -> None:
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """Return the runtime of one run, in a context. Tell the user if the run has to use the embedded
-    broker."""
+    """Return the runtime of one run, in a context. If the run has to use the embedded broker, say so to
+    the user."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
@@ -96,7 +96,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
 
 
 def live_runs() -> list[LiveRun]:
-    """Runs that have a process on this host. If a run uses another runtime, that process is its
+    """Runs that have a process on this host. If a run uses another runtime, its only process here is the
     controller."""
     runs: defaultdict[str, list[ProcessInfo]] = defaultdict(list)
     for info in find():
@@ -123,11 +123,9 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Commands of the components.
-
-    The path of an agent's configuration is appended to its command. Agents that are Python modules with
-    a function `main` are forked from one process that has imported them.
-    """
+    """Commands of the components. The path of an agent's configuration is appended to the agent's
+    command. Agents that are Python modules with a function `main` are forked from one process that has
+    imported them."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """Path of the Mosquitto broker; None if the embedded broker is used."""
@@ -137,8 +135,11 @@ class Programs:
 
 
 class ProcessRuntime:
-    """Runtime whose devices are processes of this host. Use it in the main thread only: a process ends
-    when the thread that started it ends (`host.die_with_parent`)."""
+    """Runtime whose devices are processes of this host.
+
+    Use it in the main thread only, because a process ends when the thread that started it ends
+    (`host.die_with_parent`).
+    """
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
@@ -152,7 +153,7 @@ class ProcessRuntime:
         self._logs = LogWriter()
         self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
-        """Devices that an action has ended. They may start again."""
+        """Devices that an action has ended, and that may start again."""
         self._restarting: set[str] = set()
         """Devices to start when their old process has ended."""
         self._paused: set[str] = set()
@@ -202,12 +203,13 @@ class ProcessRuntime:
         return accounts[CONTROLLER].at(HOST, at.port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU share of `device`, whose client is ready. No effect on a device that has ended.
+        """Apply the CPU share of `device`, whose client is ready.
 
-        This method also has no effect on a device that was not started: in that case, somebody else has
-        logged in under the device's name. Do not limit a process before its client is ready. Otherwise
-        the process could be suspended before it asks the kernel to end it with its parent, and could
-        outlive the controller.
+        No effect on a device that has ended, or on a device that was not started: in the latter case,
+        somebody else has logged in under the device's name.
+
+        Do not limit a process before its client is ready. Otherwise the process could be suspended
+        before it asks the kernel to end it with its parent. It could then outlive the controller.
         """
         if device not in self._children:
             return
@@ -217,7 +219,7 @@ class ProcessRuntime:
         """Do nothing, because processes have no weights."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action. The relay changes links; signals do everything else. Raises
+        """Carry out an action. The relay changes links. Signals do everything else. Raises
         BadInputError."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
@@ -296,8 +298,9 @@ class ProcessRuntime:
                 self._children[device].send_signal(signal.SIGSTOP)
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of the components that have ended by themselves; −n means ended by signal n. This
-        method also starts the devices that have waited for the end of their old process."""
+        """Exit codes of the components that have ended by themselves; −n if signal n ended the
+        component. This method also starts devices whose start waited for the end of their old
+        process."""
         self._start_restarting()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
@@ -307,11 +310,9 @@ class ProcessRuntime:
         return None
 
     def stop(self) -> None:
-        """End every process of the run. The agents end first, so that none reports a lost broker.
-        Idempotent.
-
-        Raises HostError, after all processes have ended, if logs could not be saved.
-        """
+        """End every process of the run. The agents end first, so that no agent reports that the broker
+        is lost. Idempotent. If logs could not be saved, raises HostError after all processes have
+        ended."""
         self._restarting.clear()
         self._duty_cycle.close()
         last = (ROUTER, BROKER)
@@ -367,8 +368,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that imports the agents. The agents are later forked from it. Return None if
-        the agents are not Python modules, or the host cannot fork."""
+        """Start a process that imports the agents' modules, and from which the agents are later forked.
+        Return None if the agents are not Python modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:
@@ -442,8 +443,8 @@ class ProcessInfo:
     """A live process that belongs to a run."""
 
     process: psutil.Process
-    """The process, as psutil sees it. psutil also checks the start time, so that a later process with
-    the same pid is not mistaken for this one."""
+    """The process. psutil also checks its start time, so that a later process with the same pid is not
+    mistaken for it."""
     run: str
     component: str
     directory: str | None

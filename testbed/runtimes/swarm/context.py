@@ -1,5 +1,5 @@
-"""State of one run that the modules of the `swarm` runtime share: the run's nodes, their engines, and
-the specifications of what to launch."""
+"""State of one run that the modules of the `swarm` runtime share: the nodes, their engines, and the
+specifications of what to launch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class SwarmContext:
     """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of the images that all nodes have, by tag. An engine does not look up an id in a registry."""
+    """Ids of the images that all nodes have, by tag. If an image is named by its id, the engine does not
+    ask a registry for it."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
@@ -74,12 +75,9 @@ class SwarmContext:
     def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """Wait until each service has as many running tasks as `expected`, by service id. Return these
-        tasks, by service id.
-
-        `components` has the component of each service, for messages. Tasks with ids in `earlier` do not
-        count. Raises HostError.
-        """
+        """Wait until each service has as many running tasks as `expected`, by service id. Return the
+        running tasks, by service id. `components`: component of each service, for messages. Tasks with
+        ids in `earlier` do not count. Raises HostError."""
         return services.await_tasks(
             self.manager,
             expected,
@@ -106,7 +104,7 @@ class SwarmContext:
 
     def pin_infrastructure(self, node: str) -> None:
         """Restrict the run's infrastructure on `node` to the CPUs that the plan reserves for
-        infrastructure. This applies to all containers of the run that are on the node now, except
+        infrastructure. The infrastructure is all containers of the run that are on the node now, except
         devices, broker and aggregator."""
         planned = next(one for one in self.spec.plan.nodes if one.id == node)
         limits = CpuLimits(cpus=cpuset(planned.infrastructure), weight=INFRASTRUCTURE_PER_CORE)
@@ -118,6 +116,6 @@ class SwarmContext:
 
 
 def without_group(limits: CpuLimits) -> CpuLimits:
-    """Convert `limits` for a device that is not in a control group of the run. The device's weight then
-    competes with those of all processes of the host."""
+    """Convert `limits` for a device that is not in a control group of the run. The weight of that device
+    competes directly with those of all processes of the host."""
     return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

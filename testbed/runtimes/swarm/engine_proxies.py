@@ -51,8 +51,8 @@ COMPONENTS = ENGINE_PROXY, PROXY_CLIENT = "node.engine-proxy", "node.proxy-clien
 """Components that connect to the engines of other nodes, and are therefore removed last. Each name has a
 dot, so that no device can have the same name."""
 IMAGE_LABEL = "testbed.image"
-"""Label with the image of the engine proxies. It is on the configuration that stays if a node could not
-be cleaned up. The nodes may have that image from a registry."""
+"""Label that names the image of the engine proxies. The nodes may have that image from a registry. The
+label is on the configuration that remains in the Swarm if a node could not be cleaned up."""
 _PORT = 7000
 _ENGINE = "/var/run/docker.sock"
 _SOCKETS = "/sockets"
@@ -73,9 +73,9 @@ class EngineProxies:
         folder: Path,
         suffix: str = "",
     ) -> None:
-        """`folder` is a folder for sockets that only this process can access. `image` is the image of
-        the services. `suffix` distinguishes the services' names from those of an earlier process of the
-        run, which may still exist."""
+        """`folder`: folder for sockets, accessible to this process only. `image`: image of the services.
+        `suffix`: end of the services' names. It distinguishes them from services of an earlier process
+        of the run, which may still exist."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -161,8 +161,8 @@ class EngineProxies:
         volumes: Sequence[Volume] = (),
         more_configs: Sequence[ServiceFile] = (),
     ) -> str:
-        """Create a service of `agents.node.node_agent` with the configuration `config`. Return the id of
-        the service."""
+        """Create a service of `agents.node.node_agent` with the configuration `config`. Return its
+        id."""
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
@@ -224,7 +224,7 @@ class EngineProxies:
         return {node.id: node.name for node in self._nodes}
 
     def set_timeout(self, seconds: int | None = None) -> None:
-        """Set the timeout in seconds of requests to the engines of other nodes. None means the longer
+        """Set the timeout in seconds of requests to the engines of other nodes. None sets the longer
         timeout for the start and end of a run."""
         for node, engine in self.engines.items():
             if node != self.here and node not in self.unreachable:
@@ -233,9 +233,9 @@ class EngineProxies:
     def close(self, spare: Collection[str] = ()) -> None:
         """Remove the engine proxies' containers, except on the nodes in `spare`.
 
-        Each node's engine removes its own proxy. The engine's answer is lost, because the removed proxy
-        would have to pass it on. The Swarm would remove the containers, too, but would not report when
-        it has done so.
+        Each node's engine removes its own proxy. The engine's answer is lost, because it would have to
+        pass through the removed proxy. The Swarm would remove the containers, too, but would not report
+        when it has done so.
         """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
@@ -263,8 +263,8 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
 
 
 def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
-    """Image of the engine proxies of `run`; None if unknown. The image is known even if only the
-    clean-up of the run is pending."""
+    """Image of the engine proxies of `run`; None if it is unknown. The image is known even if only the
+    clean-up of the run is left to do."""
     for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])

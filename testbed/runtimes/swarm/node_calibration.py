@@ -1,4 +1,4 @@
-"""Measurement of the speed of the nodes' cores in a Swarm, before a run."""
+"""Measurement of the speed of the cores of a Swarm's nodes, before a run."""
 
 from __future__ import annotations
 
@@ -35,11 +35,8 @@ _COMPONENT = "node.calibration"
 def calibrations(
     nodes: Sequence[Node], registry: str | None, progress: Progress
 ) -> dict[str, Calibration]:
-    """Speed of a core of each node, by node id.
-
-    Speeds that are not in the cache are measured on the node in the agents' image, which is copied to
-    the node if needed. Raises HostError.
-    """
+    """Return the speed of a core of each node, by node id. A speed that is not in the cache is measured
+    on the node, in the agents' image. The image is copied to the node if needed. Raises HostError."""
     others = [node for node in nodes if not node.here]
     image = images.current_tags(images.FOLDER, images.AGENTS)["libraries"]
     found = cached_for_nodes(others, image)

@@ -1,7 +1,8 @@
 """Images on the nodes of a Swarm.
 
-If the topology names a registry, the nodes pull the images from it. Otherwise the images are copied by
-the engines' save and load; copied images are recorded, so that they can be removed from the nodes again.
+If the topology names a registry, the nodes pull the images from that registry. Otherwise the images are
+copied by the engines' save and load. Copied images are recorded, so that they can be removed from the
+nodes later.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Push(NamedTuple):
 
 
 def images_to_push(built: Images, registry: str) -> list[Push]:
-    """Images that nodes pull. The images of broker and aggregator are included: both run on this host,
+    """Images that nodes pull. They include the images of broker and aggregator, which run on this host
     but are services like all others."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
@@ -47,10 +48,9 @@ def images_to_push(built: Images, registry: str) -> list[Push]:
 
 
 def registry_name(tag: str, registry: str) -> str:
-    """Name in `registry` of an image of this host. An image without a version gets the version `latest`.
-
-    The tag of a user's image may contain a registry or a digest; their `:` and `@` become `-`.
-    """
+    """Return the name in `registry` of an image of this host. An image without a version gets the
+    version `latest`. If the tag of a user's image contains a registry or a digest, `:` and `@` in it
+    become `-`."""
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
@@ -86,10 +86,8 @@ def copy(
     tag: str,
     progress: Progress,
 ) -> None:
-    """Copy an image to those of `nodes` that lack it, or that have a different image of that name.
-
-    Images that were copied earlier, and that no checkout uses any more, are removed from these nodes.
-    """
+    """Copy an image to each of `nodes` that lacks it, or that has a different image of that name. Images
+    that were copied earlier, and that no checkout uses any more, are removed from the nodes."""
     wanted = _content(manager, tag)
     for node in nodes:
         if _content(proxies.engines[node], tag) != wanted:
@@ -104,8 +102,8 @@ def copy(
 
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
-    """Layers and environment of an image; None if the engine has no image of that name. Layers and
-    environment do not depend on how an engine stores the image."""
+    """Return the layers and the environment of an image; None if the engine has no image of that name.
+    Both are independent of how an engine stores the image."""
     try:
         found = engine.images.get(tag).attrs
     except ImageNotFound:
@@ -116,8 +114,8 @@ def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
 def common_ids(
     manager: docker.DockerClient, proxies: EngineProxies, nodes: Iterable[str], tag: str
 ) -> dict[str, str]:
-    """Mapping of the image's tag to its id; empty if the id differs between nodes. Engines that store
-    images in different ways have different ids."""
+    """Map the image's tag to its id; empty if the id differs between nodes. Engines that store images in
+    different ways give an image different ids."""
     found = str(manager.images.get(tag).id)
     try:
         for node in nodes:

@@ -35,7 +35,7 @@ _STAT = "stat"
 """Name of the file with the counters of a node's CPUs, in the control folder."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent on this node. The clock of this node is the run's clock."""
+"""Host name of the agent on this node, whose clock is the clock of the run."""
 _TIMEOUT_SECONDS = 30.0
 """Maximum seconds to wait until the clocks of all nodes are compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
@@ -48,8 +48,8 @@ _WHEN_FILES_READY = f'until [ -e {FILES}/{_FILES_READY} ]; do sleep 0.1; done; e
 class NodeAgents:
     """The node agents of one run.
 
-    For the devices of its node, each agent is a proxy from a Unix socket to the broker (over TLS). It
-    also compares the node's clock with the manager's, and reads the counters of the node's CPUs.
+    An agent passes messages of its node's devices from a Unix socket to the broker, over TLS. It also
+    compares the node's clock with the manager's, and reads the counters of the node's CPUs.
     """
 
     def __init__(self, context: SwarmContext) -> None:
@@ -59,14 +59,12 @@ class NodeAgents:
         self._samplers: dict[str, Sampler] = {}
         """Samplers of the load on other nodes, by node."""
         self._latest: dict[str, tuple[dict[int, CpuTimes], float]] = {}
-        """Input of the samplers, by node: the counters of the CPUs, and the CPU seconds of the node's
-        devices."""
+        """Latest input of the samplers, by node: the counters of the CPUs, and the CPU seconds of the
+        node's devices."""
 
     def create(self, certificate: str) -> dict[str, tuple[str, int]]:
-        """Create the services. Return the component and the number of tasks of each, by service id.
-
-        `certificate` is the broker's certificate in PEM format.
-        """
+        """Create the services. Return each service's component and number of tasks, by service id.
+        `certificate` is the broker's certificate in PEM format."""
         context = self._context
         control = context.volume("control", agent_configs.CONTROL_FOLDER)
         trust = services.create_config(
@@ -140,8 +138,8 @@ class NodeAgents:
         executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Wait until each of `nodes` has an estimate of this node's clock. This node's own estimate is
-        exact. Raises HostError."""
+        """Wait until each of `nodes` has an estimate of this node's clock. The agent on this node needs
+        no estimate: its value is exact. Raises HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -163,10 +161,8 @@ class NodeAgents:
         return executor.read_file(self._context.proxies.engines[node], self._containers[node], path)
 
     def readings(self, at: float, used: Mapping[str, float]) -> dict[str, HostReading]:
-        """Return a reading (clock and load) of each other node, by the node's name.
-
-        `at` is the run time in seconds. `used` has the CPU seconds that each device has used so far.
-        """
+        """Return a reading (clock and load) of each other node, by node name. `at` is the run time in
+        seconds. `used` has the CPU seconds that each device has used so far."""
         found = {}
         for planned in self._context.spec.plan.nodes:
             if planned.here or planned.id not in self._containers:
@@ -182,8 +178,8 @@ class NodeAgents:
     def _load(
         self, planned: PlannedNode, stat: str, at: float, used: Mapping[str, float]
     ) -> HostSample | None:
-        """Load of a node since the last call; None at the first call. `stat` has the present counters of
-        the node's CPUs."""
+        """Return the load of a node since the last call; None at the first call. `stat` has the present
+        counters of the node's CPUs."""
         node = planned.id
         own = math.fsum(used.get(name, 0.0) for name in self._context.devices_on(node))
         self._latest[node] = cpu_times(stat), own
@@ -210,10 +206,10 @@ class Routers:
         """Components of the routers, by node."""
 
     def start(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Start a router on each node. Each router then waits for its configuration.
+        """Start a router on each node. The routers wait for their configurations.
 
-        Returns the addresses of the routers on their nodes' bridges, by node. The bridges have no name
-        service.
+        Returns the addresses of the routers on their nodes' bridges, by node. Addresses are needed
+        because the bridges have no name service.
         """
         context, router = self._context, self._context.launch.router
         if router is None:

@@ -29,11 +29,9 @@ from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, Engin
 
 _NETWORKS_TIMEOUT_SECONDS = 10.0
 _PENDING_LABEL = "testbed.owed"
-"""Label with the ids of nodes that could not be cleaned up because they did not answer.
-
-The label is on a configuration that stays in the Swarm, so that `testbed down` finds the run. The
-label's text is that of version 0.2.0.
-"""
+"""Label with the ids of nodes that could not be cleaned up because they did not answer. The label is on
+a configuration that stays in the Swarm, so that `testbed down` finds the run. The name of the label has
+not changed since version 0.2.0."""
 _PARALLEL = 8
 """Maximum number of requests at the same time."""
 
@@ -41,8 +39,8 @@ _PARALLEL = 8
 def objects(
     manager: docker.DockerClient, run: str | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the kind and the labels of each object of `run` in this Swarm. If `run` is None, yield those
-    of all runs."""
+    """Yield the kind and the labels of each object of `run` in this Swarm. If `run` is None, yield the
+    objects of all runs."""
     api: Any = manager.api
     filters = services.label_filter(run)
     for kind, found in (
@@ -60,11 +58,10 @@ def objects(
 def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
-    """Remove everything of `run` through the nodes' engines. The `proxies` to these engines are removed
-    last.
+    """Remove everything of `run` through the nodes' engines. The `proxies` to the engines are removed
+    last. Logs, and the files from which devices resume, are saved to `directory` unless that is None.
 
-    Logs, and the files from which devices resume, are saved to `directory` unless that is None. A node
-    that does not answer gets no further request, and is reported after everything else is removed.
+    A node that does not answer gets no further request. It is reported after everything else is removed.
     Raises HostError.
     """
     failed = dict(_pending(manager, proxies, run))
@@ -123,8 +120,8 @@ def temporary_proxies(
 ) -> Iterator[EngineProxies]:
     """Context with proxies to the engines of all nodes. Raises HostError.
 
-    The labels of the proxies have a run id that begins with `purpose`, so that `testbed down` finds
-    them.
+    The proxies are labelled with a run id that begins with `purpose`. `testbed down` finds the proxies
+    by that label.
     """
     run = f"{purpose}-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder:
@@ -140,8 +137,9 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the id of each node of the Swarm that this or an earlier removal of `run` could not reach,
-    if there is no connection to the node now. Each id comes with a message for the user."""
+    """Yield each node of the Swarm that was not cleaned up, because this or an earlier removal of `run`
+    could not reach it, and that cannot be reached now. Each item has the id of the node and a message
+    for the user."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
@@ -176,11 +174,9 @@ def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Wait until a node's parts of the networks of `run` are removed.
-
-    The Swarm removes them after the end of the last task that needs them. Without the engine proxy,
-    their removal could no longer be observed.
-    """
+    """Wait until a node's parts of the networks of `run` are removed. The Swarm removes them after the
+    end of the last task that needs them. After the removal of the engine proxy, this could no longer be
+    observed."""
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
         one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)

@@ -8,12 +8,14 @@
     control        overlay: broker, node agents, routers
     engines        overlay: proxy client, engine proxies
 
-As in the docker runtime, a device's only network is its link, and its container has the same
-specification (`testbed.runtimes.docker.specifications`). Its init reaches the broker through a Unix
-socket of the node agent (`testbed.runtimes.swarm.node_services`), which is a proxy to the broker over
-TLS and compares the node's clock with the manager's. The Swarm starts the services on the nodes that the
-plan chooses, and carries their secrets. For the rest (shards, isolation of the devices, CPU limits) each
-node's engine is reached through its engine proxy (`testbed.runtimes.swarm.engine_proxies`).
+As in the docker runtime, a device's only network is its link. The device's container has the same
+specification, too (`testbed.runtimes.docker.specifications`). The device's init reaches the broker
+through a Unix socket of the node agent (`testbed.runtimes.swarm.node_services`). The node agent is a
+proxy to the broker over TLS, and compares the node's clock with the manager's.
+
+The Swarm starts the services on the nodes that the plan chooses, and carries the services' secrets. The
+nodes' engines do the rest: they receive shards, isolate the devices and set CPU limits. Each engine is
+reached through its engine proxy (`testbed.runtimes.swarm.engine_proxies`).
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ from testbed.runtimes.swarm.services import ServiceOptions, short_name
 from testbed.view import View
 
 _MTU = 1450
-"""Maximum size of a packet on the bridges, in bytes. An overlay network reduces the usual 1500 bytes to
-this."""
+"""Maximum size of a packet on the bridges, in bytes. It is smaller than the usual 1500 bytes, because
+overlay networks add headers."""
 _PARALLEL = 8
 """Maximum number of requests at the same time."""
 _ANSWER_TIMEOUT_SECONDS = 20
@@ -276,8 +278,8 @@ class SwarmRuntime:
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
 
     def _broker_socket(self) -> str:
-        """Path of the broker's socket. The path goes through the folder's descriptor, because the path
-        of a Unix socket may have at most 107 characters."""
+        """Path of the broker's socket. The path goes through the descriptor of the folder, because the
+        path of a Unix socket may have at most 107 characters."""
         self._folder_fd = os.open(self._directory.control, os.O_PATH)
         return f"/proc/self/fd/{self._folder_fd}/{SOCKET}"
 
@@ -320,8 +322,8 @@ class SwarmRuntime:
         executor.limit(self._manager, self._containers[component].id, limits, container.memory)
 
     def _start_devices(self, routers: Mapping[str, str]) -> None:
-        """Start the devices, and send them the files that they wait for. `routers` has the address of
-        each node's router, by node."""
+        """Start the devices, and send them the files that they wait for. `routers`: address of each
+        node's router, by node."""
         servers = [routers[self._spec.plan.placement[one.component]] for one in self._launch.devices]
         made = dict(
             zip(
@@ -403,7 +405,7 @@ class SwarmRuntime:
 
     def _check_share(self, device: str, share: float) -> None:
         """Raise BadInputError if the device's node has too few cores to give the device the CPU share
-        `share`. Plans that are oversubscribed are not checked."""
+        `share`. If the plan is oversubscribed, nothing is checked."""
         node = self._spec.plan.node_of(device)
         on = self._context.devices_on(node.id) if node else ()
         shares = {name: self._devices.states[name].planned.host_cpu for name in on}

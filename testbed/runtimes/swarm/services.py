@@ -1,9 +1,10 @@
 """Services, networks, secrets and configurations of a run on a Swarm. They are created from the
-specifications of containers (`testbed.runtimes.docker.containers`), and found and removed by label.
+specifications of containers (`testbed.runtimes.docker.containers`).
 
-A service of a Swarm cannot have some limits (swap, CPU quotas of any period). The engine of the node
-sets them after the container has started. Objects are found by their labels, not by their names, because
-names are shortened to 63 characters.
+A Swarm cannot set some limits of a service, such as swap and CPU quotas with a given period. The engine
+of the node sets these limits after the container has started.
+
+Objects are found by their labels, not by their names, because names are shortened to 63 characters.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from testbed.runtimes.process.log_writer import LOG_BYTES
 _MOST_CHARACTERS = 63
 _SECOND = 10**9
 _START_TIMEOUT_SECONDS = 120.0
-"""Maximum seconds to wait until a task runs. The wait begins when the task's image is on the node."""
+"""Maximum seconds to wait until a task runs, counted from the time when the task's image is on the
+node."""
 _REMOVAL_TIMEOUT_SECONDS = 40.0
 _POLL_SECONDS = 0.1
 _DEAD = ("failed", "rejected", "orphaned", "remove", "shutdown")
@@ -95,8 +97,8 @@ def short_name(name: str) -> str:
 
 
 def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
-    """Arguments for `create_network` of the API: an overlay network. A network with bridge options is
-    instead a separate bridge on each node."""
+    """Return the arguments of the API's `create_network` for an overlay network. If the network has
+    bridge options, the arguments are for a separate bridge on each node instead."""
     local = bool(made.options)
     return {
         "name": short_name(made.name),
@@ -109,7 +111,7 @@ def network_arguments(made: BridgeNetwork) -> dict[str, Any]:
 
 
 def service_arguments(container: Container, options: ServiceOptions) -> dict[str, Any]:
-    """Arguments for `create_service` of the API, for `container`."""
+    """Return the arguments of the API's `create_service` for `container`."""
     labels = dict(container.labels)
     return {
         "task_template": {
@@ -209,8 +211,8 @@ def create_secret(
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
-    """Create a configuration that contains `data`. It is mounted at `target` in a container, readable
-    for all."""
+    """Create a configuration that contains `data`. It is mounted at `target` in a container, and all
+    users can read it."""
     made = manager.api.create_config(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
@@ -245,11 +247,11 @@ def await_tasks(
     nodes: Mapping[str, str],
     earlier: Collection[str] = (),
 ) -> dict[str, list[dict[str, Any]]]:
-    """Wait until each service has enough running tasks. Return these tasks, by service id.
+    """Wait until each service has enough running tasks. Return the running tasks, by service id.
 
-    `expected` has the number of tasks by service id. Tasks with ids in `earlier` do not count. Tasks on
-    nodes that are not in `nodes` (names by id) do not count either: such a node may have just joined the
-    Swarm. `describe` returns the name of a service for messages. Raises HostError.
+    `expected`: number of tasks, by service id. `describe`: returns the name of a service for messages.
+    Tasks with ids in `earlier` do not count. Tasks on nodes that are not in `nodes` (names by id) do not
+    count either, because such a node may have just joined the Swarm. Raises HostError.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
@@ -329,8 +331,8 @@ def remove_services(manager: docker.DockerClient, found: Iterable[Mapping[str, A
 
 
 def remove_rest(manager: docker.DockerClient, run: str) -> None:
-    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Left-over
-    services are removed, too. Raises ERRORS."""
+    """Remove the networks, secrets and configurations of `run` as soon as no task uses them. Remove
+    left-over services, too. Raises ERRORS."""
     api: Any = manager.api
     filters = label_filter(run)
     deadline = time.monotonic() + _REMOVAL_TIMEOUT_SECONDS

@@ -206,7 +206,7 @@ def test_invalid_parameters_of_the_code_are_refused() -> None:
     assert code_problem(4, 3, 2) is None
     assert code_problem(4, 5, 1) == "needed (U) is 5, expected from 1 to the number of clients, 4"
     assert split_problem(5, 3) is split_problem(4, 3) is split_problem(1, 1) is None
-    assert "more than half of the number of clients, 4: else two sets of 2" in str(split_problem(4, 2))
+    assert "more than half of the number of clients, 4: otherwise two" in str(split_problem(4, 2))
     assert code_problem(4, 3, 3) == "colluding (T) is 3, expected from 0 to below needed (U), 3"
     with pytest.raises(ValueError, match="bits is 32"):
         Field(32)

@@ -214,7 +214,7 @@ def test_buffer_with_too_few_shares_is_reported_and_the_run_continues() -> None:
     assert not notes  # c2 had answered before it went: the others still can
     run.execute(run.core.due(31.0))
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
-    lost = "lost: 1 clients have answered and 3 could, expected at least 3 answers"
+    lost = "lost: 1 of 3 possible clients have answered, expected at least 3 answers"
     assert notes == [f"a buffer of 2 updates is {lost}"]
     rejected = [r.reason for r in run.records if isinstance(r, events.UpdateRejected)]
     assert rejected == [f"its buffer is {lost}"] * 2
@@ -300,7 +300,7 @@ def test_buffer_is_lost_when_a_needed_client_leaves_before_answering() -> None:
     run.train("c1", np.ones(_D))
     run.crash("c2")
     notes = [r.message for r in run.records if isinstance(r, events.Note)]
-    lost = "lost: 2 clients have answered and 2 could, expected at least 3 answers"
+    lost = "lost: 2 of 2 possible clients have answered, expected at least 3 answers"
     assert notes == [f"a buffer of 2 updates is {lost}"]
     run.train("c0", np.ones(_D))  # with a mask of which c2, whose key it still has, got no share
     run.train("c1", np.ones(_D))
@@ -473,7 +473,7 @@ def test_shares_sealed_for_another_client_are_refused() -> None:
     b.receive_share("c0", payload)
     other = bytearray(payload)
     other[4] ^= 1  # says it is of another dispatch
-    with pytest.raises(PeerError, match="not sealed for us"):
+    with pytest.raises(PeerError, match="not sealed for this client"):
         b.receive_share("c0", other)
     with pytest.raises(PeerError, match="public key is not known"):
         b.receive_share("c1", payload)
@@ -521,7 +521,7 @@ def test_sealed_channel_opens_only_for_its_two_clients() -> None:
     sealed = a.seal(b"share", b.public, about)
     assert b.open(sealed, a.public, about) == b"share"
     for opener, peer, what in [(c, a.public, about), (b, c.public, about), (b, a.public, {"from": "c"})]:
-        with pytest.raises(ChannelError, match="not sealed for us"):
+        with pytest.raises(ChannelError, match="not sealed for this client"):
             opener.open(sealed, peer, what)
     with pytest.raises(ChannelError, match="invalid public key"):
         a.seal(b"", bytes(32), about)

@@ -198,7 +198,7 @@ def test_sum_opens_with_three_answers_and_is_lost_without_two_clients(
             assert isinstance(came, SumLost)
             assert came.wanted.contributions == wanted("a", "b").contributions
             assert came.reason == (
-                f"is lost: {len(answered)} clients have answered and 2 could, expected at least 3 "
+                f"is lost: {len(answered)} of 2 possible clients have answered, expected at least 3 "
                 "answers"
             )
         else:
@@ -225,7 +225,7 @@ def test_departed_client_is_not_asked_for_earlier_shares() -> None:
 def test_sum_with_too_few_share_holders_is_lost_at_once() -> None:
     lost = sums_of("a", "b").begin(wanted("a", "b"), {"a", "b"})
     assert isinstance(lost, SumLost)
-    assert lost.reason == ("is lost: 0 clients have answered and 2 could, expected at least 3 answers")
+    assert lost.reason == ("is lost: 0 of 2 possible clients have answered, expected at least 3 answers")
 
 
 def test_one_missing_client_blocks_several_sums() -> None:
