@@ -196,24 +196,106 @@ def test_vectors_take_bytes_and_time_on_the_link(tmp_path: Path) -> None:
         assert longer == pytest.approx(4 * 650 * 8 / 40_000, rel=0.1)
 
 
+WRONG = """
+from dataclasses import dataclass
+import numpy as np
+from agents.rules.interface import Answer, ClientHalf, ClientSide, Rule, Send, State, Sums
+from agents.tasks.logreg import DigitsLogreg
+from scaffold import Scaffold, ScaffoldClient, ScaffoldState
+
+@dataclass(frozen=True)
+class Wrong(Scaffold):
+    def begin(self, server):
+        return WrongState(self, server)
+    def begin_client(self, settings):
+        return WrongClient(self.client_side, settings)
+    REST
+
+class WrongState(ScaffoldState):
+    SERVER
+
+class WrongClient(ScaffoldClient):
+    CLIENT
+
+@dataclass(frozen=True)
+class Fitting(DigitsLogreg):
+    fits = True
+    def fit(self, module, shard, lr):
+        return 0.0
+"""
+SUMMING = "def sums(self): return Sums(2)"
+SECURE = {"privacy": {"secure": {"colluding": 1, "needed": 2}}}
+
+
+def refused(folder: Path, rest: str = "", server: str = "", client: str = "", **changes: Any) -> str:
+    """Why the rule `Wrong` with these methods is refused before the run."""
+    code = folder / "code"
+    code.mkdir()
+    (code / "scaffold.py").write_text((OWN / "scaffold.py").read_text(encoding="utf-8"))
+    text = WRONG.replace("REST", rest or "pass").replace("SERVER", server or "pass")
+    (code / "wrong.py").write_text(text.replace("CLIENT", client or "pass"))
+    with pytest.raises(BadInputError) as error:
+        topologies.load(
+            written(folder, "scaffold", code=str(code), rule={"name": "wrong:Wrong"}, **changes)
+        )
+    return str(error.value)
+
+
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("methods", "changes", "reason"),
     [
         (
-            {"privacy": {"secure": {"range": 1.0}}},
-            "does not work with sums of updates",
+            {"rest": "client_side = property(lambda _: ClientSide(memory={'A': 3}))"},
+            {},
+            "its client_side is invalid: memory has the name 'A'",
         ),
         (
+            {"server": "def start(self): return [Send(c) for c in self.server.clients]"},
+            {},
+            "does not declare what it does: Send of start: no vector control, which the rule declares",
+        ),
+        (
+            {"server": "def join(self, client): return State.join(self, client)"},
+            {},
+            "Send of join: no vector control",
+        ),
+        (
+            {"client": "def answer(self, result): return Answer()"},
+            {},
+            "answer: no vector control, which the rule declares",
+        ),
+        (
+            {"client": "def answer(self, result): result.memory['control'] += 1"},
+            {},
+            "KeyError: 'control'",
+        ),
+        (
+            {"rest": "def begin_client(self, settings): return 3"},
+            {},
+            "its begin_client returns 3, expected a ClientHalf",
+        ),
+        (
+            {"rest": SUMMING},
+            SECURE,
+            "send the vector control with their updates, which would not be masked",
+        ),
+        ({"rest": SUMMING}, SECURE, "clients of wrong:Wrong remember what they sent, but a sum"),
+        (
+            {},
             {"privacy": {"differential": {"clip": 1.0, "noise": 1.0}}},
             "send the vector control with their updates, which would not get the noise",
         ),
+        (
+            {},
+            {"task": {"name": "wrong:Fitting", "local": {"steps": 1}}},
+            "wrong:Wrong adds terms to the local objective, but wrong:Fitting trains by its own code",
+        ),
     ],
 )
-def test_privacy_that_would_not_hold_is_refused(
-    changes: dict[str, Any], reason: str, tmp_path: Path
+def test_rule_that_cannot_run_is_refused_with_the_reason(
+    methods: dict[str, str], changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInputError, match=reason):
-        topologies.load(written(tmp_path, "scaffold", **changes))
+    assert reason in refused(tmp_path, **methods, **changes)
 
 
 def test_stacked_training_adds_the_same_terms_as_a_client(tmp_path: Path) -> None:

@@ -113,13 +113,16 @@ def unfit_vectors(found: Vectors, expected: Mapping[str, int]) -> str | None:
 
 
 def checked_copies(what: str, found: Vectors, expected: Mapping[str, int], like: Vector) -> Vectors:
-    """Return copies of the vectors `found`, in the order of `expected` and with the data type of `like`.
-    `expected`: number of elements of each declared vector. Raises DeclarationError with a text that
+    """Return read-only copies of the vectors `found`, in the order of `expected` and with the data type
+    of `like`. `expected`: number of elements of each declared vector. Raises DeclarationError with a text that
     begins with `what` if the vectors are not the declared ones."""
     arrays = {name: np.asarray(vector) for name, vector in found.items()}
     if (problem := unfit_vectors(arrays, expected)) is not None:
         raise DeclarationError(f"{what}: {problem}")
-    return {name: arrays[name].astype(like.dtype) for name in expected}
+    copies = {name: arrays[name].astype(like.dtype) for name in expected}
+    for copy in copies.values():
+        copy.flags.writeable = False
+    return copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,7 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a client sends and keeps after a local training."""
+    """Content of a client's update, and the client's memory after it."""
 
     vectors: Vectors = field(default_factory=dict)
     """Vectors to send with the update: those in `ClientSide.update_vectors`."""
@@ -340,8 +343,8 @@ _APPLIED, _SENT = "applied", "sent"
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The two memories that a client may have to go on from, each with the sequence number of its
-    update."""
+    """A client's memory after two of its updates, each with the sequence number of the update. The next
+    model says which of the two holds."""
 
     applied: tuple[int, Vectors] | None = None
     """Memory after the last update that the server is known to have taken; None before the first."""
