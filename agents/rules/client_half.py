@@ -114,8 +114,8 @@ def unfit_vectors(found: Vectors, expected: Mapping[str, int]) -> str | None:
 
 def checked_copies(what: str, found: Vectors, expected: Mapping[str, int], like: Vector) -> Vectors:
     """Return read-only copies of the vectors `found`, in the order of `expected` and with the data type
-    of `like`. `expected`: number of elements of each declared vector. Raises DeclarationError with a text that
-    begins with `what` if the vectors are not the declared ones."""
+    of `like`. `expected`: number of elements of each declared vector. Raises DeclarationError with a
+    text that begins with `what` if the vectors are not the declared ones."""
     arrays = {name: np.asarray(vector) for name, vector in found.items()}
     if (problem := unfit_vectors(arrays, expected)) is not None:
         raise DeclarationError(f"{what}: {problem}")
