@@ -18,7 +18,7 @@ def positive(name: str, value: float | None) -> None:
 
 
 def duration(name: str, seconds: float | None) -> None:
-    """Raise ValueError unless `seconds` is finite and at least a nanosecond."""
+    """Raise ValueError unless `seconds` is finite and at least 1 ns."""
     positive(name, seconds)
     if seconds is not None and seconds < 1e-9:
         raise ValueError(f"{name} is {seconds:g} s, expected at least 1e-09 s")

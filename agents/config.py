@@ -1,7 +1,7 @@
-"""Configuration of the processes of a run: frozen dataclasses, handed over as one JSON file.
+"""Configuration of the processes of a run: frozen dataclasses, one JSON file per process.
 
-The controller writes them; each agent's `main.py` reads its own. Durations are in seconds of device
-time, rates in bit/s, sizes in bytes.
+The controller writes the files, and each agent's `main.py` reads its own file. Durations are in seconds
+of device time, rates in bit/s, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
 """MQTT keep-alive in seconds of device time: for most clients, and for clients whose task has its own
-`fit`. Such code may hold Python's interpreter lock for long, and no ping can be sent meanwhile."""
+`fit`. A task's `fit` may hold Python's interpreter lock for long, and no ping can be sent meanwhile."""
 
 
 def silence_timeout(keepalive: float = KEEPALIVE) -> float:
@@ -29,7 +29,7 @@ def silence_timeout(keepalive: float = KEEPALIVE) -> float:
 
 
 PROGRESS_BYTES = 1000
-"""Bytes that a transfer must move per keep-alive to count as a sign of life."""
+"""Minimum number of bytes per keep-alive with which a transfer counts as a sign of life."""
 OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 """Rate in bit/s below which a link counts as an outage."""
 
@@ -53,12 +53,12 @@ class BrokerAccess:
     """Address of the broker, and a process's login. The password never appears in a repr or log."""
 
     host: str
-    """Host name or IP address, or the path of a Unix socket; the port is then ignored."""
+    """Host name or IP address, or the path of a Unix socket. With a Unix socket, the port is ignored."""
     port: int
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """PEM certificate of the broker, the only certificate that is trusted; None if TLS is not used."""
+    """Certificate of the broker in PEM format, the only one that is trusted; None if TLS is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +73,21 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Factor of the step size at n = 0, 1, 2, ...: n counts local steps or versions of the model."""
+    """Factor of the step size at n = 0, 1, 2, ..., where n counts local steps or versions of the
+    model."""
 
     shape: Literal["linear", "cosine", "exponential"] = "linear"
-    """How the factor changes with m = n - warmup, from 1 at m = 0 to `to` at m = `over`. linear and
-    cosine stay at `to` afterwards; exponential, to^(m/over), continues."""
+    """How the factor changes with m = n - warmup, from 1 at m = 0 to `to` at m = `over`. For m above
+    `over`, linear and cosine stay at `to`, and exponential continues as to^(m/over)."""
     over: Count
     """m at which the factor reaches `to`."""
     to: NotNegative = 0.0
     """Factor at m = `over`."""
     every: Count = 1
-    """The factor changes only at multiples of this m. With `over: 30, to: 0.1, every: 30` the step size
-    is divided by 10 every 30 n."""
+    """The factor changes only when m is a multiple of this value. With `over: 30, to: 0.1, every: 30`
+    the step size is divided by 10 whenever n has grown by 30."""
     warmup: Annotated[int, "count from 0"] = 0
-    """While n is below this, the factor is (n + 1)/(warmup + 1)."""
+    """While n is below this value, the factor is (n + 1)/(warmup + 1)."""
 
     def factor(self, n: int) -> float:
         """Return the factor at `n`."""
@@ -106,17 +107,19 @@ class LocalTraining:
     """Local training of one round on the client's shard. Each round starts with a new optimizer."""
 
     steps: Count | None = None
-    """Mini-batch steps per round; set either this or `epochs`."""
+    """Number of mini-batch steps per round. Set either `steps` or `epochs`."""
     epochs: Count | None = None
-    """Passes over the shard per round."""
+    """Number of passes over the shard per round. Set either `steps` or `epochs`."""
     batch_size: Count = 32
-    """Samples per mini-batch."""
+    """Number of samples per mini-batch."""
     lr: Positive = 0.1
     """Step size."""
     lr_by_step: Schedule | None = None
-    """Factor of lr in each training, by the number of the local step."""
+    """Factor of lr, as a function of the number of the local step in a training; None if there is no
+    such factor."""
     lr_by_version: Schedule | None = None
-    """Factor of lr over the run, by the version that the client trains from."""
+    """Factor of lr, as a function of the model's version that the client trains from; None if there is
+    no such factor."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
     momentum: Annotated[float, "below 1"] = 0.0
@@ -128,19 +131,21 @@ class LocalTraining:
     epsilon: Positive = 1e-8
     """Term added to the denominator, for adam and adamw."""
     weight_decay: NotNegative = 0.0
-    """Adds weight_decay·w to the gradient; adamw subtracts lr·weight_decay·w from w instead. Unlike the
-    task's `l2` it is not part of the loss."""
+    """Weight decay: sgd and adam add weight_decay·w to the gradient, and adamw subtracts
+    lr·weight_decay·w from w. Unlike the task's `l2`, weight decay is not part of the loss."""
     clip_gradient: Positive | None = None
-    """Maximum ℓ2 norm of each step's gradient, before weight decay; None: not clipped."""
+    """Maximum ℓ2 norm of each step's gradient, before weight decay; None if gradients are not
+    clipped."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the forward pass, by torch's autocast; parameters and optimizer stay float32. float16
-    needs a GPU, and scales the loss."""
+    """Precision of the forward pass, set by torch's autocast. Parameters and optimizer stay in float32.
+    With float16, a GPU is needed, and the loss is scaled."""
     proximal: NotNegative = 0.0
-    """FedProx's mu (Li et al. 2020): adds (mu/2)·‖w − w_b‖² to the local loss."""
+    """FedProx's mu (Li et al. 2020): (mu/2)·‖w − w_b‖² is added to the local loss. w_b is the received
+    model."""
     clip: Positive | None = None
-    """Maximum ℓ2 norm of an update; None: not clipped."""
+    """Maximum ℓ2 norm of an update; None if updates are not clipped."""
     fednova: bool = False
-    """Send Δ_i/a_i, a_i the effective number of local steps (Wang et al. 2020)."""
+    """Send Δ_i/a_i, where a_i is the effective number of local steps (Wang et al. 2020)."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -157,8 +162,8 @@ class LocalTraining:
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is SGD in float32 with a constant step size and unclipped gradients. Batched
-        virtual training supports no other."""
+        """Whether the training is SGD in float32 with a constant step size and unclipped gradients.
+        Batched virtual training supports only such settings."""
         return (
             self.optimizer == "sgd"
             and self.lr_by_step is None
@@ -168,7 +173,7 @@ class LocalTraining:
 
     def rate(self, version: int, assigned: float | None = None) -> float:
         """Return the step size of a training from `version`. `assigned`: step size from the rule, which
-        replaces `lr`; None if the rule assigns none."""
+        replaces `lr`; None if the rule assigns no step size."""
         lr = self.lr if assigned is None else assigned
         return lr if self.lr_by_version is None else lr * self.lr_by_version.factor(version)
 
@@ -184,10 +189,10 @@ class InitialModel:
     """The model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's state by name; None: the state that the task
-    makes."""
+    """Path of a safetensors file with the module's state by name; None if the task makes the initial
+    state."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
-    """Patterns of names of parameters that are neither trained nor sent."""
+    """Patterns for the names of parameters that are neither trained nor sent."""
 
 
 FROM_TASK = InitialModel()
@@ -218,8 +223,8 @@ class ClientSetup:
     think: DrawnDuration | None = None
     """Delay between the end of a training and the sending of its update; None if there is no delay."""
     timing: DrawnDuration | None = None
-    """Minimum duration of a training, measured from the time when it could begin; None if there is no
-    minimum."""
+    """Minimum duration of a training, measured from the time at which the training could begin; None if
+    there is no minimum."""
     speed: float = 1.0
     """Divisor of `timing`."""
 
@@ -238,26 +243,27 @@ class ClientConfig:
     parameters: int
     """Number of model parameters that are sent."""
     buffers: int = 0
-    """Number of elements in the model's buffers, which are sent too."""
+    """Number of elements in the model's buffers, which are sent with the parameters."""
     own_elements: int = 0
     """Number of elements in the vectors that the rule sends with each model."""
     start: InitialModel = InitialModel()
     dilation: float = 1.0
     """Host seconds per second of device time."""
     memory: str | None = None
-    """Path of the file in which the client keeps vectors over restarts; None if the rule needs none."""
+    """Path of the file in which the client keeps vectors over restarts; None if the rule needs no such
+    vectors."""
     outbox: str | None = None
     """Path of the folder in which unacknowledged updates are kept over restarts; None if they are not
     kept."""
     begun: str | None = None
-    """Path of a file with one byte per training that the client has begun, kept over restarts; None if
-    durations do not vary between trainings."""
+    """Path of a file that has one byte per training that the client has begun. The file is kept over
+    restarts. None if all trainings have the same duration."""
     timeout_s: float = 30.0
     """Seconds within which the broker must answer."""
     code: str | None = None
-    """Path of the folder with user code (`agents.user_code`); None if there is none."""
+    """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
+    """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Kind of the torch device on which the client trains."""
     gpu_memory: int | None = None
@@ -270,14 +276,14 @@ class ClientConfig:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """Conditions that end a run; the first one that is met ends it."""
+    """Conditions that end a run. The run ends when one of them is met."""
 
     after: Annotated[float, "s above 0"] | None = None
-    """Device time since the start of the run clock."""
+    """Device time in seconds since the start of the run clock; None if time does not end the run."""
     updates: Count | None = None
-    """Number of applied updates."""
+    """Number of applied updates; None if the number of updates does not end the run."""
     target_accuracy: Annotated[float, "share above 0"] | None = None
-    """Accuracy on the test set."""
+    """Accuracy on the test set, from 0 to 1; None if the accuracy does not end the run."""
 
     def __post_init__(self) -> None:
         if self.after is None and self.updates is None and self.target_accuracy is None:
@@ -291,14 +297,14 @@ class UpdateBounds:
     """Bounds of an update. An update beyond a bound is rejected with a reason, or clipped."""
 
     norm: Positive | None = None
-    """C, maximum ℓ2 norm of an update. If the update is a model, C is the maximum norm of its
-    difference to the global model. None: no bound."""
+    """C, maximum ℓ2 norm of an update. If the update is a model, C is the maximum norm of its difference
+    to the global model. None if there is no bound."""
     over_norm: Literal["clip", "drop"] = "clip"
-    """Treatment of an update with a larger norm. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
-    1911.07963). drop: reject it."""
+    """Treatment of an update whose norm is above `norm`. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
+    1911.07963). drop: the update is rejected."""
     staleness: Annotated[int, "count from 0"] | None = None
-    """Maximum number of versions between the model that the update was trained from and the model at
-    its arrival. None: no bound."""
+    """Maximum number of versions between the model that the update was trained from and the model at the
+    update's arrival. None if there is no bound."""
 
     def __post_init__(self) -> None:
         if self.norm is None and self.over_norm == "drop":
@@ -314,7 +320,7 @@ class AggregatorConfig:
     task: Named
     rule: Named
     clients: Mapping[str, float]
-    """Importance p_i of each client; sums to 1."""
+    """Importance p_i of each client. The values sum to 1."""
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of training samples of each client."""
     evaluate_every: float
@@ -330,27 +336,29 @@ class AggregatorConfig:
     """Number of torch's threads."""
     start: InitialModel = InitialModel()
     segment: str = ""
-    """Id of this segment of the run; each start of all its processes begins a new segment."""
+    """Id of the present segment of the run. A new segment begins when all processes of the run are
+    started again."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time for which each client may always be silent, by client. A client whose
-    rounds took long may be silent for longer. Not all clients have an entry."""
+    """Seconds of device time for which a client may always be silent, by client. A client whose rounds
+    took longer may be silent for longer. Some clients have no entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time after which a client that has not answered a request for a report counts as
-    absent, by client. A client without an entry has the timeout of the default keep-alive."""
+    """Seconds of device time within which a client must answer a request for a report, by client. After
+    this time, the client counts as absent. A client without an entry has the timeout of the default
+    keep-alive."""
     patient: bool = False
-    """Whether the run continues while no client is left, because some will come back."""
+    """Whether the run continues when no client is left, because clients will come back."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     evaluation_cpus: Sequence[int] = dataclasses.field(default_factory=list)
-    """CPUs reserved for evaluations; empty: evaluations run on the aggregator's CPUs."""
+    """CPUs reserved for evaluations. If the list is empty, evaluations run on the aggregator's CPUs."""
     cpus: Sequence[int] = dataclasses.field(default_factory=list)
     """CPUs of the aggregator if evaluations have their own CPUs; empty otherwise."""
     evaluate_classes: bool = False
     """Whether each class of the test set is also evaluated separately."""
     device_set: str | None = None
-    """Path of samples of the devices, one device after the other, for evaluation per device; None if
-    models are not evaluated per device."""
+    """Path of a file with samples of the devices, one device after the other, for evaluation per device.
+    None if models are not evaluated per device."""
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of samples of each device in `device_set`, in the same order."""
     evaluate_after: bool = False
@@ -362,7 +370,7 @@ class AggregatorConfig:
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
-    """Path of the folder with user code (`agents.user_code`); None if there is none."""
+    """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the clients' update pipelines: one of each kind in the run, in the order of
     `agents.pipeline.STEPS`."""
@@ -370,14 +378,15 @@ class AggregatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class SharedLink:
-    """A link that several devices share, such as a Wi-Fi cell; at least one of its rates is limited."""
+    """A link that several devices share, such as a Wi-Fi cell. At least one of the link's rates is
+    limited."""
 
     name: Annotated[str, "name"]
-    """Name of the link; devices with the same one share the link."""
+    """Name of the link. Devices that give the same name share the link."""
     up: Rate | None = None
-    """Rate in bit/s from all its devices together; None: unlimited."""
+    """Rate in bit/s from all devices of the link together; None if the rate is not limited."""
     down: Rate | None = None
-    """Rate in bit/s to all its devices together; None: unlimited."""
+    """Rate in bit/s to all devices of the link together; None if the rate is not limited."""
 
     def __post_init__(self) -> None:
         if self.up is None and self.down is None:
@@ -402,7 +411,7 @@ class AccessLink:
 
     @property
     def is_outage(self) -> bool:
-        """Whether the link carries nothing, or too little to keep a connection alive."""
+        """Whether the link carries no packets, or too few to keep a connection alive."""
         return self.loss >= 1 or any((rate or math.inf) < OUTAGE_RATE for rate in (self.up, self.down))
 
     def with_changes(self, changes: Mapping[str, float | None]) -> AccessLink:
@@ -427,35 +436,38 @@ class DeviceConfig:
     run: str
     device: str
     broker: BrokerAccess
-    """Login of the init. It reaches the broker without the access link, which only the client uses."""
+    """Login of the init. The init does not use the access link to reach the broker; only the client uses
+    this link."""
     data_address: str
-    """Broker's host name for the client, reached over the access link."""
+    """Host name at which the client reaches the broker, over the access link."""
     link: AccessLink | None
     """The device's own link; None if it is not shaped."""
     probed: AccessLink | None
     """Expected properties of the whole path to the server, for the measurement of the link; None if the
     link is not measured."""
     shared: str
-    """Name of the link that the device shares with others on that path; the device's own name if it
-    shares none."""
+    """Name of the shared link on the path to the server; the device's own name if the device shares no
+    link."""
     client_config: str
     """Path of the ClientConfig of the client process that the init starts."""
     isolated: str
-    """Path of a file that appears when the device is isolated; no client starts before that."""
+    """Path of a file that is created when the device is isolated. No client starts before that."""
     user: int
-    """Numeric user and group of the client process."""
+    """Numeric id of the client process's user and group."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """SHA-256 of files that were sent to this device's host, by path."""
+    """SHA-256 hash of each file that was sent to this device's host, by path."""
     present: bool = True
-    """Whether the client starts with the run; if not, an order starts it."""
+    """Whether the client starts with the run. Otherwise an order starts the client later."""
     telemetry_every: float = 1.0
-    """Host seconds between two telemetry samples. Taking them uses the device's own CPU share."""
+    """Host seconds between two telemetry samples. Each sample uses some of the device's own CPU
+    share."""
     timeout_s: float = 30.0
     """Seconds within which the router must answer."""
     clock: str | None = None
-    """Path of the estimate of the aggregator's clock (`agents.timing`); None if both are on one host."""
+    """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
     netem: bool = False
-    """Whether the kernel's netem makes delay, jitter and loss in the device; if not, the router does."""
+    """Whether the kernel's netem emulates delay, jitter and loss in the device. Otherwise the router
+    emulates them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,13 +478,13 @@ class RouterConfig:
     broker: BrokerAccess
     """Login of the router, on the control network."""
     targets: Mapping[str, int]
-    """Port, for TCP and UDP, of each host name on the server's side; the broker's is first."""
+    """Port (for TCP and UDP) by host name on the server's side. The first entry is the broker's."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
     """`rtt`, `jitter` and `loss` of each device's link, in the units of `AccessLink`."""
     access: Mapping[str, SharedLink]
-    """Shared link of each device that has one."""
+    """Shared link by device. A device without a shared link has no entry."""
     seed: int
     """Seed of the packet losses and delays."""
     several: bool = False
@@ -494,7 +506,7 @@ def load(cls: type[T], path: Path) -> T:
 
 
 def from_dict(cls: type[T], values: Any) -> T:
-    """Build the dataclass `cls`, with nested dataclasses, from plain values.
+    """Build the dataclass `cls`, with nested dataclasses, from plain values such as dicts and lists.
 
     Raises ValueError for unknown or missing fields, and for values of another type.
     """
@@ -508,7 +520,7 @@ def from_dict(cls: type[T], values: Any) -> T:
 
 
 def _unknown(values: Mapping[str, Any], known: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the paths of fields in `values`, at any depth, that are not in `known`."""
+    """Yield the paths of fields that are in `values`, at any depth, but not in `known`."""
     for name, value in values.items():
         if name not in known:
             yield path + name

@@ -1,18 +1,19 @@
 """Actions on devices during a run: classes, JSON form, and their effect on a device's state. No I/O and
 no clock.
 
-Three independent conditions, the holds, keep a device from working: it is down, frozen, or cut off.
+A device does not work while one of three independent conditions, the holds, is true: it is down, frozen,
+or cut off.
 
 - The device's process runs while the device is present and not down. A process that starts while the
   device is frozen is frozen as soon as possible. While the device is cut off, no packet passes. A device
   that is down can still be frozen, thawed, cut off and connected; it leaves without a goodbye.
-- `Join` starts a device that is absent: since the start of the run, since it left, or since a permanent
-  `Crash`. It ends all holds.
+- `Join` starts a device that is absent, because it has not joined yet, has left, or has had a permanent
+  `Crash`. `Join` ends all holds.
 - `SetCpu` and `SetLink` apply to the device, not to its process: they persist over crashes and absence.
 
-To add an action: a class, a member of `Switching` and a row of `_HOLDS`. An action with a value: a class
-and a member of `Action`. The type checker then reports each place that does not handle it yet, in every
-runtime.
+To add an action without a value, write a class, add it to `Switching`, and add a row to `_HOLDS`. To add
+an action with a value, write a class and add it to `Action`. The type checker then reports each place
+that does not handle the action yet, in every runtime.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
 
 class _DeviceAction(Struct, frozen=True, forbid_unknown_fields=True, tag_field="action", tag=str.lower):
-    """An action on a device; its JSON form has the action's name as `action`."""
+    """An action on a device. Its JSON form has the action's name in the field `action`."""
 
 
 class SetCpu(_DeviceAction, frozen=True, tag="set"):
@@ -47,7 +48,8 @@ class SetLink(_DeviceAction, frozen=True, tag="set"):
     """Change properties of the link."""
 
     changes: Mapping[str, int | float | None] = msgspec.field(name="link")
-    """New values of fields of `agents.config.AccessLink`, in its units; other fields do not change."""
+    """New values of fields of `agents.config.AccessLink`, in the units of those fields. Other fields do
+    not change."""
 
 
 class _LinkChanges(Struct, forbid_unknown_fields=True):
@@ -75,7 +77,7 @@ class Resume(_DeviceAction, frozen=True):
 
 
 class Disconnect(_DeviceAction, frozen=True):
-    """Block all packets; the process continues."""
+    """Block all packets. The process continues."""
 
 
 class Reconnect(_DeviceAction, frozen=True):
@@ -87,11 +89,11 @@ class Leave(_DeviceAction, frozen=True):
 
 
 class Join(_DeviceAction, frozen=True):
-    """Join the run, for the first time or again; all holds end."""
+    """Join the run, for the first time or again. All holds end."""
 
 
 Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
-"""Actions without a value: each begins or ends a hold."""
+"""Actions without a value. Each of them begins or ends a hold."""
 Action = SetCpu | SetLink | Switching
 
 
@@ -119,7 +121,7 @@ _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Leave: {"down": True},
     Join: {"down": False, "frozen": False, "cut off": False},
 }
-"""Holds that each action begins (True) or ends (False); the first one is its main hold."""
+"""Holds that each action begins (True) or ends (False). The first hold is the action's main hold."""
 
 
 def holds(action: Switching) -> Mapping[Hold, bool]:
@@ -148,8 +150,8 @@ def to_json(action: Action) -> dict[str, Any]:
 
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
-    """Return the action with this JSON form; None if this version does not know it. Integers may be
-    written as floats, because a table may have stored them so."""
+    """Return the action with the JSON form `details`; None if this version does not know the action.
+    Integers may be written as floats, because some tables store them as floats."""
     match details:
         case {"link": Mapping() as link}:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
@@ -161,8 +163,8 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 
 
 def parse(details: Mapping[str, Any]) -> Action:
-    """Return the action with this JSON form. Raises msgspec.ValidationError with the path of the wrong
-    value."""
+    """Return the action with the JSON form `details`. Raises msgspec.ValidationError with the path of
+    the wrong value."""
     action = msgspec.convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
         return action
@@ -183,7 +185,7 @@ class DeviceState:
     """Current values of the link's fields that have changed since the start of the run, as in
     `SetLink`."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
-    """Last action on each hold, in the order of the actions; no entry for a hold that a `Join` ended."""
+    """Last action on each hold, in the order of the actions. A hold that a `Join` ended has no entry."""
 
     def with_action(self, action: Action) -> DeviceState:
         """Return the device's state after `action`."""

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 STANDSTILL_SECONDS = 3.0
-"""Seconds without progress of a process after which a disturbance is reported, if no action caused
-it."""
+"""Seconds without progress of a process after which a disturbance is reported. Standstills that an
+action caused are not reported."""
 UNANSWERED_SECONDS = 8.0
 """Seconds without an acknowledgement after which a connection counts as cut."""
 _BEAT_SECONDS = 0.5
 
 
 def cut(device: str) -> str:
-    """Return the text that reports a cut connection of `device`. The device itself cannot distinguish
-    a cut connection from an outage that the scenario ordered."""
+    """Return the text that reports a cut connection of `device`. The device itself cannot distinguish a
+    cut connection from an outage in the scenario."""
     return f"nothing came back to {device} over its network"
 
 
@@ -39,8 +39,8 @@ class Ongoing:
 
 
 def watch(report: Callable[[float, float], object]) -> None:
-    """Start a daemon thread that calls `report` whenever this process has stood still, with start and
-    end in seconds of the monotonic clock."""
+    """Start a daemon thread that calls `report` whenever this process has stood still. The arguments are
+    the start and the end of the standstill, in seconds of the monotonic clock."""
     threading.Thread(target=_beat, args=(report,), name="standstill", daemon=True).start()
 
 

@@ -1,8 +1,9 @@
-"""Records of `events.jsonl`: what happened in a run, and when.
+"""Records of `events.jsonl`: the events of a run, with their times.
 
-Each line is a JSON object; `"event"` is the name of the record, the other keys are its fields. Times are
-in seconds of device time since the start of the run clock unless a field says otherwise. Readers skip
-unknown fields and records, and ignore an incomplete last line (after a crash while it was written).
+Each line is a JSON object. `"event"` is the name of the record; the other keys are the record's fields.
+Times are in seconds of device time since the start of the run clock unless a field says otherwise.
+Readers skip unknown fields and records. They ignore an incomplete last line, which may be left by a
+crash.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from agents.device_actions import Action, from_json
 from agents.disk import files
 
 FORMAT = 1
-"""Version of the run directory's format; readers refuse a newer one."""
+"""Version of the run directory's format. Readers refuse a newer version."""
 
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """The run clock starts: every client of `clients` is ready and under its CPU limit."""
+    """The run clock starts. Every client of `clients` is ready, and its CPU limit is in force."""
 
     event: ClassVar[str] = "run_started"
     at: float
@@ -38,7 +39,7 @@ class RunStarted:
     """Unix time in seconds."""
     clients: tuple[str, ...]
     missing: tuple[str, ...]
-    """Clients that are absent: not ready in time (quorum), or joining later (scenario)."""
+    """Clients that are absent: they were not ready in time (quorum), or join later (scenario)."""
     format: int = FORMAT
 
 
@@ -53,7 +54,7 @@ class ClientStatus:
     """`joining`, `ready` or `offline`."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, which would take the aggregator 1 µs more
+@dataclass(slots=True, kw_only=True)  # a frozen object takes 1 µs longer to make
 class UpdateApplied:
     """One update was applied to the global model."""
 
@@ -65,36 +66,36 @@ class UpdateApplied:
     applied_version: int
     """First version that contains the update."""
     staleness: int
-    """Number of versions made between base version and application: applied_version − 1 −
-    base_version."""
+    """Number of versions that were made after the base version and before the version with the update:
+    applied_version − 1 − base_version."""
     weight: float
     """Factor by which the rule multiplied the update."""
     samples: int
     """Number of the client's training samples."""
     steps: int
-    """Local steps that were done."""
+    """Number of local steps done."""
     loss: float
     """Mean local training loss over the steps."""
     bytes: int
     """Payload size of the update on the wire, in bytes."""
     dispatched: float
-    """When the aggregator took the model that it sent to the client."""
+    """Time at which the aggregator took the model that it sent to the client."""
     downloaded: float
-    """When the client had received the whole model."""
+    """Time at which the client had received the whole model."""
     train_start: float
     train_end: float
     sent: float
-    """When the client began the upload (after think time)."""
+    """Time at which the client began the upload, after its thinking time."""
     arrived: float
-    """When the aggregator had received the whole update: the end of the upload."""
+    """Time at which the aggregator had received the whole update, which is the end of the upload."""
     applied: float
-    """When the update was applied."""
+    """Time at which the update was applied."""
     dispatch: int = 0
-    """Number of the dispatch that the update answers, counted over the run; with `client` it identifies
-    the update. 0 in older runs, which did not record it."""
+    """Number of the dispatch that the update answers, counted over the run. `client` and `dispatch`
+    together identify the update. 0 in older runs, which did not record the number."""
     bytes_before: float = math.nan
-    """Payload size in bytes if the update were sent as float32; NaN in older runs, which did not record
-    it."""
+    """Payload size in bytes that the update would have in float32; NaN in older runs, which did not
+    record the size."""
     masking: float = 0.0
     """Seconds that the client took to make a mask and its shares, before `train_start` (secure
     aggregation)."""
@@ -103,8 +104,8 @@ class UpdateApplied:
 
     @property
     def at(self) -> float:
-        """Time of the record, equal to `applied`. Every kind of record has this field; here it is not
-        stored."""
+        """Time of the record, equal to `applied`. This property is not stored; other records have a
+        field `at`."""
         return self.applied
 
 
@@ -117,13 +118,14 @@ class UpdateRejected:
     client: str
     reason: str
     dispatch: int = 0
-    """Number of the dispatch that the update claims to answer; 0 if it names none, and in older runs."""
+    """Number of the dispatch that the update claims to answer; 0 if the update names no dispatch, and in
+    older runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateClipped:
-    """An update exceeded the bound of the norm, and was scaled down to it before it was passed to the
-    rule."""
+    """The norm of an update exceeded its bound. The update was scaled down to the bound before it was
+    passed to the rule."""
 
     event: ClassVar[str] = "clipped"
     at: float
@@ -134,23 +136,24 @@ class UpdateClipped:
 
 @dataclass(frozen=True, slots=True)
 class RoundUnfinished:
-    """A model was sent to a client, but no update that answers it was applied. Recorded when this is
-    certain: the client left or restarted, its update was rejected, or the run ended."""
+    """A model was sent to a client, but no update that answers it was applied. The record is written
+    when no such update can come any more: the client left or restarted, its update was rejected, or the
+    run ended."""
 
     event: ClassVar[str] = "unfinished"
     at: float
     client: str
     base_version: int
     dispatched: float
-    """When the aggregator took the model that it sent. If several models were unanswered, this is the
+    """Time at which the aggregator took the model that it sent. If several models were unanswered, the
     time of the first one."""
     until: float
-    """When the rejected update arrived. If no update was rejected, this is `at`: the time from which
-    no update was expected any more."""
+    """Time at which the rejected update arrived. If no update was rejected, `until` is equal to `at`,
+    and no update was expected after that time."""
     dispatch: int = 0
-    """Number of the newest dispatch that this record covers. The record covers all updates of the client
-    that answer this dispatch or an earlier one and have no record of their own: none of them was
-    applied. 0 in older runs."""
+    """Number of the newest dispatch that this record covers; 0 in older runs. The record covers the
+    updates of the client that answer this dispatch or an earlier one and that have no record of their
+    own. None of these updates was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,7 @@ class Evaluated:
 
     event: ClassVar[str] = "evaluation"
     at: float
-    """When the model was taken, not when the evaluation ended."""
+    """Time at which the model was taken, not the end of the evaluation."""
     version: int
     """Version of the model."""
     loss: float
@@ -186,7 +189,7 @@ class EvaluatedPart:
 
     event: ClassVar[str] = "evaluation_part"
     at: float
-    """When the model was taken."""
+    """Time at which the model was taken."""
     version: int
     part: str
     """`class`: the test set's samples of one class. `device`: training samples of one device."""
@@ -206,12 +209,13 @@ class Acted:
 
     event: ClassVar[str] = "action"
     at: float
-    """When the action was done. If another process carries out the action, this is when the order was
-    sent: for links, and in containers for everything except CPU shares."""
+    """Time at which the action was done. If another process carries out the action, the time at which
+    the order was sent. This is the case for links, and in containers for everything except CPU
+    shares."""
     device: str
     source: str
-    """Origin of the action: `scenario` (with churn, availability and heat), `hand` (a user during the
-    run) or `aggregator` (which ends a client that floods it)."""
+    """Origin of the action. `scenario`: the topology's scenario, churn, availability or heat. `hand`: a
+    user during the run. `aggregator`: the aggregator ended a client that flooded it."""
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
@@ -219,14 +223,15 @@ class Acted:
 
     @property
     def action(self) -> Action | None:
-        """The action; None if this version does not know it. Not stored."""
+        """The action; None if this version of the testbed does not know the action. This property is not
+        stored."""
         return from_json(self.details)
 
 
 @dataclass(frozen=True, slots=True)
 class Disrupted:
-    """The testbed itself, not the experiment, hindered the run from `since` to `at`. A disruption that
-    lasts is recorded again when it is over, with the same `since`."""
+    """The testbed itself, not the experiment, hindered the run from `since` to `at`. A long disruption
+    is recorded when it is noticed, and again with the same `since` when it is over."""
 
     event: ClassVar[str] = "disrupted"
     at: float
@@ -237,7 +242,8 @@ class Disrupted:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark for readers of the run, such as a start with a quorum or a client that left."""
+    """A note for people who read the run's events, such as a start with a quorum or a client that
+    left."""
 
     event: ClassVar[str] = "note"
     at: float
@@ -258,7 +264,8 @@ class WrongSum:
 
     @property
     def senders(self) -> str:
-        """Text for people that names these clients. Not stored."""
+        """Text for people that names the clients in `updates` and `answers`. This property is not
+        stored."""
         return f"updates of {', '.join(self.updates)}; answers of {', '.join(self.answers)}"
 
 
@@ -286,8 +293,8 @@ COMPLETE = tuple(_REASONS)
 
 
 def end_reason(reason: str) -> str:
-    """Return the reason of a run's end as text for people: `time is up` for `after`. All other reasons
-    are readable texts already and are returned unchanged."""
+    """Return the reason for a run's end as text for people, such as `time is up` for `after`. A reason
+    that is no condition in `stop` is readable already and is returned unchanged."""
     return _REASONS.get(reason, reason)
 
 
@@ -314,8 +321,8 @@ RECORDS: dict[str, type[Record]] = {record.event: record for record in typing.ge
 def to_line(record: Record) -> str:
     """Return the line of `events.jsonl`, with newline.
 
-    Floats have six decimals (microseconds). Floats below 1 have six significant digits (small weights
-    and losses). A number that is not finite (a loss that diverged) becomes null.
+    Floats have six decimals (microseconds). Floats below 1, such as small weights and losses, have six
+    significant digits. A number that is not finite, such as a diverged loss, becomes null.
     """
     template, fields = _LINES[type(record)]
     return template % tuple(map(_to_json, fields(record)))
@@ -323,7 +330,7 @@ def to_line(record: Record) -> str:
 
 def _line(record: type[Record]) -> tuple[str, Callable[[Record], tuple[Any, ...]]]:
     """Return the template of a record's line, with %s for its values, and a function that returns the
-    values. Both are made once per class, because a line is written for every update."""
+    values. Template and function are made once per class, because a line is written for every update."""
     names = [field.name for field in dataclasses.fields(record)]
     keys = "".join(f',"{name}":%s' for name in names)
     return f'{{"event":"{record.event}"{keys}}}\n', operator.attrgetter(*names)
@@ -341,13 +348,13 @@ def _to_json(value: Any) -> str:
 
 
 LARGEST = 1e300
-"""Largest accepted magnitude of a float; infinite numbers are written as null."""
+"""Largest magnitude of a float that is accepted. Infinite numbers are written as null."""
 _LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: LARGEST}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def from_line(line: str) -> Record | None:
-    """Return the record of one line; None for a kind of record that this version does not know.
+    """Return the record of one line; None if this version does not know this kind of record.
 
     Raises ValueError for a line that is not a record, for instance an incomplete one.
     """

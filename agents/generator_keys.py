@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 
 _BYTES = 16
-"""Bytes of the hash that are used. A short checksum would not do: names with equal CRC-32 are easy to
-find."""
+"""Number of bytes of the hash that are used. A short checksum such as CRC-32 is not sufficient, because
+it is easy to find two names with equal checksums."""
 
 
 def key_of(name: str) -> tuple[int, ...]:

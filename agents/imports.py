@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Context without garbage collection. Imports make almost no garbage, and repeated collections take
-    a seventh of the time in which PyTorch is imported."""
+    """Context manager that switches off garbage collection. Imports make almost no garbage, but repeated
+    collections would take a seventh of the time for importing PyTorch."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -12,16 +12,17 @@ _MIB = 2**20
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt."""
 _KEPT, _LARGEST = 64 * _MIB, 32 * _MIB
-"""Bytes of freed memory that are kept, and bytes of the largest block that is kept. glibc allows no
-larger block."""
+"""Maximum number of bytes of freed memory that are kept, and maximum size in bytes of a block that is
+kept. glibc allows no larger block."""
 
 
 def keep_freed_memory() -> None:
     """Keep up to 64 MiB of freed memory in this process, in blocks of up to 32 MiB. This works only
     with glibc.
 
-    Vectors of the model's size are allocated and freed with every update. If the pages were returned,
-    the kernel would zero them for each new vector, which takes longer than computing with it."""
+    Vectors of the model's size are allocated and freed with every update. If the memory were returned to
+    the kernel, the kernel would have to zero it for each new vector. That takes longer than computing
+    with the vector."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, _LARGEST)
@@ -29,8 +30,8 @@ def keep_freed_memory() -> None:
 
 
 def exit_now(code: int) -> NoReturn:
-    """Flush the output and end this process now, without cleaning up: deleting PyTorch's objects takes
-    0.2 s on one core, 2 s on a tenth of a core, and Python would wait for threads."""
+    """Flush the output and end this process now, without cleaning up. Deleting PyTorch's objects would
+    take 0.2 s on one core, or 2 s on a tenth of a core, and Python would wait for threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

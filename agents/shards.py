@@ -21,10 +21,10 @@ class Shard:
     """n samples with labels."""
 
     x: NDArray[Any]
-    """Samples, shape (n, …). uint8 or float32: the model's input is x · scale in float32. Signed
-    integers (tokens): the model's input is x in int64."""
+    """Samples, shape (n, …). If x is uint8 or float32, the model's input is x · scale in float32. If x
+    has signed integers (tokens), the model's input is x in int64."""
     y: NDArray[Any]
-    """Labels, shape (n,) or (n, …): classes or tokens as int64, real numbers as float32."""
+    """Labels, shape (n,) or (n, …). Classes and tokens are int64; real numbers are float32."""
     scale: float = 1.0
     """Factor from x to the model's input."""
 

@@ -1,5 +1,5 @@
-"""Parts of messages. Texts and values from other processes are shortened and made safe to print; numbers
-get their noun (`3 runs`)."""
+"""Functions that make parts of messages. They shorten texts and values from other processes and make
+them safe to print, and they write numbers with a noun (`3 runs`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def make_printable(text: str, most: int, keep: str = "") -> str:
 
 
 def quantity(number: int, singular: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 run`, `1,200 runs`. `plural`: needed unless it is `singular`
-    with an s."""
+    """Return a number with its noun, such as `1 run` or `1,200 runs`. `plural`: plural of the noun; None
+    if it is `singular` followed by an s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def describe_value(value: object) -> str:
-    """Return a received value as text for an error message: at most 80 characters. Lists, maps and huge
-    integers are represented by their type."""
+    """Return a received value as text for an error message, with at most 80 characters. Lists, maps and
+    huge integers are represented by their type."""
     if isinstance(value, str | int | float | None):
         with suppress(ValueError):
             return f"{value!r:.80}"

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HOSTS = {"flower": "agents.tasks.flower:Flower"}
-"""Built-in tasks that run user code; they are planned, copied and inspected like user code."""
+"""Built-in tasks that run user code. They are planned, copied and inspected like user code."""
 FAILED = 3
-"""Exit code after an error in user code; the log then ends with its traceback."""
+"""Exit code after an error in user code. The log then ends with the error's traceback."""
 _OURS = {"__main__", "agents", "analysis", "concurrent", "importlib", "testbed"}
 """Top-level modules whose frames are not user code."""
 _in_use: list[str] = []
@@ -39,8 +39,8 @@ def is_user_code(name: str) -> bool:
 
 def use_folder(folder: str | None) -> None:
     """Import user code from `folder` from now on; import no user code if `folder` is None. Modules of
-    the previous folder are unloaded, so that one process can run several versions one after the
-    other."""
+    the previous folder are unloaded, so that one process can run several versions of user code in
+    turn."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
     for name, module in list(sys.modules.items()):
@@ -48,18 +48,18 @@ def use_folder(folder: str | None) -> None:
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path not in _in_use]
     _in_use[:] = [] if folder is None else [folder]
-    sys.path[:0] = _in_use  # before the folder that the process was started in
+    sys.path[:0] = _in_use  # before the entry for the folder in which the process was started
     importlib.invalidate_caches()
 
 
 def folder() -> str | None:
-    """Return the folder in use; None if there is none."""
+    """Return the folder in use; None if no folder is in use."""
     return next(iter(_in_use), None)
 
 
 def load_attribute(name: str) -> Any:
-    """Return the object `module:name` of user code. Raises LookupError if it does not exist, and any
-    error of the import."""
+    """Return the object `module:name` of user code. Raises LookupError if the object does not exist, and
+    any error of the import."""
     module_name, _, last = name.partition(":")
     module = _module(module_name)
     if not hasattr(module, last):
@@ -69,7 +69,7 @@ def load_attribute(name: str) -> Any:
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
     """Build the task or rule that `named` describes, from the built-in classes `ours` or from user code.
-    Raises LookupError if it does not exist, and any error of user code."""
+    Raises LookupError if the task or rule does not exist, and any error of user code."""
     params = as_json_values(named.params) if is_user_code(named.name) else named.params
     return find_class(named.name, ours, base)(**params)
 
@@ -111,7 +111,7 @@ def has_module(module: str) -> bool:
 
 def _module(name: str) -> object:
     """Import the module `name` of user code, without writing byte code. Raises LookupError if there is
-    none."""
+    no such module."""
     if not has_module(name):
         raise LookupError(f"the code has no module {name}")
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
@@ -136,14 +136,14 @@ def is_from_user_code(error: BaseException) -> bool:
 
 def is_caused_by_user_code(error: BaseException, task: str) -> bool:
     """Return whether user code caused `error`: it was raised in user code, or in objects of the task
-    `task`, such as torch layers of its model. Errors of the latter kind are recognised by the notes that
+    `task`, such as torch layers of its model. Errors in such objects are recognised by the notes that
     the testbed adds to them."""
     return is_from_user_code(error) or (is_user_code(task) and hasattr(error, "__notes__"))
 
 
 def error_place(error: BaseException) -> str:
-    """Return the line of user code where `error` was raised, as " (mlp.py, line 12)"; empty if there is
-    none."""
+    """Return the line of user code where `error` was raised, such as " (mlp.py, line 12)". The text is
+    empty if user code did not raise the error."""
     return "".join(f" ({file}, line {number})" for file, number in _own_lines(error)[-1:])
 
 
@@ -160,8 +160,8 @@ def user_traceback(error: BaseException) -> str:
 
 @contextmanager
 def exit_if_user_code_fails(name: str) -> Iterator[None]:
-    """Context for calls of the task or rule `name`. If it is user code and raises an error, the process
-    ends with the error's traceback and the exit code FAILED."""
+    """Context manager for calls of the task or rule `name`. If the task or rule is user code and raises
+    an error, the process ends with the error's traceback and the exit code FAILED."""
     try:
         yield
     except Exception as error:
@@ -172,7 +172,8 @@ def exit_if_user_code_fails(name: str) -> Iterator[None]:
 
 
 def as_json_values(value: Any) -> Any:
-    """Return `value` as user code receives it in every runtime: JSON types, with lists for tuples."""
+    """Return `value` in the form in which user code receives it in every runtime: JSON types, with lists
+    instead of tuples."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return as_json_values(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -181,8 +182,9 @@ def as_json_values(value: Any) -> Any:
 
 
 def _begins(frame: FrameType, *, own: bool) -> bool:
-    """Return whether the shown part of a traceback begins with `frame`. If `own`, it must begin in user
-    code; otherwise it begins in the first module outside `_OURS`."""
+    """Return whether the shown part of a traceback begins with `frame`. If `own` is true, this part
+    begins with the first frame of user code. Otherwise it begins with the first frame of a module
+    outside `_OURS`."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
     return _is_own_frame(frame) if own else top not in _OURS
 

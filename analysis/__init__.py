@@ -1,2 +1,2 @@
-"""Analysis of run directories: tables, metrics, charts, comparison, report. Does not import
+"""Analysis of run directories: tables, metrics, charts, comparison, report. The package does not import
 `testbed`."""

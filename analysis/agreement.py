@@ -1,5 +1,5 @@
-"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations. No
-I/O and no clock."""
+"""Agreement of two runtimes, such as virtual time and emulation, on the ranking of configurations. The
+module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from analysis.load import Run
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
-"""Minimum number of configurations for resampling them. With two, each resample has the same tau
-as the original, or no tau if it contains one configuration twice."""
+"""Minimum number of configurations that can be resampled. With two configurations, each resample has the
+same tau as the original, or no tau if it has one configuration twice."""
 
 Times = npt.NDArray[np.float64]
-"""Times in seconds: one row per configuration or seed, and one column for each of the two runtimes."""
+"""Times in seconds. There is one row per configuration or seed, and one column for each of the two
+runtimes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,13 @@ class RankedConfiguration:
 
     name: str
     virtual_s: float
-    """Mean time to the target over seeds, in virtual time; infinite if a seed did not reach it."""
+    """Mean over seeds of the time to the target, in seconds of virtual time; infinite if a seed did not
+    reach the target."""
     real_s: float
-    """Mean time to the target over seeds, in the real runtime; infinite if a seed did not reach it."""
+    """Mean over seeds of the time to the target, in seconds in the real runtime; infinite if a seed did
+    not reach the target."""
     virtual_rank: int
-    """Rank in virtual time, from 1. Configurations with equal times share the best of their ranks."""
+    """Rank in virtual time, from 1. Configurations with equal times all have the best of their ranks."""
     real_rank: int
 
 
@@ -46,28 +49,29 @@ class RankAgreement:
     configurations: tuple[RankedConfiguration, ...]
     """Configurations, in the order of their rank in virtual time."""
     tau: float
-    """Kendall's tau-b: 1 if both runtimes have the same order, −1 if the order is reversed. NaN if
-    all times are equal in one of the runtimes."""
+    """Kendall's tau-b. It is 1 if both runtimes have the same order, and −1 if the order is reversed.
+    NaN if all times are equal in one of the runtimes."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float
     """Upper end of the 95% interval; NaN if there is no interval."""
     resampled: Literal["seeds", "configurations"]
-    """Items that the bootstrap resamples: seeds if every configuration has several, otherwise
+    """Items that the bootstrap resamples: seeds if every configuration has several seeds, otherwise
     configurations."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of configurations in which the first is faster in virtual time, but slower in the real
-    runtime. A tie in one of the two is not a swap."""
+    """Pairs of configurations whose order differs between the runtimes. The first of a pair is faster in
+    virtual time, but slower in the real runtime. If the two have equal times in one runtime, they are
+    not swapped."""
 
 
 def times(
     configurations: Sequence[str], virtual: Sequence[Run], real: Sequence[Run], target: float
 ) -> pd.DataFrame:
-    """Return the table for `agreement`: the times at which the runs reached the accuracy `target`.
+    """Return the table for `agreement`, with the times at which the runs reached the accuracy `target`.
 
     `virtual` and `real` have one run for each entry of `configurations`. Times are interpolated between
-    evaluations. Without that, times in the same evaluation interval would be equal, or noise would
-    decide their order.
+    evaluations. Otherwise times in the same evaluation interval would be equal, or noise would decide
+    their order.
     """
     runtimes = {"virtual_s": virtual, "real_s": real}
     seconds = {
@@ -80,10 +84,9 @@ def times(
 def agreement(times: pd.DataFrame) -> RankAgreement:
     """Return the agreement of the two runtimes on the order of the configurations by time.
 
-    `times` has a row for each seed of a configuration, with the columns `configuration`,
-    `virtual_s` and `real_s`: seconds to the target in virtual time and in the real runtime;
-    infinite or NaN if the target was not reached. Raises ValueError for fewer than two
-    configurations.
+    `times` has a row for each seed of a configuration. Its columns are `configuration`, `virtual_s` and
+    `real_s`: seconds to the target in virtual time and in the real runtime. A time is infinite or NaN if
+    the target was not reached. Raises ValueError for fewer than two configurations.
     """
     columns = times[["virtual_s", "real_s"]].astype(np.float64).fillna(inf)
     runs = {
@@ -134,8 +137,8 @@ Resample = Callable[[np.random.Generator], Times]
 
 
 def _seeds(runs: list[Times]) -> Resample:
-    """Return a function that resamples the seeds of each configuration. Both runtimes get the same
-    seeds."""
+    """Return a function that resamples the seeds of each configuration. For both runtimes, it draws the
+    same seeds."""
     return lambda random: np.array(
         [own[random.integers(len(own), size=len(own))].mean(axis=0) for own in runs]
     )

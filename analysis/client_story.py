@@ -1,4 +1,5 @@
-"""History of one client of a run, in order of time, for troubleshooting. No I/O and no clock."""
+"""History of one client of a run, in order of time, for troubleshooting. The module uses neither I/O nor
+a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class Moment:
     """One event in the history of a client."""
 
     at: float
-    """Seconds of device time."""
+    """Device time of the event, in seconds."""
     what: str
     """Description of the event."""
 
@@ -24,8 +25,8 @@ class Moment:
 
 
 def story(records: Iterable[events.Record], client: str) -> list[Moment]:
-    """Return the history of `client` from the `records` of `events.jsonl`: its dispatches, updates,
-    rejections and absences, and the events of its device and of the whole run."""
+    """Return the history of `client` from the `records` of `events.jsonl`. It has the client's
+    dispatches, updates, rejections and absences, and the events of its device and of the whole run."""
     moments = [moment for record in records for moment in _moments(record, client)]
     return sorted(moments, key=lambda moment: moment.at)
 

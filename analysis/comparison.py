@@ -1,5 +1,5 @@
-"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. No
-I/O and no clock."""
+"""Comparison of runs as in the papers' tables: cost of a target accuracy, final accuracy and loss. The
+module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.metrics import ConfidenceInterval
 from analysis.names import by_settings, distinct
 
 _NAMED = 5
-"""Maximum number of runs or rows named in a remark."""
+"""Maximum number of runs or rows that a remark names."""
 TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99))
 """Accuracies that `common_target` chooses from."""
 
@@ -27,9 +27,9 @@ class ComparisonRow:
 
     name: str
     task: str
-    """Name of the task, as in `by_task`."""
+    """Name of the task, as `by_task` returns it."""
     target: float
-    """Target accuracy (share); NaN if there is none."""
+    """Target accuracy, as a share; NaN if there is none."""
     runs: int
     """Number of runs."""
     reached: int
@@ -42,9 +42,10 @@ class ComparisonRow:
     updates: ConfidenceInterval
     """Number of applied updates until the target was reached."""
     bytes: ConfidenceInterval
-    """Payload bytes of the updates applied until the target was reached. Downloads do not count."""
+    """Payload size in bytes of the updates applied until the target was reached. Downloads are not
+    included."""
     accuracy: ConfidenceInterval
-    """Accuracy (share) of the last evaluation."""
+    """Accuracy of the last evaluation, as a share."""
     loss: ConfidenceInterval
     """Loss of the last evaluation."""
     valid: int
@@ -52,23 +53,26 @@ class ComparisonRow:
     not_judged: int
     """Number of runs in which something could not be checked."""
     repeats: int
-    """Number of runs that a sweep has repeated because they were not valid. No other column
-    includes them."""
+    """Number of runs that a sweep has repeated because they were not valid. The other columns do not
+    include these runs."""
     speed_up: float
-    """Mean time to the target of the first row of the same task ÷ that of this row; NaN if one of them
-    is NaN."""
+    """Mean time to the target of the first row of the same task, divided by that of this row. NaN if one
+    of the two times is NaN."""
 
 
 def slim(run: Run) -> Run:
-    """Return `run` with only the data that this module needs, because many complete runs may not fit
-    into memory."""
+    """Return `run` with only the data that this module needs. Many complete runs may not fit into
+    memory."""
     updates = run.updates[["applied", "applied_version", "bytes"]].copy()
     return replace(run, updates=updates, telemetry=run.telemetry[:0].copy(), parts=run.parts[:0].copy())
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs in groups, by the name of the group. Runs of a group have the same task, the same
-    data of the task and the same data for evaluation, because other accuracies are not comparable."""
+    """Return the runs in groups, by the name of the group.
+
+    Runs of a group have the same task, the same data of the task, and the same data for evaluation.
+    Other accuracies would not be comparable.
+    """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         task, evaluate = run.topology.get("task"), run.topology.get("evaluate")
@@ -83,7 +87,7 @@ def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """Return the reasons why figures of these runs are not comparable."""
+    """Return the reasons why figures of `runs` are not comparable."""
     tasks = by_task(runs)
     reasons = []
     if len(tasks) > 1:
@@ -146,8 +150,8 @@ def _ends(run: Run) -> str:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the highest of `TARGETS` that every run reached; if there is none, the highest that any run
-    reached; None if no run reached any."""
+    """Return the highest of `TARGETS` that every run reached. If there is none, return the highest of
+    `TARGETS` that any run reached; None if no run reached any."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
     some = [target for target in TARGETS if any(target <= one for one in best)]
     common = [target for target in some if all(target <= one for one in best)]
@@ -157,7 +161,8 @@ def common_target(runs: Sequence[Run]) -> float | None:
 def compare(runs: Sequence[Run], target: float | None) -> list[ComparisonRow]:
     """Return one row for each set of runs that differ only in their seed, in the order of `runs`.
 
-    `target` is the accuracy (share) whose cost is compared. If `target` is None, the costs are NaN.
+    `target`: accuracy, as a share, whose cost is compared; None to compare no cost. In that case, the
+    costs are NaN.
     """
     rows: list[ComparisonRow] = []
     tasks = {id(run): task for task, own in by_task(runs).items() for run in own}
@@ -194,12 +199,13 @@ def _final(runs: Sequence[Run], figure: Callable[[summary.Headline], float]) -> 
 
 
 def percent(share: float) -> str:
-    """Format a share as percentage, e.g. `90%` or `97.5%`."""
+    """Format a share as percentage, such as `90%` or `97.5%`."""
     return f"{100 * share:.4g}%"
 
 
 def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the rows as headings and cells: `mean ± half of the interval`; `–` if there is no value."""
+    """Return the rows as headings and cells. A cell is `mean ± half of the interval`, or `–` if there is
+    no value."""
     columns: dict[str, Callable[[ComparisonRow], str]] = {
         "": lambda row: row.name,
         "task": lambda row: row.task,

@@ -1,4 +1,5 @@
-"""State of each device over time, from the timestamps of its updates. No I/O and no clock."""
+"""State of each device over time, from the timestamps of its updates. The module uses neither I/O nor a
+clock."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
 _PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
-"""States in order of precedence. If several states apply at the same moment, the one that comes
-first here is used."""
+"""States in order of precedence. If several states apply at the same moment, the first in this order is
+used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
@@ -23,7 +24,8 @@ _WORK = {
     "upload": ("sent", "arrived"),
 }
 _MIN_BUSY_SHARE = 0.5
-"""A device that uses at least this fraction of its CPU share counts as training. Transfers use less."""
+"""Minimum fraction of its CPU share that a device uses while it trains. During transfers, it uses
+less."""
 _HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
 """State of a device during each kind of hold."""
 
@@ -32,8 +34,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     """Return the states of all devices as intervals, sorted by device and time. The intervals of a
     device cover the run from `since` to `run.duration` without gap or overlap.
 
-    Columns: `device`, `state` (one of `STATES`), `begin`, `end` (s), and `update`: the row of
-    `run.updates` that the work was for, −1 if none. The states:
+    Columns: `device`, `state` (one of `STATES`), `begin` and `end` (s), and `update`. The last is the
+    row of `run.updates` for which the device worked, or −1 if there is none. The states:
 
     - `download`: from the dispatch until the client had the whole model.
     - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as
@@ -41,17 +43,19 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `train`: from the first to the last local step.
     - `upload`: from the first byte until the aggregator had the whole update.
     - `paused`: frozen by the scenario or by hand.
-    - `offline`: absent or crashed, until it reports that it is ready; or cut off from the network.
-    - `unfinished`: in a round without applied update, because the run ended, the device left, or
-      the update was rejected or is still in the rule's buffer. It lasts from the dispatch until
-      the update arrived, or until no update was expected any more. The part of it that was
-      training is unknown. During a run, and after a crash, unanswered dispatches are not recorded.
-      Then the state is inferred from telemetry: a device is `unfinished` whenever it uses at least
-      half of its CPU share after its last update arrived.
-    - `wait`: otherwise. The device waits for the aggregator, or has think time.
+    - `offline`: cut off from the network, absent, or crashed. After an absence or a crash, the state
+      lasts until the device reports that it is ready.
+    - `unfinished`: in a round without applied update, because the run ended, the device left, or the
+      update was rejected or is still in the rule's buffer. The state lasts from the dispatch until the
+      update arrived, or until no update was expected any more. An unknown part of it was training.
+    - `wait`: in all other cases. The device waits for the aggregator, or has think time.
 
-    If several states apply, the first of offline, paused, train, mask, upload, download, unfinished is
-    used: a model may arrive while the device trains.
+    While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished`
+    is then inferred from telemetry: it is the time after the device's last update arrived in which the
+    device uses at least half of its CPU share.
+
+    A model may arrive while the device trains. If several states apply, the first of offline, paused,
+    train, mask, upload, download, unfinished is used.
     """
     clients = run.updates["client"].cat.categories  # starts with the planned devices
     waiting = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
@@ -74,7 +78,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
 
 def _spans(device: object, state: str, begin: object, end: object, update: object = -1) -> pd.DataFrame:
-    """Return a table with one row per interval. `device` is an index of the clients; the column `state`
+    """Return a table with one row per interval. `device` is an index of the clients. The column `state`
     has an index of `_PRECEDENCE`."""
     columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
     types = {"device": np.int64, "begin": np.float64, "end": np.float64}
@@ -163,17 +167,17 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
-    """Clip the intervals to the run, and drop those that are empty or whose begin or end is unknown."""
+    """Clip the intervals to the run. Drop intervals that are empty, or whose begin or end is unknown."""
     begin, end = spans["begin"].clip(since, until), spans["end"].clip(since, until)
     return spans.assign(begin=begin, end=end)[end > begin]  # false for NaN
 
 
 def _flat(spans: pd.DataFrame) -> pd.DataFrame:
-    """Remove overlaps: at each moment, keep the span of the first state in `_PRECEDENCE` and, among
-    several of that state, the one that began last.
+    """Remove overlaps. At each moment, keep the span of the state that comes first in `_PRECEDENCE`. If
+    there are several spans of that state, keep the one that began last.
 
-    Sweeps over all begins and ends, and tracks how many spans of each state are open, and which of
-    them began last.
+    The function goes through all begins and ends in order of time. For each state, it counts the spans
+    that are open, and tracks which of them began last.
     """
     count = len(spans)
     rows = np.arange(2 * count, dtype=np.int32)

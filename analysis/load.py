@@ -35,18 +35,18 @@ from analysis import manifest as manifests
 from analysis import records
 
 _MAX_TABLES = 50
-"""Maximum number of tables of one kind of record. If there are more, they are concatenated."""
+"""Maximum number of tables of one kind of record. If there are more, they are concatenated into one."""
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
-"""Seconds after the end of a run's segment in which a sample still belongs to the segment. Samples are
+"""Seconds after the end of a run's segment in which a sample still counts to that segment. Samples are
 one second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run. A table has one row per record; its columns are the fields of the record
+    """One run. A table has one row per record. Its columns are the fields of the record
     (`agents.events`).
 
     Names of clients, devices and groups are categoricals, in the order of the plan.
@@ -57,25 +57,26 @@ class Run:
     manifest: Mapping[str, Any]
     """The content of `manifest.json`."""
     topology: Mapping[str, Any]
-    """The content of `topology.yaml`; empty if it was not written yet."""
+    """The content of `topology.yaml`; empty if that file was not written yet."""
     starts: tuple[events.RunStarted, ...]
-    """The start of each segment of the run: a resumed run has several."""
+    """The start of each segment of the run. A resumed run has several segments."""
     ended: events.RunEnded | None
     """The end of the run; None while it is running, and after a crash."""
     devices: pd.DataFrame
     """Devices as planned: `device`, `group`, `profile`, `cpu` (share of one core), `gflops` (Gflop/s),
-    `speed` (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). NaN if not set."""
+    `speed` (factor), `memory` (bytes), `samples`, `importance` (p_i, sums to 1). Values that are not set
+    are NaN."""
     updates: pd.DataFrame
-    """`events.UpdateApplied`, in the order of application, and the client's `group`. `dispatched` to
-    `applied` are times (s); `bytes` is the payload size."""
+    """`events.UpdateApplied`, in the order of application, with the `group` of the client. The columns
+    from `dispatched` to `applied` are times (s). `bytes` is the payload size."""
     versions: pd.DataFrame
-    """`events.VersionMade`: `at` (s), `version`, and `updates`, the number of updates in it."""
+    """`events.VersionMade`: `at` (s), `version`, and `updates`, the number of updates in the version."""
     evaluations: pd.DataFrame
-    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1); for language tasks
-    also `perplexity`, exp(loss)."""
+    """`events.Evaluated`: `at` (s), `version`, `loss`, `accuracy` (share, 0 to 1). For language tasks
+    also `perplexity`, which is exp(loss)."""
     parts: pd.DataFrame
-    """`events.EvaluatedPart`, if the topology asks for it: `at` (s), `version`, `part` (`class` or
-    `device`), `name`, `samples`, `loss`, `accuracy` (share, 0 to 1)."""
+    """`events.EvaluatedPart`: `at` (s), `version`, `part` (`class` or `device`), `name`, `samples`,
+    `loss`, `accuracy` (share, 0 to 1). Empty unless the topology asks for this evaluation."""
     statuses: pd.DataFrame
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
@@ -89,26 +90,31 @@ class Run:
     """`events.Note`: `at` (s), `message`."""
     scenario: pd.DataFrame
     """`events.Acted`, the actions on devices: `at` (s), `device`, `source`, `lateness` (s), `action`,
-    and `details`, the whole action as JSON."""
+    and `details`, which is the whole action as JSON."""
     telemetry: pd.DataFrame
-    """One row per sample. Counters since the start of the device: `cpu` (CPU seconds of one host
-    core), `periods`, `throttled_periods` (CFS), `throttled` (s), `received`, `sent` (bytes); for
-    the uplink `up_busy` (s in which packets waited in its queue), `up_left` (bytes that left the
-    queue in that time) and `up_allowed` (bytes that its rate allows in that time); `down_busy`,
-    `down_left` and `down_allowed` are these values of the downlink. Other columns: `device`, `at`
-    (s), `memory` (bytes), `monotonic` (the host's clock in the last segment of the run, s).
-    Without `monotonic_zero` in the manifest, `at` is NaN."""
+    """Telemetry with one row per sample. `device`, `at` (s), `memory` (bytes), `monotonic` (the host's
+    clock in the last segment of the run, s). Without `monotonic_zero` in the manifest, `at` is NaN.
+
+    Counters since the start of the device: `cpu` (CPU seconds of one host core), `periods` and
+    `throttled_periods` (of the CFS quota), `throttled` (s), `received` and `sent` (bytes).
+
+    Counters of the uplink: `up_busy` (s in which packets waited in the queue), `up_left` (bytes that
+    left the queue in that time) and `up_allowed` (bytes that the rate allows in that time). The same
+    counters of the downlink are `down_busy`, `down_left` and `down_allowed`.
+    """
     probes: pd.DataFrame
     """Links as measured by the devices: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter` (s),
     `loss` (share), `monotonic` (s)."""
     fidelity: pd.DataFrame
-    """`fidelity.json`, empty until the run has ended: `device`, `group`, `figure`, `asked` (requested),
-    `got` (measured), `error` (%). Figures: `cpu`, a share of one core; `up`, `down`, bit/s; `rtt`,
-    `jitter`, s; `loss`, a share; `up_carried`, `down_carried`, shares of the rate carried while packets
-    waited."""
+    """Content of `fidelity.json`: `device`, `group`, `figure`, `asked` (requested), `got` (measured),
+    `error` (%). Empty until the run has ended.
+
+    Figures: `cpu` (share of one core); `up` and `down` (bit/s); `rtt` and `jitter` (s); `loss` (share);
+    `up_carried` and `down_carried` (shares of the rate that the link carried while packets waited).
+    """
 
     def __repr__(self) -> str:
-        """Return one line, because the tables are long."""
+        """Return one line. The default would print the tables, which are long."""
         made = f"{quantity(len(self.updates), 'update')} in {quantity(self.versions_made, 'version')}"
         devices = quantity(len(self.devices), "device")
         return f"<run {self.name}: {devices}, {made}, {self.duration:.1f} s>"
@@ -132,7 +138,7 @@ class Run:
 
     @property
     def duration(self) -> float:
-        """Seconds until the run ended or, if it has not ended, until its last record or sample."""
+        """Seconds until the run ended. If it has not ended, seconds until its last record or sample."""
         if self.ended is not None:
             return self.ended.at
         ats = [self.updates["applied"]]
@@ -153,10 +159,10 @@ class Run:
         }
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
-        """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
-        created.
+        """Write every table to `folder` as `<table>.<form>`, and return the files. Create the folder if
+        it does not exist.
 
-        Raises ValueError for another form, OSError if a file cannot be written.
+        Raises ValueError for another value of `form`, and OSError if a file cannot be written.
         """
         if form not in ("parquet", "csv"):
             raise ValueError(f"form is {form!r}, expected parquet or csv")
@@ -176,10 +182,10 @@ class Follower:
 
     def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
         """`newest`: approximate maximum number of rows to keep, by kind of record (`records.SCHEMAS`,
-        `telemetry`, `probe`). Up to a quarter more may be kept; older rows are discarded. Raises the
-        same errors as `load`."""
+        `telemetry`, `probe`). Up to a quarter more rows may be kept. Older rows are discarded. Raises
+        the same errors as `load`."""
         self.rows: Counter[str] = Counter()
-        """Number of rows read so far, by kind of record; includes discarded rows."""
+        """Number of rows read so far, by kind of record. Discarded rows are included."""
         self._newest = newest
         self._path = Path(path)
         self._events = records.Tail(self._path / "events.jsonl")
@@ -194,18 +200,19 @@ class Follower:
         """`monotonic_zero` of the newest samples; None before the first sample."""
         self._topology = _topology(self._path / "topology.yaml")
         self._starts: list[events.RunStarted] = []
-        """The start of each segment of the run: a resumed run has several."""
+        """The start of each segment of the run. A resumed run has several segments."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
-        """State and content of the manifest's file when it was last read; None if it was never read."""
+        """State and content of the manifest's file when it was last read; None if it has never been
+        read."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
         """Return the rows since the last call, by kind of record: `update`, `version`, …
-        (`records.SCHEMAS`), `telemetry` and `probe`. Kinds without new rows are left out. In telemetry
-        and probes, `at` is on the host's monotonic clock.
+        (`records.SCHEMAS`), `telemetry` and `probe`. Kinds without new rows are left out.
 
-        Raises ValueError, naming the line, if a record is invalid.
+        In telemetry and probes, `at` is on the host's monotonic clock. Raises ValueError that names the
+        line if a record is invalid.
         """
         new: dict[str, list[pa.Table]] = {}
         for kind, table in self._read_new():
@@ -242,7 +249,7 @@ class Follower:
         )
 
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
-        """Read and keep new records; yield them as (kind of record, table)."""
+        """Read new records and keep them. Yield them as pairs of the kind of record and a table."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
@@ -267,8 +274,8 @@ class Follower:
                     yield kind, table
 
     def _hold(self, kind: str, table: pa.Table) -> None:
-        """Append `table`. Limit the number of tables, because concatenating many is slow, and the number
-        of rows."""
+        """Append `table`. Limit the number of rows. Limit the number of tables, too, because it is slow
+        to concatenate many tables."""
         self.rows[kind] += table.num_rows
         tables = self._tables[kind]
         tables.append(table)
@@ -286,8 +293,8 @@ class Follower:
         return self._known[1]
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Return `samples` with `at` on the run clock. In a resumed run, the clock stands still between
-        the segments; samples from that time have NaN."""
+        """Return `samples` with `at` on the run clock. In a resumed run, this clock stands still between
+        the segments. Samples from that time have NaN."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
         # Not 0 if the host was rebooted or suspended between two segments.
@@ -309,7 +316,7 @@ class Follower:
 
 
 class _NamedEntry(BaseModel):
-    """A named entry of a topology. Only fields that this module uses are checked."""
+    """A named entry of a topology. Only the fields that this module uses are checked."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     name: str = "?"
@@ -355,18 +362,18 @@ class _FidelityFile(BaseModel):
 
 
 def load(path: str | Path) -> Run:
-    """Read the run directory `path`. Tables without records are empty; an incomplete last line is
-    ignored.
+    """Read the run directory `path`. If there are no records of a kind, its table is empty. An
+    incomplete last line is ignored.
 
-    Raises FileNotFoundError if there is no run, and ValueError, naming file and line, if the content is
-    invalid.
+    Raises FileNotFoundError if there is no run. Raises ValueError that names file and line if the
+    content is invalid.
     """
     return Follower(path).run()
 
 
 def load_many(where: str | Path | Iterable[str | Path]) -> list[Run]:
-    """Read the given run directories in their order, or all runs in a folder, oldest first. Raises the
-    same errors as `load`."""
+    """Read the given run directories in their order. If a folder of runs is given, read all runs in it,
+    the oldest first. Raises the same errors as `load`."""
     if not isinstance(where, str | Path):
         return [load(path) for path in where]
     runs = [load(path.parent) for path in sorted(Path(where).glob("*/manifest.json"))]
@@ -392,8 +399,8 @@ def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.DataFrame:
-    """Return `table` with `column` as categorical: first the planned devices, then names not in the
-    plan."""
+    """Return `table` with `column` as categorical. The planned devices are the first categories. Names
+    that are not in the plan follow."""
     names = list(dict.fromkeys([*devices["device"], *table[column].unique()]))
     return table.assign(**{column: pd.Categorical(table[column], names)})
 
@@ -406,8 +413,8 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
-    """Return `parts` with only the last of repeated evaluations. A restarted aggregator may repeat an
-    evaluation."""
+    """Return `parts` with only the last of several equal evaluations. A restarted aggregator may repeat
+    an evaluation."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 
@@ -451,7 +458,8 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
 
 @contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    """Convert errors in the content of the file `path` to a ValueError that names the file."""
+    """Context that converts errors in the content of the file `path` to a ValueError that names the
+    file."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,5 @@
-"""Reading and checking the manifest of a run. The classes below define the types of its entries."""
+"""Reading and checking the manifest of a run. The classes of this module define the types of the
+manifest's entries."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from agents.disk import files
 _MAX_BYTES = 64 * 2**20
 
 Verdict = Literal["valid", "not valid", "not judged", "simulated"]
-"""Verdict on a run: `not judged` if something that was requested could not be checked; `simulated` in
+"""Verdict on a run. It is `not judged` if some requested value could not be checked, and `simulated` in
 virtual time, where no host is involved."""
 
 _Number = Annotated[float, Field(ge=-1e18, le=1e18)]
@@ -25,8 +26,8 @@ _Unix = Annotated[float, Field(ge=0, le=2.5e11)]
 
 
 class _Entries(BaseModel):
-    """A table of the manifest. Every entry may be missing, for example in a run that has just
-    started. There may be further entries."""
+    """A table of the manifest. Every entry may be missing, for example if the run has just started.
+    There may be further entries."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -86,8 +87,8 @@ class _Manifest(_Entries):
 def read(path: Path) -> dict[str, Any]:
     """Return the entries of the manifest in the file `path`.
 
-    Raises OSError (FileNotFoundError if it does not exist), and ValueError, which names file and entry,
-    if it is not a manifest or has a newer format.
+    Raises OSError if the file cannot be read (FileNotFoundError if it does not exist). Raises ValueError
+    that names file and entry if the file is not a manifest or has a newer format.
     """
     try:
         manifest = files.from_json(files.read(path, _MAX_BYTES))
@@ -103,13 +104,13 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_format(path: Path, version: int) -> None:
-    """Raise ValueError, which names `path`, if format `version` is newer than this program's."""
+    """Raise ValueError that names `path` if the format `version` is newer than this program's."""
     if version > events.FORMAT:
         raise ValueError(f"{path}: format {version} is newer than this program's, {events.FORMAT}")
 
 
 def verdict(manifest: Mapping[str, Any]) -> Verdict:
-    """Return the verdict of a run from its manifest."""
+    """Return the verdict of a run, according to its manifest."""
     if (validity := manifest.get("validity")) is None:
         return "simulated" if manifest.get("cpus") is None else "not judged"
     match validity.get("valid"):

@@ -1,7 +1,5 @@
-"""The metrics of the papers, for one run or several. Each function's docstring has its definition.
-
-Times are in seconds of device time, sizes in bytes.
-"""
+"""The metrics of the papers, for one run or several. The docstring of each function has the definition
+of its metric. Times are in seconds of device time, and sizes are in bytes."""
 
 from __future__ import annotations
 
@@ -23,25 +21,25 @@ _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The cost of reaching an accuracy; all NaN if the run never reached it."""
+    """The cost of reaching an accuracy. All fields are NaN if the run never reached the accuracy."""
 
     time: float
     """Device time of the global model that first had the accuracy, in seconds."""
     rounds: float
-    """Number of aggregations up to the first model that had the accuracy, which is that model's
-    version."""
+    """Number of aggregations up to the first model that had the accuracy. It is equal to the version of
+    that model."""
     updates: float
     """Number of updates applied up to the first model that had the accuracy."""
     bytes: float
-    """Payload bytes of the updates applied up to the first model that had the accuracy. Downloads are
-    not recorded."""
+    """Payload size in bytes of the updates applied up to the first model that had the accuracy.
+    Downloads are not recorded."""
 
 
 def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al.
-    2024). The time is not interpolated, so its resolution is the evaluation interval.
+    The time is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024).
+    It is not interpolated, so that its resolution is the evaluation interval.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
@@ -53,8 +51,8 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
-    """Return the seconds until the global model first has an accuracy (share) of at least `level`,
-    or a loss of at most `level`; infinite if that never happens. Interpolated linearly between
+    """Return the seconds until the global model first has an accuracy (share) of at least `level`, or a
+    loss of at most `level`; infinite if that never happens. The time is interpolated linearly between
     evaluations with finite values."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
@@ -69,12 +67,12 @@ def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> flo
 
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
-    """Return the mean of the evaluations in the last `share` of the time up to the last evaluation. A
-    single evaluation would depend on which update was applied last. NaN without evaluations, or if one
-    of these is not finite.
+    """Return the mean of the evaluations in the last `share` of the time up to the last evaluation; NaN
+    if there are no such evaluations, or one of them is not finite. A single evaluation would depend on
+    the update that was applied last.
 
-    Times are compared as whole nanoseconds. So 2.4 s belong to the last fifth of 3 s, although as floats
-    they are less than (1 − 0.2) · 3.
+    Times are compared as whole nanoseconds. For example, 2.4 s belong to the last fifth of 3 s, although
+    as floats they are less than (1 − 0.2) · 3.
     """
     evaluations = run.evaluations
     at = (evaluations["at"] * 1e9).round()
@@ -83,11 +81,11 @@ def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) ->
 
 
 def speed_up(time: float, baseline: float) -> float:
-    """Return how much faster a target was reached than by a baseline: the baseline's time (s) ÷ `time`,
-    as in `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
+    """Return the baseline's time (s) divided by `time`: how much faster than the baseline a target was
+    reached. Example: `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
-    NaN if one of the two runs never reached the target; infinite if only `time` is 0; 1 if both
-    times are 0.
+    The result is NaN if one of the two runs never reached the target, infinite if only `time` is 0, and
+    1 if both times are 0.
     """
     if time > 0 or isnan(time):
         return baseline / time
@@ -95,9 +93,12 @@ def speed_up(time: float, baseline: float) -> float:
 
 
 def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
-    """Return the staleness τ of applied updates, in versions, with one row per `group` or `client`, or
-    one row `all` if `by` is None. Columns: `count`, `mean`, `std` (of the sample), `p50`, `p90`, `p99`,
-    and `max`, the observed τ_max of the papers."""
+    """Return the staleness τ of applied updates, in versions, with one row per `group` or `client`. If
+    `by` is None, there is one row `all`.
+
+    Columns: `count`, `mean`, `std` (of the sample), `p50`, `p90`, `p99`, and `max`, which is the
+    observed τ_max of the papers.
+    """
     key = run.updates[by] if by else pd.Series("all", run.updates.index)
     grouped = run.updates["staleness"].groupby(key, observed=True)
     quantiles = {name: grouped.quantile(share) for name, share in _QUANTILES.items()}
@@ -106,11 +107,14 @@ def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
 
 
 def utilisation(run: Run) -> pd.DataFrame:
-    """Return a table with one row per device. The columns named in `device_states.STATES` are the shares
-    of the run that the device spent in each state; they sum to 1. Further columns combine states: `busy`
-    (training, making a mask, or in a round without applied update), `transfer` (download or upload) and
-    `idle` (`wait`). These three, `paused` and `offline` sum to 1. The values are NaN for a run without
-    duration."""
+    """Return a table with one row per device. All values are shares of the run's duration; NaN for a run
+    without duration.
+
+    Each column named in `device_states.STATES` is the share that the device spent in that state. These
+    columns sum to 1. Three further columns combine states: `busy` (training, making a mask, or in a
+    round without applied update), `transfer` (download or upload) and `idle` (`wait`). They sum to 1
+    together with `paused` and `offline`.
+    """
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
     table = spent.sum().unstack("state").reindex(columns=list(STATES)) / (run.duration or nan)
@@ -119,12 +123,15 @@ def utilisation(run: Run) -> pd.DataFrame:
 
 
 def contributions(run: Run) -> pd.DataFrame:
-    """Return a table with one row per device. Columns: `group`; `updates`, the number of applied
-    updates; `share`, their share of all applied updates; `weight` q_i, the mean weight per aggregation;
-    `effective` q̃_i = q_i ÷ Σ q; `importance` p_i as planned, NaN if the device was not planned.
+    """Return a table with one row per device.
 
-    Fraboni et al. 2023 (FedFix): a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i, not of Σ p_i
-    f_i. An aggregation without updates (an empty tick) counts.
+    Columns: `group`; `updates`, the number of applied updates of the device; `share`, that number
+    divided by the number of all applied updates; `weight` q_i, the mean weight per aggregation;
+    `effective` q̃_i = q_i ÷ Σ q; `importance` p_i as planned, NaN if the device was not planned. An
+    aggregation without updates (an empty tick) counts.
+
+    According to Fraboni et al. 2023 (FedFix), a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i,
+    not of Σ p_i f_i.
     """
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
@@ -157,9 +164,12 @@ class Bias:
 
 
 def bias(run: Run) -> Bias:
-    """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update: the distance of the
-    weights in the run from the planned importance (Fraboni et al. 2023). 0 means no bias. NaN without
-    updates or importance."""
+    """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update, and the importance of
+    the others.
+
+    χ² measures how far the weights in the run are from the planned importance (Fraboni et al. 2023); 0
+    means no bias. Both values are NaN without updates or importance.
+    """
     table = contributions(run)
     p, q = table["importance"].to_numpy(), table["effective"].to_numpy()
     if not len(run.updates) or np.isnan(p).all():
@@ -169,12 +179,12 @@ def bias(run: Run) -> Bias:
 
 
 def window(run: Run) -> int:
-    """Return W: the smallest number for which any W consecutive aggregations include an update of every
+    """Return W, the smallest number for which any W consecutive aggregations include an update of every
     client that contributed to the run; 0 without updates. An aggregation without updates (an empty tick)
     counts.
 
-    Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum.
-    Real runs have no such windows. W is the part of the assumption that can be measured.
+    Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum. Real
+    runs have no such windows. W is the part of the assumption that can be measured.
     """
     aggregations = _aggregations(run)
     place = pd.Series(np.searchsorted(aggregations, run.updates["applied_version"]))
@@ -186,11 +196,11 @@ def window(run: Run) -> int:
 
 
 def _aggregations(run: Run) -> npt.NDArray[np.int64]:
-    """Return the version after each aggregation, in order. An aggregation without updates keeps the
-    version, so if several have the same version, the first of them made it.
+    """Return the version after each aggregation, in order.
 
-    The records may end after the updates of a version and before the record of the version; that version
-    counts, too.
+    An aggregation without updates keeps the version. If several aggregations have the same version, the
+    first of them made it. The records may end after the updates of a version but before the record of
+    the version. Such a version counts, too.
     """
     recorded = run.versions["version"].to_numpy(np.int64)
     begun = np.setdiff1d(run.updates["applied_version"].to_numpy(np.int64), recorded)
@@ -198,26 +208,26 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
 
 
 def jain(values: npt.ArrayLike) -> float:
-    """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984): 1 if all values are
-    equal, 1/n if all but one are 0, NaN if all are 0."""
+    """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984). It is 1 if all values are
+    equal, 1/n if all but one are 0, and NaN if all are 0."""
     x = np.asarray(values, np.float64)
     squares = len(x) * np.sum(x**2)
     return float(x.sum() ** 2 / squares) if squares else nan
 
 
 def effective_participants(values: npt.ArrayLike) -> float:
-    """Return 1 ÷ Σ share² = n × Jain's index: the number of equal contributors with the same Σ
-    share²."""
+    """Return 1 ÷ Σ share² = n × Jain's index. This is the number of equal contributors that would have
+    the same Σ share²."""
     return jain(values) * np.size(values)
 
 
 def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
     """Estimate the energy of each device in joules: Σ over states of seconds in the state × watts.
 
-    The watts are those of the plan (`power` of topology or profile), or `watts[group][state]`. A state
-    without a figure counts as 0 W, so `power: {train: 7.2W}` gives the energy of training alone. Rounds
-    without applied update and the making of masks count as training. NaN for a device without any
-    figure.
+    The watts are `watts[group][state]`, or those of the plan (`power` of topology or profile) if `watts`
+    is None. A state without a figure counts as 0 W. For example, `power: {train: 7.2W}` gives the energy
+    of training alone. Rounds without applied update, and the making of masks, count as training. A
+    device without any figure has NaN.
     """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
@@ -250,8 +260,10 @@ class ConfidenceInterval:
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterval:
     """Return the mean and Student's confidence interval of values from runs with different seeds.
-    The ends are NaN for fewer than two values. Mean and ends are NaN if a value is NaN, for
-    example because a run never reached a target."""
+
+    With fewer than two values, the ends of the interval are NaN. If a value is NaN, for example because
+    a run never reached a target, the mean and the ends are NaN.
+    """
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))
@@ -262,8 +274,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
 
 
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:
-    """Return `mean`, `low`, `high` (Student's interval) and `count` of `metric`, with one row for each
-    set of runs that differ only in their seed, indexed by a short name."""
+    """Return a table of `mean`, `low`, `high` (Student's interval) and `count` of `metric`. It has one
+    row for each set of runs that differ only in their seed, indexed by a short name."""
     sets = by_settings(runs)
     intervals = [t_interval([metric(run) for run in same], level) for same in sets.values()]
     return pd.DataFrame(intervals, index=list(sets), columns=["mean", "low", "high", "count"])

@@ -21,16 +21,17 @@ _NAMES = (
     ("label", "begin"),
 )
 _MAX_SETTINGS = 3
-"""Maximum number of settings in a name. If runs differ in more, other parts distinguish them."""
+"""Maximum number of settings in a name. If runs differ in more settings, other parts of the name
+distinguish them."""
 _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
-"""Settings that a name shows in its other parts, not as a setting."""
+"""Settings that are not shown as settings in a name, because other parts of the name show them."""
 
 
 def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
-    A name consists of the run's label in a sweep, or its rule, and if needed of the settings that
-    differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
+    A name begins with the run's label in a sweep, or with its rule. If needed, it also has the settings
+    that differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
     runs, the names are those of the run directories.
     """
     settings = _differing(runs)
@@ -46,8 +47,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group runs that differ only in their seed: same settings, user code, data files and runtime.
-    Return the sets by short distinct names."""
+    """Group runs that differ only in their seed. Such runs have the same settings, user code, data files
+    and runtime. Return the sets by short distinct names."""
     sets: dict[str, list[Run]] = {}
     for run in runs:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
@@ -57,10 +58,11 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return a text with the settings of each run that differ between the runs. The key of a run is
-    `id(run)`.
+    """Return a text for each run, with its values of the settings that differ between the runs. The key
+    of a run is `id(run)`.
 
-    The mapping is empty for fewer than two runs, or if more than `_MAX_SETTINGS` settings differ.
+    The mapping is empty for fewer than two runs. It is also empty if more than `_MAX_SETTINGS` settings
+    differ.
     """
     if len(runs) < 2:
         return {}
@@ -82,8 +84,8 @@ def _differing(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all values with their path, e.g. `devices.pi.cpu`. Entries of a list are named by their
-    `name`, or by their index if they have none."""
+    """Yield all values with their paths, such as `devices.pi.cpu`. An entry of a list is named by its
+    `name`. If it has no name, its index is used."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

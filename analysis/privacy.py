@@ -2,8 +2,9 @@
 
 ε is composed over the client's own participations, with dp-accounting's RDP accountant. Amplification by
 sampling is not claimed, because asynchronous clients decide themselves when they take part.
-Participations with Gaussian noise of multipliers z_1, z_2, … have the same RDP as one with 1/z² = Σ
-1/z_k². So a client's history is one number, Σ 1/z_k².
+
+Participations with Gaussian noise of multipliers z_1, z_2, … have the same RDP as one participation with
+1/z² = Σ 1/z_k². The history of a client is therefore one number, Σ 1/z_k².
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from analysis.load import Run
 
 
 def settings(run: Run) -> Mapping[str, Any] | None:
-    """Return `privacy.differential` of the topology (`clip`, `noise`, `at`, `delta`); None if it is not
-    set."""
+    """Return `privacy.differential` of the topology (`clip`, `noise`, `at`, `delta`); None if the
+    topology does not have it."""
     differential: Mapping[str, Any] | None = (run.topology.get("privacy") or {}).get("differential")
     return differential
 
@@ -43,13 +44,15 @@ def epsilon(spent: float, delta: float) -> float:
 
 
 def participations(run: Run) -> pd.DataFrame:
-    """Return the participations in a run with differential privacy, in order of time: `client`,
+    """Return the participations in a run with differential privacy, in order of time. Columns: `client`,
     `at` (s), and `spent`, which is 1/z² of the participation.
 
     With noise at the client, each update that arrived is a participation, even if it was rejected or
-    lost. With noise at the server, each version is a participation of every client that contributed to
-    it. Its 1/z is multiplied by the total weight of the client's updates ÷ the weight of the heaviest
-    update of the version, because the noise is z times the bound of the heaviest update.
+    lost.
+
+    With noise at the server, each version is a participation of every client that contributed to it. The
+    noise is z times the bound of the version's heaviest update. 1/z of a participation is therefore
+    multiplied by the total weight of the client's updates ÷ the weight of the heaviest update.
     """
     wanted = settings(run)
     if wanted is None:
@@ -71,9 +74,11 @@ def participations(run: Run) -> pd.DataFrame:
 
 
 def _of_versions(run: Run) -> pd.DataFrame:
-    """Return a table with one row per client and version. Columns: `at`, the time of the version in
-    seconds, and `share`, the weight of the client's updates ÷ the weight of the version's heaviest
-    update."""
+    """Return a table with one row per client and version.
+
+    Columns: `at`, the time of the version in seconds, and `share`, the total weight of the client's
+    updates ÷ the weight of the version's heaviest update.
+    """
     updates = run.updates.astype({"client": object})
     heaviest = updates.groupby("applied_version")["weight"].transform("max")
     updates = updates.assign(share=updates["weight"] / heaviest)
@@ -82,8 +87,8 @@ def _of_versions(run: Run) -> pd.DataFrame:
 
 
 def by_device(run: Run) -> pd.Series[float] | None:
-    """Return ε of each client so far, indexed by client in the order of `run.devices`; None for a run
-    without differential privacy."""
+    """Return ε of each client so far; None for a run without differential privacy. The index has the
+    clients in the order of `run.devices`."""
     wanted = settings(run)
     if wanted is None:
         return None
@@ -93,8 +98,8 @@ def by_device(run: Run) -> pd.Series[float] | None:
 
 
 def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the highest ε of any client at each row of `run.evaluations`; NaN for a run without
-    differential privacy."""
+    """Return the highest ε of any client at each row of `run.evaluations`. All values are NaN for a run
+    without differential privacy."""
     wanted, at = settings(run), run.evaluations["at"].to_numpy()
     if wanted is None:
         return np.full(len(at), math.nan)
@@ -106,8 +111,8 @@ def highest(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def record(run: Run) -> dict[str, Any] | None:
-    """Return the entry for the manifest: δ, and ε of each client; None for a run without differential
-    privacy."""
+    """Return the entry for the manifest, which has δ and the ε of each client; None for a run without
+    differential privacy."""
     wanted, found = settings(run), by_device(run)
     if wanted is None or found is None:
         return None

@@ -1,8 +1,10 @@
-"""Conversion of blocks of JSON lines to columns, for loading and following a run.
+"""Conversion of blocks of JSON lines to columns, to load and to follow a run.
 
-Arrow's JSON reader parses a block with all kinds of record, which is then split by kind. If Arrow fails
-(invalid line, newer format), the block is parsed line by line, which is slow but finds the line with the
-error. Blocks that do not look like lines of objects are also parsed by line, because Arrow's reader
+Arrow's JSON reader parses a block with all kinds of record. The block is then split by kind. If Arrow
+fails (invalid line, newer format), the block is parsed line by line. This is slow, but finds the line
+with the error.
+
+Blocks that do not look like lines of objects are also parsed line by line, because Arrow's reader
 crashes the process if a line is `null`.
 """
 
@@ -25,10 +27,9 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Number of bytes read at a time. This number limits the memory that is used in addition to the
-tables."""
+"""Number of bytes to read at a time. It limits the memory that is used in addition to the tables."""
 _TEXTS = ("reason", "message", "details")
-"""Fields whose strings rarely repeat. Other string fields become categoricals."""
+"""Fields whose strings are rarely repeated. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
 
@@ -50,22 +51,25 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Note,
     )
 }
-"""Kinds of record that become tables. Records of other kinds are few, and contain lists and maps."""
+"""Kinds of record that become tables. Records of other kinds do not, because they are few, and contain
+lists and maps."""
 ACTIONS = pa.schema(
     dict.fromkeys(("at", "lateness"), _TYPES["float"])
     | dict.fromkeys(("device", "source", "action", "details"), _TYPES["str"])
 )
-"""Columns for `events.Acted`; `details` is the whole action as JSON."""
+"""Columns for `events.Acted`. The column `details` is the whole action as JSON."""
 _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()])
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
-"""Columns of samples and probes: device; time on the host's monotonic clock; Unix time at which
-that clock was 0, in the segment of the run. A separate line at the start of each segment has
-`monotonic_zero`; older runs do not have this line."""
+"""Columns of samples and probes: the device, the time on the host's monotonic clock, and the Unix time
+at which that clock was 0 in the segment of the run.
+
+`monotonic_zero` is on a separate line at the start of each segment. Older runs do not have this line.
+"""
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
-"""Field of a sample for each direction of a link, and the fields of its value
+"""For each direction of a link, the field of a sample; and the fields of its value
 (`agents.wire.messages.QueueUse`)."""
 _SAMPLE = pa.schema(
     _COMMON
@@ -74,7 +78,7 @@ _SAMPLE = pa.schema(
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
-"""A closing brace that is followed neither by the next object nor by the rest of an outer one. In
+"""A closing brace that is followed neither by the next object nor by the rest of an outer object. In
 lines of objects, this pattern occurs only inside strings."""
 SAMPLES = pa.schema(
     _COMMON
@@ -98,7 +102,7 @@ _Sample = msgspec.defstruct(
         ("probe", _figures("probe", PROBED) | None, None),
     ],
 )
-"""The fields of `_SAMPLE`; other fields are ignored."""
+"""Type of a sample, with the fields of `_SAMPLE`. Other fields are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
 
 
@@ -107,13 +111,13 @@ class Block:
     """Records of some lines of `events.jsonl`."""
 
     tables: Mapping[str, pa.Table]
-    """Tables by kind of record (`SCHEMAS`); kinds without rows are left out."""
+    """Tables by kind of record (`SCHEMAS`). Kinds without rows are left out."""
     others: tuple[events.Record, ...]
     """Records of other kinds (starts, end, actions), in order."""
 
 
 class Tail:
-    """Reads a growing file of lines. An incomplete line is read by a later call."""
+    """Reads a growing file of lines. If the last line is incomplete, a later call reads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -144,8 +148,8 @@ class Tail:
 
 
 def parse_events(tail: Tail, block: bytes) -> Block:
-    """Return the records of `block`, the last block that `tail` has read. Raises ValueError, which names
-    the line, if a record is invalid."""
+    """Return the records of `block`, the last block that `tail` has read. Raises ValueError that names
+    the line if a record is invalid."""
     try:
         return _fast(block)
     except pa.ArrowInvalid:
@@ -154,8 +158,8 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
     """Return the telemetry and the probes of `block`, and `monotonic_zero` at the end of the block.
-    `zero` is `monotonic_zero` at the start of the block. Lines that are not samples (e.g. cut by a
-    crash) are ignored."""
+    `zero` is `monotonic_zero` at the start of the block. A line that is not a sample, for example
+    because a crash has cut it, is ignored."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:

@@ -1,7 +1,7 @@
 """Report of runs as one self-contained HTML page: charts, tables, topology, manifest, validity,
 fidelity.
 
-Text from files is escaped, never used as markup.
+Text from files is escaped, and never used as markup.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
 _CHARTS = ("accuracy", "loss", "loss-by-device", "time-to-accuracy", "devices", "staleness-histogram",
            "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
-"""Charts with much data, or with a lane or bar per run; they show at most `_MAX_RUNS_WITH_LANES`
+"""Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
 runs."""
 _MAX_RUNS_WITH_LANES = 8
 _ROWS = 60
-"""Maximum number of rows of a table. If there are more devices, their groups are shown."""
+"""Maximum number of rows of a table. If there are more devices, the table shows groups instead."""
 _FIGURES = {"cpu": ("cpu (cores)", 1.0), "up": ("up (Mbit/s)", 1e-6), "down": ("down (Mbit/s)", 1e-6),
             "rtt": ("rtt (ms)", 1e3), "jitter": ("jitter (ms)", 1e3),
             "loss": ("loss (%)", 100.0)}  # fmt: skip
@@ -48,7 +48,7 @@ class _ReportTable:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Number of columns, counted from the first, that contain words and are aligned left."""
+    """Number of the first columns that contain words and are aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
@@ -78,8 +78,8 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
 
 
 def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _ReportTable]]:
-    """Yield the target and the table of the target's cost for each task. The target is a text; None if
-    no run has an accuracy."""
+    """Yield the target and the table of its cost, for each task. The target is a text; None if no run
+    has an accuracy."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)

@@ -32,17 +32,17 @@ class Headline:
     updates: int
     """Number of updates applied."""
     dropped: int = 0
-    """Number of updates that arrived and were not applied; duplicates do not count."""
+    """Number of updates that arrived but were not applied. Duplicates do not count."""
     duration: float
-    """Seconds of device time."""
+    """Duration of the run in seconds of device time."""
     accuracy: float
-    """Accuracy (share) of the last evaluation."""
+    """Accuracy of the last evaluation, as a share."""
     loss: float
     """Loss of the last evaluation."""
     best_accuracy: float
-    """Highest accuracy (share) of any evaluation."""
+    """Highest accuracy of any evaluation, as a share."""
     evaluated: bool = True
-    """Whether the run has any evaluation."""
+    """Whether the run was ever evaluated."""
     perplexity: float = nan
     """Perplexity of the last evaluation; NaN if the task has none."""
     ended: str | None
@@ -50,14 +50,15 @@ class Headline:
 
     @property
     def applied(self) -> str:
-        """Text such as `9 updates in 3 versions`, with the number of dropped updates, if any."""
+        """Text such as `9 updates in 3 versions`. If updates were dropped, the text also has their
+        number."""
         dropped = f", {self.dropped:,} dropped" if self.dropped else ""
         return f"{quantity(self.updates, 'update')} in {quantity(self.versions, 'version')}{dropped}"
 
     @property
     def quality(self) -> str:
-        """Text such as `accuracy 91.5% (best 92.0%), loss 0.31`. For a task without accuracy, only the
-        loss; for a language task, also the perplexity."""
+        """Text such as `accuracy 91.5% (best 92.0%), loss 0.31`. For a task without accuracy, the text
+        has only the loss. For a language task, it also has the perplexity."""
         perplexity = "" if isnan(self.perplexity) else f", perplexity {self.perplexity:.4g}"
         if not isnan(self.accuracy):
             best = f"(best {self.best_accuracy:.1%})"
@@ -87,8 +88,8 @@ def headline(run: Run) -> Headline:
 
 
 def last_parts(run: Run, part: str) -> pd.DataFrame:
-    """Return the last evaluation by `part` (`class` or `device`), lowest loss first. The spread of the
-    losses shows how unequally the model fits the parts."""
+    """Return the last evaluation by `part` (`class` or `device`), with the lowest loss first. The spread
+    of the losses shows how unequally the model fits the parts."""
     evaluations = run.parts[run.parts["part"] == part]
     last: pd.DataFrame = evaluations[evaluations["version"] == evaluations["version"].max()]
     return last.sort_values("loss", kind="stable")
@@ -100,7 +101,7 @@ def verdict(run: Run) -> Verdict:
 
 
 def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
-    """Return the number of `runs` with each verdict; verdicts that no run has are left out."""
+    """Return the number of `runs` with each verdict. Verdicts that no run has are left out."""
     count = Counter(map(verdict, runs))
     return {one: count[one] for one in get_args(Verdict) if count[one]}
 
@@ -148,9 +149,12 @@ def devices(run: Run) -> pd.DataFrame:
 
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
-    """Aggregate the rows of `devices` by group, and return a table indexed by group: sums of `updates`,
-    `share` and `energy`, the maximum of `epsilon`, means of `staleness` (over the updates) and of
-    `SHARES` (over the devices), and `count`, the number of devices."""
+    """Aggregate the rows of `devices` by group, and return a table indexed by group.
+
+    The table has the sums of `updates`, `share` and `energy`, and the maximum of `epsilon`. It has the
+    means of `staleness` (over the updates) and of `SHARES` (over the devices). `count` is the number of
+    devices.
+    """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(
         profile=("profile", "first"),

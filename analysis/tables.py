@@ -17,11 +17,11 @@ from analysis.load import Run
 def export_runs(
     runs: Iterable[Run], folder: str | Path, form: Literal["parquet", "csv"] = "parquet"
 ) -> Iterator[Path]:
-    """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`: one row
-    per run, whose column `run` is the name of its folder. Each file is yielded after it was
-    written.
+    """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`.
 
-    Raises ValueError for another form, OSError if a file cannot be written.
+    The last file has one row per run. Its column `run` is the name of the run's folder. Each file is
+    yielded after it was written. Raises ValueError for another value of `form`, and OSError if a file
+    cannot be written.
     """
     rows: list[dict[str, Any]] = []
     for run in runs:
@@ -37,8 +37,8 @@ def export_runs(
 
 
 def _row(run: Run) -> dict[str, Any]:
-    """Return the run's settings and results (`summary.Headline`). `changes`: the settings changed by a
-    sweep, as JSON; None outside a sweep."""
+    """Return the run's settings and results (`summary.Headline`). `changes`: the settings that a sweep
+    has changed, as JSON; None if the run is not part of a sweep."""
     manifest = run.manifest
     changes = manifest.get("changes")
     return {

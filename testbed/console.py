@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _TEXTS = ("device", "profile", "state")
-"""Columns of a `number_table` that hold words, and are aligned left; all others hold numbers."""
+"""Columns of a `number_table` that hold words and are aligned left. All other columns hold numbers."""
 _WORTH_SECONDS = 2.0
 """Minimum seconds that work must have taken, and must still take, for its remaining time to be
 reported."""
@@ -41,18 +41,19 @@ def silent(_: str) -> None:
 
 
 verbosity = 0
-"""-1 with `--quiet` (only results and errors), 1 with `--verbose`, else 0."""
+"""Verbosity of the output: -1 with `--quiet` (only results and errors), 1 with `--verbose`, otherwise
+0."""
 
 
 @functools.cache
 def out() -> Console:
-    """Standard output."""
+    """Return the console of standard output."""
     return _console(stderr=False)
 
 
 @functools.cache
 def err() -> Console:
-    """Standard error."""
+    """Return the console of standard error."""
     return _console(stderr=True)
 
 
@@ -95,8 +96,7 @@ def remark(text: str) -> None:
 @contextmanager
 def busy(text: str) -> Iterator[None]:
     """Show `text` and the elapsed time below other output while the `with` block runs, if standard
-    output is a terminal. Use it for work whose duration cannot be predicted.
-    """
+    output is a terminal. Use this for work whose duration cannot be predicted."""
     if verbosity < 0 or not out().is_terminal:
         yield
         return
@@ -109,11 +109,11 @@ def busy(text: str) -> Iterator[None]:
 
 
 class ProgressReporter:
-    """Report progress and the remaining time of long work: first after two seconds, then less and less
-    often, but at least every 30 s."""
+    """Reports the progress and the remaining time of long work. The first line comes after two seconds.
+    Further lines come less and less often, but at least every 30 s."""
 
     def __init__(self, report: Report, what: str, *, of_bytes: bool = False) -> None:
-        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. If so, lines
+        """`what`: beginning of each line. `of_bytes`: whether the work is counted in bytes. Lines then
         give MB and MB/s; otherwise they give a percentage."""
         self._report, self._what, self._of_bytes = report, what, of_bytes
         self._begun = time.monotonic()
@@ -183,8 +183,9 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 
 
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
-    """Print `rows` as an aligned table, or as JSON; `empty` is printed if there are no rows. If the
-    terminal is too narrow, columns are left out in the order of `spare`, and a remark names them."""
+    """Print `rows` as an aligned table, or as JSON. If there are no rows, print `empty` instead of a
+    table. If the terminal is too narrow, columns are left out in the order of `spare`, and a remark
+    names them."""
     if as_json:
         print_json(rows)
     elif not rows:
@@ -219,8 +220,8 @@ def fits(shown: Table) -> bool:
 
 
 def show_numbers(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table whose first column holds names. If the terminal is too narrow, print it transposed,
-    in as many tables as needed: a line per heading and a column per row."""
+    """Print a table whose first column holds names. If the terminal is too narrow, print the table
+    transposed, with a line per heading and a column per row, in as many parts as needed."""
     made = _numbers(headings, rows)
     if fits(made):
         out().print(made)

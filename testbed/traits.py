@@ -20,19 +20,21 @@ class Traits:
     module: str
     """Dotted name of the module that implements `Emulator` or `Simulator` of `testbed.runtimes`."""
     simulated: bool = False
-    """Whether the clock is simulated. If so, no resources of the host are assigned, limited or measured,
-    and runs get no verdict."""
+    """Whether the clock is simulated. If it is, no resources of the host are assigned, limited or
+    measured, and runs get no verdict."""
     cgroups: bool = False
-    """Whether control groups limit the CPU of devices: by a quota per period, which has a minimum."""
+    """Whether control groups limit the CPU of devices, by a quota per period. The quota has a
+    minimum."""
     images: bool = False
     """Whether the agents run in the testbed's images, not with the Python packages of this host."""
     gpus: bool = False
     """Whether a device can use a GPU of the host, or a fraction of one."""
     lossless_reason: str = ""
-    """Reason why links cannot lose packets, as in `whose links are TCP relays`; empty if they can."""
+    """Reason why links cannot lose packets, as in `whose links are TCP relays`; empty if links can lose
+    packets."""
     shaper: str | None = None
-    """Name of the mechanism that emulates links; None for netem or the router, chosen by
-    `testbed.plan.shaper`."""
+    """Name of the mechanism that emulates links; None if `testbed.plan.shaper` chooses between netem and
+    the router."""
     shaper_why: str = ""
     """Reason why the runtime uses the mechanism `shaper`; empty if `shaper` is None or needs no
     reason."""
@@ -41,10 +43,10 @@ class Traits:
     devices_probe: bool = False
     """Whether each device measures its own link before the run clock starts."""
     counts_bytes: Literal["always", "linked", "never"] = "never"
-    """Whether telemetry has the bytes that devices send and receive; `linked`: only if they have
-    links."""
+    """Whether telemetry has the bytes that devices send and receive. `linked`: it has them only if the
+    devices have links."""
     unresumable_reason: str = ""
-    """Reason why an interrupted run cannot be resumed, and what to do instead; empty if it can be
+    """Reason why an interrupted run cannot be resumed, and what to do instead; empty if runs can be
     resumed."""
     lack: str = ""
     """Clause that says what this machine lacks if the runtime is not available."""
@@ -87,8 +89,8 @@ RUNTIMES: dict[str, Traits] = {
         unresumable_reason="the same seed repeats it from the start",
     ),
 }
-"""Runtimes by name. `auto` selects the first available one that has a real clock and uses only this
-host."""
+"""Name of a runtime -> its traits. `auto` selects the first available runtime that has a real clock and
+uses only this host."""
 
 
 def traits(name: str) -> Traits:

@@ -46,7 +46,7 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
             ("kill {} c", "has no device c; it has a, b"),
             ("set {} a", "nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss"),
             ("set {} a --cpu 0", "--cpu 0: expected a positive share of one host core such as 0.25"),
-            ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would ask for 64.3 cores"),
+            ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would request 64.3 cores"),
             ("set {} a --up 12", "--up 12: expected a rate"),
             ("set {} a --up 12mbit --loss 1%", "cannot lose packets"),
             ("kill nowhere a", "no run nowhere"),

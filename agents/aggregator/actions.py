@@ -12,8 +12,8 @@ from agents.rules.interface import RequestUpdate, Vectors
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the present global model to `client`. `lr` and the fields after it are fields of
-    `payloads.ModelMessage`."""
+    """Send the present global model to `client`. `lr` and the fields after it have the same meaning as
+    in `payloads.ModelMessage`."""
 
     client: str
     version: int

@@ -88,7 +88,7 @@ class Dispatches:
         self, client: str, number: int, *, is_valid: bool, is_taken: bool
     ) -> Dispatched | NoAnswer:
         """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
-        the reason why the update answers none.
+        the reason why the update does not answer a dispatch.
 
         `is_valid`: whether the claim is valid. If it is, a further update with the same claim is a
         duplicate. `is_taken`: whether updates of the client are accepted. If they are, the dispatch and
@@ -111,7 +111,7 @@ class Dispatches:
 
     def first_open(self, client: str) -> Dispatched | None:
         """Return the oldest dispatch that `client` may still answer, broadcasts included; None if there
-        is none."""
+        is no such dispatch."""
         answered = self._answered.get(client, 0)
         numbers = [*self._open.get(client, {})][:1]
         later = bisect_right(self._broadcast_numbers, answered)
@@ -120,7 +120,7 @@ class Dispatches:
 
     def newest_open(self, client: str) -> int:
         """Return the number of the newest dispatch that `client` may still answer, broadcasts included;
-        0 if there is none."""
+        0 if there is no such dispatch."""
         own, broadcast = next(reversed(self._open.get(client, {})), 0), self._broadcast_numbers[-1:]
         return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
 

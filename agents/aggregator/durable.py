@@ -33,7 +33,7 @@ _APPLIED = f'{{"event":"{events.UpdateApplied.event}",'
 _LEAST_LOG = 64 * 1024 * 1024
 _LOG_TO_CHECKPOINT = 8
 """A new checkpoint is due when the log is larger than `_LEAST_LOG` bytes and larger than this multiple
-of the checkpoint's size. This limits the time of a recovery and the disk space."""
+of the checkpoint's size. This limits the duration of a recovery and the disk space."""
 
 
 @dataclass(slots=True)
@@ -257,12 +257,12 @@ class DurableCore:
         """Open the journal at the checkpoint's position. Raises SnapshotError."""
         path = self._journal_path
         if not path.is_file() or path.stat().st_size < state.journal:
-            raise SnapshotError(f"{path} is missing or shorter than in {self._checkpoint}")
+            raise SnapshotError(f"{path} is missing or shorter than stated in {self._checkpoint}")
         journal = storage.Journal(path, state.journal)
         if journal.sum() != state.journal_sum:
             journal.abandon()
             raise SnapshotError(
-                f"{path} is damaged: its first {state.journal:,} bytes do not have the checksum in "
+                f"{path} is damaged: its first {state.journal:,} bytes do not match the checksum in "
                 f"{self._checkpoint}"
             )
         return journal
@@ -273,8 +273,8 @@ class DurableCore:
         extent, entries = recording.check(self._log_path), state.entries
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
-                f"{self._log_path} has the entries {extent.first} to {extent.last} of the run, and "
-                f"{self._checkpoint} needs those after {entries}: the two files do not belong together"
+                f"{self._log_path} has entries {extent.first} to {extent.last} of the run, but "
+                f"{self._checkpoint} needs the entries after {entries}: they belong to different runs"
             )
         return extent
 

@@ -33,7 +33,7 @@ class End:
 
 
 class Ending:
-    """End of a run, if it has ended, and the wait for its last evaluations."""
+    """State of a run's end: whether the run has ended, and whether it waits for its last evaluations."""
 
     def __init__(self, settings: Settings, timers: Timers, evaluations: Evaluations) -> None:
         self._last = settings.last_evaluation

@@ -26,7 +26,7 @@ class Evaluations:
         self._taken: deque[Nanoseconds] = deque()
         """Times at which the models of the unfinished evaluations were taken."""
         self._newest = -1
-        """Newest version whose evaluation was requested; −1 for none."""
+        """Newest version whose evaluation was requested; −1 if no evaluation was requested."""
         self._diverged = False
         """Whether an evaluated model was not finite."""
 

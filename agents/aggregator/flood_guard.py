@@ -20,8 +20,8 @@ _MAX_ASKED = 256
 """Maximum number of answers that a client may owe. The limit is needed because some answers never
 come."""
 _TRICKLE_MESSAGES = 10
-"""A flood is over when shut-out clients have sent fewer messages than this between two checks. The
-number is above 1 because a restarting client sends a few status messages."""
+"""A flood is over when shut-out clients have sent fewer messages than this number between two checks.
+The number is above 1 because a restarting client sends a few status messages."""
 
 
 class FloodGuard:
@@ -38,7 +38,8 @@ class FloodGuard:
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Note that one more answer of `client` is expected. The flood limit does not count it."""
+        """Note that one more answer of `client` is expected. This answer does not count towards the
+        flood limit."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1
 

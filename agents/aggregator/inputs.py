@@ -103,7 +103,8 @@ class Reported:
     at: Nanoseconds
     client: str
     dispatch: int
-    """Dispatch that the client's next update will answer; 0 for none."""
+    """Number of the dispatch that the client's next update will answer; 0 if the client waits for a
+    model."""
     about: int
     """Value of `about` in the `AskForReport` that the report answers."""
 
@@ -175,7 +176,7 @@ class EndRequested:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A record made by the shell, such as one of an action on a device."""
+    """A record that the shell has made, such as the record of an action on a device."""
 
     line: str
     """The record as a line of `events.jsonl`."""

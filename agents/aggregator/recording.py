@@ -92,8 +92,8 @@ class Recording:
 
     @classmethod
     def reopen(cls, path: Path, extent: Extent) -> Recording:
-        """Open an existing file to append to it. `extent`: its complete entries; an incomplete entry
-        after them is removed."""
+        """Open an existing file to append to it. `extent`: range of the file's complete entries. An
+        incomplete entry after them is removed."""
         continued = cls.__new__(cls)
         continued._begin(path, extent.last, extent.size)
         return continued
@@ -168,7 +168,7 @@ def has_checksums(path: Path) -> bool:
 
 def check(path: Path) -> Extent:
     """Verify all checksums of the file; return the range of its complete entries. Raises OSError, and
-    RecordingError if an entry is damaged, missing or misplaced, or if the file has the format of
+    RecordingError if an entry is damaged, missing or misplaced, or if the file has the format of version
     0.2.0."""
     with files.open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
@@ -266,7 +266,10 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
                 f"{expected}: entries are missing or in the wrong order"
             )
         if text > _MAX_TEXT:
-            raise RecordingError(f"{path}, the entry at byte {at}: its text has {text:,} bytes")
+            raise RecordingError(
+                f"{path}, the entry at byte {at}: its text has {text:,} bytes, expected at most "
+                f"{_MAX_TEXT:,}"
+            )
         if at + length + text + payload > end:
             yield Torn(at)
             return

@@ -42,7 +42,8 @@ class Reports:
         return AskForReport(client, newest)
 
     def asked_about(self, client: str) -> int | None:
-        """Return the dispatch of the report that `client` owes; None if it owes none."""
+        """Return the number of the dispatch of the report that `client` owes; None if `client` owes no
+        report."""
         return self._asked_about.get(client)
 
     def expect_none(self, client: str) -> None:
@@ -66,12 +67,12 @@ class Reports:
     def handle(self, event: Reported) -> list[Action]:
         """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
         the client was asked about is newer and still open, that dispatch or its update was lost, and the
-        client gets another model. The rule does not notice: it still waits for the answer."""
+        client gets another model. The rule is not informed, because it still waits for an answer."""
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
             return []
-        if about == asked:  # otherwise it was asked again meanwhile, and that answer will come
+        if about == asked:  # otherwise the client was asked again and will answer that request
             self.expect_none(client)
             self._sending.outgoing.request_again(client)  # the rule's request for its update may be lost
         lost = self._sending.dispatches.find(client, about)

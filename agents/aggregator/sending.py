@@ -125,8 +125,8 @@ class Sending:
             self._losses.confirm(client, message.dispatch)
 
     def acknowledged(self, client: str) -> int:
-        """Return the sequence number of the last update of `client` that was passed to the rule; 0 for
-        none."""
+        """Return the sequence number of the last update of `client` that was passed to the rule; 0 if
+        there is none."""
         return self._acknowledged.get(client, 0)
 
     def retire(self, client: str) -> None:

@@ -39,7 +39,7 @@ class Timers:
 
     @property
     def next(self) -> Nanoseconds | None:
-        """Time of the earliest timer; None if none is set."""
+        """Time of the earliest timer; None if no timer is set."""
         return min((due.at for due in self._due.values()), default=None)
 
     @property

@@ -108,14 +108,15 @@ class Validation:
         return {name: decoded[name] for name in self._own_sizes}
 
     def _too_stale(self, dispatch: Dispatched) -> str | None:
-        """Return why the answer to `dispatch` is too stale; None if it is not."""
+        """Return why the answer to `dispatch` is too stale; None if it is not too stale."""
         bound, staleness = self._settings.bounds.staleness, self._server.version - dispatch.version
         if bound is None or staleness <= bound:
             return None
         return f"staleness {staleness}, expected at most {bound}"
 
     def _too_long(self, message: UpdateMessage) -> str | None:
-        """Return why the update's norm is too large; None if it is not, or if it is clipped instead."""
+        """Return why the update is rejected for its norm; None if the norm is within the bound, or if
+        the update is clipped instead."""
         bounds = self._settings.bounds
         if bounds.over_norm != "drop" or (length := self.over_norm(message)) is None:
             return None

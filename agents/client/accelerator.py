@@ -1,6 +1,7 @@
-"""The GPU of a client, if it has one: the memory limit, and messages about the GPU.
+"""The GPU of a client that trains on one: its memory limit, and messages about it.
 
-torch is imported inside the functions because the import takes a second and a client joins before it."""
+torch is imported inside the functions, because the import takes a second and a client joins the run
+before it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def prepare(cfg: ClientConfig) -> None:
     """Limit the GPU memory that PyTorch allocates, and log which GPU is used. Exit with a message if
     there is no GPU.
 
-    Under MPS the logged number of multiprocessors is the number that this client may use."""
+    With MPS, the logged number of multiprocessors is the number that this client may use."""
     if cfg.device == "cpu":
         return
     import torch
@@ -49,7 +50,7 @@ def describe_gpu(gpu: torch.cuda._CudaDeviceProperties, limit: int | None) -> st
 
 @contextmanager
 def exit_when_out_of_memory(cfg: ClientConfig) -> Iterator[None]:
-    """Context manager: running out of GPU memory ends the process with advice for the user."""
+    """Context manager that ends the process, with advice for the user, if the GPU memory is used up."""
     try:
         yield
     except RuntimeError as error:

@@ -4,11 +4,11 @@
                        ▲                                         │
                        └──── a model that came meanwhile ────────┘
 
-*Receive buffer*: one model that arrived while the client was busy; a newer model replaces it.
-*Send buffer*, if the rule requires one: one finished update that waits until the server pulls it; a
-newer update replaces it (or, with `hold`, no training begins before the update is pulled). Without a
-send buffer each update is sent when it is finished. An interrupt ends the training after its current
-step, and the unfinished training's update is sent.
+*Receive buffer*: one model that arrived while the client was busy. A newer model replaces it. *Send
+buffer*, if the rule requires one: one finished update that waits until the server pulls it. A newer
+update replaces it. With `hold`, no training begins before the update is pulled. Without a send buffer,
+each update is sent when it is finished. An interrupt ends the training after its current step, and the
+update of the unfinished training is sent.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished local training. Times are those of the client's own clock."""
+    """A finished local training. Times are in nanoseconds on the client's own clock."""
 
     outcome: Callable[[], Outcome]
-    """Function that returns the outcome. It is called only if the update is sent: in virtual time, an
+    """Function that returns the outcome. It is called only if the update is sent. So in virtual time, an
     update that is never sent is never computed."""
     steps: int
-    """Number of local steps that were done."""
+    """Number of local steps done."""
     started: Nanoseconds
     ended: Nanoseconds
 
@@ -63,7 +63,7 @@ class Train:
 
     model: ModelMessage
     sequence: int
-    """Sequence number of the update, counted from 1 over the client's life."""
+    """Sequence number of the update, counted from 1 over all processes of the client."""
     terms: Terms = NO_TERMS
     """Terms that the rule adds to the objective."""
 
@@ -125,7 +125,7 @@ class ClientCore:
     """State machine of one client.
 
     `think` returns the delay between the end of a training and the sending of its update. Its argument
-    is the time from the arrival of the model, or from the end of the previous work if that was later.
+    is the time since the arrival of the model, or since the end of the previous work if that was later.
     `rule` is the client half of the rule. `steps` are the steps of the update pipeline, in order.
     """
 
@@ -148,20 +148,20 @@ class ClientCore:
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
         self._free_since: Nanoseconds = 0
-        """Time since which the client could begin a training: the previous update was finished and, if
-        the rule requires it, pulled."""
+        """Time since which the client could begin a training: the time at which the previous update was
+        finished or, if the rule requires it, pulled."""
         self._trained: Trained | None = None
         self._send_buffer: _Done | None = None
         self._wanted: Literal["pull", "interrupt"] | None = None
 
     def on_model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
-        """Handle a model that had arrived completely at time `at`. A repeated delivery by MQTT is
-        ignored."""
+        """Handle a model that had arrived completely at time `at`. If MQTT delivers the model again,
+        ignore it."""
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema
         self._rule.acknowledge(message)
-        # Numbers of an earlier process are not reused: each fixes the random draws of its update.
+        # Numbers of an earlier process are not reused, because a number fixes the update's random draws.
         self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
         return self._begin()
@@ -173,15 +173,16 @@ class ClientCore:
 
     @property
     def works_on(self) -> int:
-        """The newest dispatch that an update of this client will answer; 0 if the client waits for a
-        model."""
+        """Number of the newest dispatch that an update of this client will answer; 0 if the client waits
+        for a model."""
         held = [at_hand[0] for at_hand in (self._received, self._working_on) if at_hand is not None]
         if self._send_buffer is not None:
             held.append(self._send_buffer.model)
         return max((model.dispatch for model in held), default=0)
 
     def on_trained(self, result: Trained) -> Actions:
-        """Handle the end of the training that `Train` requested, finished or interrupted."""
+        """Handle the end of the training that `Train` requested. The training was finished or
+        interrupted."""
         if self._working_on is None:
             raise RuntimeError("on_trained() without a training")
         self._trained = result
@@ -207,7 +208,8 @@ class ClientCore:
         return [*self._send(done, at), *self._begin()]
 
     def interrupt(self, at: Nanoseconds) -> Actions:
-        """Send the update as trained so far. A running training ends after its current step."""
+        """Send the update with the training done so far. A running training ends after its current
+        step."""
         if self._send_buffer is not None:
             return self.pull(at)
         if self._working_on is None:
@@ -302,7 +304,7 @@ class ClientCore:
         return [*remember, SendUpdate(done.sequence, message)]
 
     def _end(self, done: _Done) -> Vector:
-        """Return the end point that the client reports (forged if it is an attacker)."""
+        """Return the end point that the client reports. An attacker reports a forged one."""
         end = done.trained.outcome().end
         if not self._before_rule:
             return end
@@ -314,7 +316,7 @@ class ClientCore:
         return progress if self.sends_gradients else done.model.vector + progress
 
     def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
-        """Return the update after all steps: its vector, or an empty vector and its encoded form."""
+        """Apply all steps to the update. Return its vector, or an empty vector and its encoded form."""
         vector = form.vector()
         if not self._steps:
             return vector, None

@@ -53,8 +53,9 @@ def core(
     steps: Sequence[ClientStep],
     memory: SavedVectors | None = None,
 ) -> ClientCore:
-    """Return the core of a client with `samples` training samples. `memory`: vectors that its earlier
-    process saved; None if there are none. Raises any exception that user code raises."""
+    """Return the core of a client with `samples` training samples. `memory`: vectors that an earlier
+    process of the client saved; None if there are no saved vectors. Raises any exception that user code
+    raises."""
     after = [step for step in steps if not step.before_rule]
     settings = ClientSettings(
         local=setup.local,

@@ -58,7 +58,7 @@ def main() -> None:
 class ClientProcess:
     """The client process: connection, core, trainer and outbox.
 
-    It connects first, so that the client is seen as joining while torch is being imported."""
+    It connects before it imports torch, so that the client is seen as joining during the import."""
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
@@ -74,8 +74,8 @@ class ClientProcess:
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers, cfg.own_elements)}
         steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
-        """Messages between clients; None if no step needs any. Keys and shares are handled in paho's
-        thread, so that they do not pile up during a training."""
+        """The step's messages between clients; None if no step needs them. Keys and shares are handled
+        in paho's thread, so that they do not pile up during a training."""
         if self._exchange is not None:
             subscriptions += [names.key("+"), names.share(self._name, "+")]
             largest["share"] = self._exchange.share_size
@@ -134,8 +134,8 @@ class ClientProcess:
 
     def _next_actions(self) -> core.Actions:
         """Wait for the next event and return the core's actions. Messages that have arrived are handled
-        before the end of a thinking time. So, if several models arrived during a training, the next
-        training begins from the newest."""
+        before the end of a thinking time. So if several models arrived during a training, the next
+        training begins from the newest model."""
         until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
@@ -181,7 +181,7 @@ class ClientProcess:
         return []
 
     def _take_from_peer(self, message: ReceivedMessage, exchange: Exchange) -> None:
-        """Handle a key or a share of another client; an invalid one is refused."""
+        """Handle a key or a share of another client. Refuse a key or share that is invalid."""
         kind, sender = self._topics.split(message.topic)
         try:
             if kind == "key":
@@ -226,7 +226,7 @@ class ClientProcess:
         self._connection.publish(self._topics.update(self._name), payload)
 
     def _resend(self) -> None:
-        """Send all updates again that are not acknowledged."""
+        """Send all unacknowledged updates again."""
         if self._outbox is not None:
             for payload in self._outbox.payloads():
                 update = chunks.split(payload)
@@ -271,8 +271,8 @@ class ClientProcess:
             sys.stderr.write(f"{time.strftime('%H:%M:%SZ', time.gmtime())} {what}\n")
 
     def _keep_pace(self) -> None:
-        """Wait until the training has taken as long as it would take at the device's CPU share.
-        Stop waiting if the training must end. Messages are handled during the wait."""
+        """Wait until the training has taken as long as it takes with the device's CPU share. Handle
+        messages while waiting. Stop waiting if the training must end."""
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
@@ -287,7 +287,7 @@ class ClientProcess:
 
     def _sink(self, message: ReceivedMessage) -> None:
         """Receive a message, in paho's thread. A stop request overtakes all messages that wait. Models
-        are ignored until the client is ready, because it gets one when it joins."""
+        are ignored until the client is ready, because the client gets a model when it joins."""
         if (message.topic, message.payload) == self._stop_request:
             self._stop()
         elif self._exchange is not None and self._topics.split(message.topic)[0] in ("key", "share"):
@@ -316,12 +316,12 @@ def _remembered(path: Path, client: str) -> SavedVectors:
 
 
 def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
-    """Import torch, build the model, and run one training step that is discarded, so that start-up
-    costs come before `ready`.
+    """Import torch, build the model, and run one training step whose result is discarded. So these costs
+    occur before the client is ready.
 
-    The objects that exist then are excluded from garbage collection: a search through torch's 170,000
-    objects takes 100 ms of a core, which would make a training of a device with 0.04 cores 2.5 s
-    longer."""
+    All objects that exist at the end are excluded from garbage collection. A search through torch's
+    170,000 objects takes 100 ms on one core, so it would make a training on a device with 0.04 cores 2.5
+    s longer."""
     with without_garbage_collection():
         import torch
 

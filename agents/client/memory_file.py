@@ -12,8 +12,8 @@ from agents.wire import payloads
 
 
 def save(memory: SavedVectors, path: Path) -> None:
-    """Write `memory`, which must not be empty, to the disk. A crash leaves the old file or the new
-    one."""
+    """Write `memory`, which must not be empty, to the disk. After a crash, the file is complete: it is
+    the old one or the new one."""
     sizes = [vector.size for _, vector in memory.values()]
     metadata = {name: str(number) for name, (number, _) in memory.items()}
     if len(set(sizes)) > 1:  # vectors of equal length are saved without it
@@ -39,7 +39,7 @@ def load(path: Path) -> SavedVectors:
 
 
 def count(path: Path) -> int:
-    """Return how often `count_one_more` was called for `path`."""
+    """Return the number of times that `count_one_more` was called for `path`."""
     return path.stat().st_size if path.is_file() else 0
 
 

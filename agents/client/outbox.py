@@ -1,8 +1,8 @@
 """Outbox: updates that a client has finished and the aggregator has not acknowledged, one file each.
 
 The files survive a crash of the process. They are not fsynced, because a power loss of a device is not
-emulated. Each file has the update as it is sent and a checksum. A damaged file, or another file with the
-name of an update, is renamed and reported, so that it does not block other updates.
+emulated. Each file has an update, as it is sent, and a checksum. If a file is damaged, or is not an
+update, it is renamed and reported, so that it does not block other updates.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Outbox:
         self._open: list[int] = []
         """Dispatches that are answered by the updates in the folder, oldest first."""
         self._spare = folder / _SPARE
-        """File of an acknowledged update, reused for the next one: writing into pages that exist already
-        takes less than half the time."""
+        """File of an acknowledged update. It is reused for the next update, because writing to existing
+        pages takes less than half the time."""
         for path in sorted(folder.iterdir()):
             if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
                 continue
@@ -44,7 +44,7 @@ class Outbox:
         self._open.sort()
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Store the update that answers `dispatch`; its payload is the concatenation of `pieces`."""
+        """Store the update that answers `dispatch`. Its payload is the concatenation of `pieces`."""
         with files.atomic_write(self._file(dispatch)) as partial:
             try:
                 self._spare.rename(partial)
@@ -53,7 +53,7 @@ class Outbox:
             with partial.open("r+b") as file:
                 file.writelines(files.with_checksum(pieces))
                 file.truncate()
-        if dispatch in self._open:  # an aggregator that lost its last dispatches reuses numbers
+        if dispatch in self._open:  # a restarted aggregator may use numbers again
             self._open.remove(dispatch)
         self._open.append(dispatch)
 
@@ -96,8 +96,8 @@ class Outbox:
 
 
 def set_aside(folder: Path) -> list[str]:
-    """Set aside the files in the outbox `folder` that are not valid updates, while its client is not
-    running. Return a sentence for each."""
+    """Set aside the files in the outbox `folder` that are not valid updates. Return a sentence for each
+    of these files. The outbox's client must not be running."""
     reports: list[str] = []
     if folder.is_dir():
         for _ in Outbox(folder, reports.append).payloads():
@@ -110,11 +110,11 @@ def _is_number(text: str) -> bool:
 
 
 def _payload(path: Path) -> memoryview:
-    """Return the update in a file. Raises OSError, and ValueError if it is damaged."""
+    """Return the update in the file `path`. Raises OSError, and ValueError if the file is damaged."""
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > _MAX_BYTES:
-            raise ValueError(f"it has {size:,} bytes")
+            raise ValueError(f"it has {size:,} bytes, expected at most {_MAX_BYTES:,}")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         return files.without_checksum(data)
 
@@ -123,8 +123,8 @@ def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], b
     """Call `write`. Repeat the call each second while the disk is full. Return whether `write`
     succeeded.
 
-    `wait` waits for a number of seconds and returns whether to give up. Raises OSError for any error
-    other than a full disk."""
+    `wait` waits for a number of seconds. It returns True if no further call should be made. Raises
+    OSError for any error other than a full disk."""
     while True:
         try:
             write()

@@ -1,7 +1,7 @@
-"""Pace of a device: work of c seconds of CPU time takes at least c/share seconds on the clock.
+"""Pace of a device: work that takes c seconds of CPU time lasts at least c/share seconds.
 
-A CPU quota is granted in slices, one per period. A piece of work that begins with a full slice would end
-up to one period too early, which is a large error for a training of a few slices.
+A CPU quota is granted in slices, one slice per period. A piece of work that begins with a full slice
+would end up to one period too early. This is a large error for a training that takes only a few slices.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from agents.device.control_group import ControlGroup
 
 
 class Pace:
-    """Computes how long a piece of work of this process must be extended.
+    """Computes the time by which a piece of work of this process must be extended.
 
-    A piece of work includes all CPU time of the process since the previous piece ended, so the cost of
-    sending an update counts with the next training. A piece of work begins when the model arrives, so
-    that no CPU time is waited for twice.
+    A piece of work includes all CPU time of the process since the end of the previous piece. So the CPU
+    time for sending an update counts in the next training. A piece of work begins when the model
+    arrives, so that no CPU time causes waiting twice.
 
-    `share` returns the CPU share in cores, or None if the CPU is not limited; by default, the share of
-    the process's control group. `cpu` returns the CPU time of the process in seconds. `clock` returns
+    `share` returns the CPU share in cores, or None if the CPU is not limited. The default is the share
+    of the process's control group. `cpu` returns the CPU time of the process in seconds. `clock` returns
     the time of the host's monotonic clock in seconds.
     """
 
@@ -45,11 +45,11 @@ class Pace:
         self._share_then = self._share()
 
     def end(self) -> float:
-        """End the piece of work; return the host seconds that the emulated device would still need, or 0
-        if it needs none. If the share was changed during the work, the larger share counts.
+        """End the piece of work. Return the host seconds that the emulated device would still need; 0 if
+        it needs no more time. If the share has changed during the work, the larger share counts.
 
-        Call this once per piece of work: each further call uses CPU time, which causes more waiting, so
-        that a loop of calls would not end.
+        Call this method only once per piece of work. Each call uses CPU time, which causes more waiting,
+        so a loop of calls would never end.
         """
         cpu = self._cpu()
         used, self._paid = cpu - self._paid, cpu

@@ -1,4 +1,5 @@
-"""Random generators of a client, fixed by the run's seed, the client's name and a purpose."""
+"""Random generators of a client. A generator is determined by the run's seed, the client's name and a
+purpose."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from agents import generator_keys
 
 TRAINING, THINKING, TIMING, ATTACKING, ROUNDING, NOISE = 1, 2, 3, 4, 5, 6
 """Purposes of the generators. TRAINING (mini-batches), ATTACKING and ROUNDING have one generator per
-training, by its sequence number. NOISE has one per update, by the dispatch that it answers. THINKING and
-TIMING have one per client: its k-th draw belongs to the k-th training that was begun
-(`agents.client.training_times`)."""
+training, by its sequence number. NOISE has one generator per update, by the number of the dispatch that
+the update answers. THINKING and TIMING have one generator per client, whose k-th draw belongs to the
+k-th training that was begun (`agents.client.training_times`)."""
 
 
 def generator(seed: int, client: str, *purpose: int) -> np.random.Generator:
-    """Return the generator of `client` for `purpose`: one of the purposes above, then a number if the
-    purpose has one generator per training or dispatch."""
+    """Return the generator of `client` for `purpose`. `purpose` has one of this module's purposes. If
+    there is one generator per training or dispatch, the number of the training or dispatch follows."""
     key = (*generator_keys.key_of(client), *purpose)
     return np.random.default_rng(SeedSequence(seed, spawn_key=key))

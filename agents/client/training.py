@@ -25,9 +25,9 @@ class Result:
     """Result of a training or of a gradient computation."""
 
     end: Vector
-    """Shape (d,): the trained parameters, or the gradient if it was requested."""
+    """The trained parameters, or the gradient if it was requested; shape (d,)."""
     steps: int
-    """Number of steps that were done, even if the training was interrupted."""
+    """Number of steps done, which may be smaller than planned if the training was interrupted."""
     loss: float
     """Mean loss over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
@@ -65,7 +65,8 @@ class Trainer:
         self._local = local
         bound = local.proximal or local.clip is not None
         self._start = self.flat.w.clone() if bound else None
-        """Parameters at the start of the training, if `proximal` or `clip` needs them; else None."""
+        """Parameters at the start of the training, shape (d,); None if neither `proximal` nor `clip`
+        needs them."""
         self._scale = 1.0
         """Scale of the loss; 1 unless `precision` is float16."""
         self._proximal = local.proximal
@@ -80,7 +81,7 @@ class Trainer:
         self._optimizer = _optimizer(local, self.flat)
 
     def warm_up(self) -> None:
-        """Run one step, so that the first training does not pay for torch's lazy initialisation."""
+        """Run one step, so that torch's lazy initialisation does not slow down the first training."""
         self._gradient(torch.arange(min(len(self._y), self._local.batch_size)))
         self._descend(self._local.lr)
 
@@ -98,8 +99,8 @@ class Trainer:
         training ends early when it returns true. `terms`: terms that the rule adds to the objective; the
         loss that is reported does not include them.
 
-        Mini-batches come from a random permutation of the shard; after each pass a new one is
-        drawn. `lr`: step size before `lr_by_step` is applied; None for the step size of the local
+        Mini-batches are taken from a random permutation of the shard. After each pass, a new permutation
+        is drawn. `lr`: step size before `lr_by_step` is applied; None for the step size in the local
         settings.
         """
         lr = self._local.lr if lr is None else lr
@@ -138,7 +139,7 @@ class Trainer:
             self._linear = torch.from_numpy(np.array(terms.linear, np.float32)).to(self._device)
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
-        # A child of `rng` seeds the model's own random draws (dropout); `rng` itself does not advance.
+        # A child of `rng` seeds the model's own random draws (dropout), so `rng` itself does not change.
         seed = int(rng.spawn(1)[0].integers(2**63))
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
@@ -156,7 +157,7 @@ class Trainer:
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        reaches_all = l2 or self._proximal or self._linear is not None
+        reaches_all = l2 or self._proximal or self._linear is not None  # these terms change all of them
         self._skipped = [] if reaches_all else unreached
         with torch.no_grad():
             if l2:
@@ -202,16 +203,17 @@ class Trainer:
 
 
 class FitTrainer(Trainer):
-    """Trainer of a task that trains by itself (`Task.fits`): one call of its `fit` is one step, with
-    step size `lr`."""
+    """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
+    step, with step size `lr`."""
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
         self._local, self._shard = local, shard
         self._start = self.flat.w.clone() if local.clip is not None else None
 
     def warm_up(self) -> None:
-        """Evaluate one sample and take one step of a torch optimizer, so that their imports, which take
-        seconds, come before the run clock starts. `fit` itself is not called: it may take long."""
+        """Evaluate one sample and do one step of a torch optimizer, so that their imports, which take
+        seconds, are done before the run clock starts. `fit` itself is not called, because it may take
+        long."""
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
@@ -269,7 +271,7 @@ def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
 
 
 def _length(tensor: torch.Tensor) -> float:
-    """Return ‖tensor‖, summed in float64. In float32, torch's `norm` of 30 million equal elements is
+    """Return ‖tensor‖, computed in float64. In float32, torch's `norm` of 30 million equal elements is
     1.6 % too small."""
     if tensor.is_cpu:
         return norm(tensor.numpy())
@@ -277,14 +279,14 @@ def _length(tensor: torch.Tensor) -> float:
 
 
 class _Optimizer(Protocol):
-    """Optimizer for the parameters of a `FlatModule`; it reads the gradient stored there."""
+    """Optimizer for the parameters of a `FlatModule`. It reads the gradient from the `FlatModule`."""
 
     def reset(self) -> None:
         """Forget the state of the previous training."""
 
     def step(self, lr: float, skipped: Sequence[slice]) -> None:
-        """Update the parameters, except the parts `skipped`. The step does not count for these
-        parts. The gradient may be overwritten."""
+        """Update all parameters except the parts `skipped`. For `skipped` parts, the step does not
+        count. The gradient may be overwritten."""
 
 
 def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
@@ -292,7 +294,7 @@ def _optimizer(local: LocalTraining, flat: FlatModule) -> _Optimizer:
 
 
 class _Sgd:
-    """w ← w − lr·g, with weight decay and heavy-ball momentum."""
+    """SGD: w ← w − lr·g, with weight decay and heavy-ball momentum."""
 
     def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
@@ -320,14 +322,14 @@ class _Sgd:
 
 
 class _Adam:
-    """torch's Adam or AdamW on the flat vector. From the first step that skips a parameter on, it works
-    on single parameters, because each then has its own number of steps."""
+    """torch's Adam or AdamW on the flat vector. After the first step that skips a parameter, the
+    optimizer works on single parameters, because each parameter then has its own number of steps."""
 
     def __init__(self, local: LocalTraining, flat: FlatModule) -> None:
         self._local, self._flat = local, flat
         self._whole = self._optimizer = self._on([flat.w])
         self._parts: list[torch.Tensor] = []
-        """Parameters as single tensors; empty until a step skips a parameter."""
+        """Parameters as single tensors; empty until a step has skipped a parameter."""
 
     def _on(self, tensors: list[torch.Tensor]) -> torch.optim.Adam:
         local = self._local
@@ -364,7 +366,7 @@ def batches(
     """Yield mini-batches of indices, without end. A batch has shape (`size`,), but the last batch of a
     pass may be smaller."""
     while True:
-        # A batch of all samples is not shuffled: the sum is then bit-identical to gradient descent's.
+        # A batch of all samples is not shuffled. Its sum is bit-identical to that of gradient descent.
         order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
         order = order.to(device)
         yield from (order[start : start + size] for start in range(0, samples, size))

@@ -16,7 +16,7 @@ class Timing:
     """Durations of one client's trainings in a run.
 
     Each training that begins draws the next value of `timing` and of `think`. A training that is
-    repeated after a crash also draws new values: with the same values, a long training might never end
+    repeated after a crash draws new values, because with the same values a long training might never end
     between two crashes. `rng` returns the generator for a purpose. `speed` divides the values of
     `timing`. `begun`: number of trainings that earlier processes of the client began. If `timing` or
     `think` is None, its durations are 0.
@@ -37,9 +37,10 @@ class Timing:
             for duration, purpose in ((timing, TIMING), (think, THINKING))
         )
         self.floor: Nanoseconds = 0
-        """Minimum duration of the newest training, measured from the time when it could begin."""
+        """Minimum duration in nanoseconds of the newest training, measured from the time at which the
+        training could begin."""
         self.thinking: Nanoseconds = 0
-        """Delay between the end of the newest training and the sending of its update."""
+        """Nanoseconds between the end of the newest training and the sending of its update."""
         for _ in range(begun):
             self.begin()
 

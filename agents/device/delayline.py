@@ -30,8 +30,8 @@ _LENGTH = 65536
 """Maximum number of packets in a queue. For comparison: a link of 1 Gbit/s carries 42,000 full packets
 in 0.5 s."""
 _BATCH = 64
-"""Maximum number of packets received at a time. The number is small, because packets that become due
-meanwhile have to wait. They wait much less than 1 ms."""
+"""Maximum number of packets received at a time. The number is so small that packets that become due
+meanwhile wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
 """A sleep longer than _DOZE seconds is shortened by _NAP seconds, because the kernel may end a sleep 0.1
 to 0.5 % late."""

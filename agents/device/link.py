@@ -35,12 +35,12 @@ _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
 """Major numbers of the handles of the tbf and, with netem, of the queue for the tbf's rate."""
 LIFTED = 100_000_000_000
-"""Rate in bit/s that is set if a link has no limit (any more). The rate is never reached."""
+"""Rate in bit/s that is set for a link without limit. The rate is so high that it is never reached."""
 _PEAK = 2 * LIFTED
 _MTU = 1500
 """Length of a full packet in bytes, without the Ethernet header."""
 _NETEM_LIMIT = 10_000_000
-"""Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer in a minute."""
+"""Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer packets in a minute."""
 _MAX_JITTER_SECONDS = 2.1
 """Upper limit of the jitter in seconds. The kernel computes with twice the jitter in nanoseconds, in a
 32-bit number."""
@@ -66,8 +66,8 @@ def commands(
     is None if the interface was never shaped. Without `netem`, the commands set only the rates.
 
     Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
-    Nothing is ever removed: a limit is lifted by the rate LIFTED. With netem, both directions have a tbf
-    from the start, so that no netem has to replace a queue that holds packets.
+    Nothing is ever removed. To lift a limit, the rate is set to LIFTED. With netem, both directions have
+    a tbf from the start, so that no netem has to replace a queue that holds packets.
     """
     if netem:
         link, before = _complete(link), before and _complete(before)
@@ -173,7 +173,8 @@ def interface_towards(address: str) -> str:
 
 
 def interface() -> str:
-    """Return the container's only veth interface. Raises LinkError if there is none or several."""
+    """Return the container's only veth interface. Raises LinkError if there is no veth interface or more
+    than one."""
     names = [each["ifname"] for each in json.loads(run(["ip", "-j", "link", "show", "type", "veth"]))]
     if len(names) != 1:
         raise LinkError(f"expected one veth interface, found {', '.join(names) or 'none'}")
@@ -254,7 +255,7 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None
     if found != rate // 8 * 8:  # the kernel counts whole bytes per second
-        raise LinkError(f"asked for {rate} bit/s on {device}, the kernel has {found}")
+        raise LinkError(f"requested {rate} bit/s on {device}, but the kernel has {found}")
     if not netem:
         return
     made = options.get("netem", {})
@@ -263,9 +264,11 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     pairs = zip(_impairment(link), got, strict=True)
     near = all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs)
     if not near or "rate" not in made or made.get("limit") != _NETEM_LIMIT:
-        raise LinkError(f"asked for `{_netem(link)}` on {device}, the kernel has {made or 'none'}")
+        raise LinkError(f"requested `{_netem(link)}` on {device}, but the kernel has {made or 'none'}")
     if (queue := options.get("bfifo", {}).get("limit")) != _queue(rate):
-        raise LinkError(f"asked for a queue of {_queue(rate)} bytes on {device}, the kernel has {queue}")
+        raise LinkError(
+            f"requested a queue of {_queue(rate)} bytes on {device}, but the kernel has {queue}"
+        )
 
 
 def run(command: list[str]) -> str:

@@ -54,7 +54,7 @@ from agents.wire import messages
 from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, MessageError, RemoteAction
 
 _NO_NEW_PRIVILEGES = 38
-"""PR_SET_NO_NEW_PRIVS; set here because not every engine can set it."""
+"""PR_SET_NO_NEW_PRIVS. This process sets the flag, because not every engine can set it."""
 _READ_SECONDS = 0.1
 """Seconds between two readings of a link's queue while packets wait: half of the time in which a full
 queue drains."""
@@ -94,7 +94,7 @@ class Init:
         self._netlink = Netlink()
         self._group = ControlGroup.of_process()
         self._limits: CgroupLimits | None = None
-        """Limits last sent to the controller; None if none were sent yet."""
+        """Limits that were sent to the controller last; None if no limits were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
         self._wanted = cfg.present
         """Whether a client should run. If the previous client is still ending, the next client starts
@@ -233,8 +233,8 @@ class Init:
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
-        """Handle orders and publish samples. Sleeps in between, because the work of init counts against
-        the device's CPU share."""
+        """Handle orders and publish samples. Sleep in between, because the work of the init uses the
+        device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
             now, wake = time.monotonic(), min(due, self._reading_due)

@@ -136,7 +136,7 @@ def _ask(netlink: socket.socket, kind: int, question: bytes) -> memoryview:
     netlink.send(_HEADER.pack(_HEADER.size + len(question), kind, _REQUEST, 0, 0) + question)
     answer = memoryview(netlink.recv(_MAX_ANSWER_BYTES))
     if _HEADER.unpack_from(answer)[1] == _ERROR:
-        raise OSError(f"netlink refuses request {kind}")
+        raise OSError(f"the kernel refuses netlink request {kind}")
     return answer[_HEADER.size :]
 
 
@@ -152,7 +152,7 @@ def _dump(netlink: socket.socket, kind: int, question: bytes) -> Iterator[memory
             if answer_kind == _DONE:
                 return
             if answer_kind == _ERROR or length < _HEADER.size:
-                raise OSError(f"netlink refuses request {kind}")
+                raise OSError(f"the kernel refuses netlink request {kind}")
             yield answers[at + _HEADER.size : at + length]
             at += length + 3 & ~3
 

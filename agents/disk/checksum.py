@@ -1,5 +1,5 @@
-"""Checksum of files: XXH3 with 64 bits, which takes a sixth of the time of zlib's CRC-32. It detects
-accidental damage, not an attack."""
+"""Checksum of files: XXH3 with 64 bits. It detects accidental damage, not an attack. It takes a sixth of
+the time of zlib's CRC-32."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ from agents.disk.checksum import PACKED, Checksum
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Context that yields a temporary path to write to. At its end the file is renamed to `path` in one
-    step; after an exception it is removed. Safe for concurrent writers."""
+    """Context manager that yields a temporary path to write to. At the end, the file at this path is
+    renamed to `path` in one step. After an exception, the file is removed. Several processes may write
+    to `path` at the same time."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield partial
@@ -52,8 +53,8 @@ def with_checksum(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memo
 
 
 def without_checksum(data: bytes | mmap.mmap) -> memoryview:
-    """Return the bytes in front of the checksum of `with_checksum`. Raises ValueError if the checksum is
-    wrong."""
+    """Return the bytes before the checksum that `with_checksum` added. Raises ValueError if the checksum
+    is wrong."""
     view = memoryview(data)
     content, found = view[: -PACKED.size], view[-PACKED.size :]
     if len(view) < PACKED.size or checksum.checksum_of(content) != PACKED.unpack(found)[0]:
@@ -62,8 +63,8 @@ def without_checksum(data: bytes | mmap.mmap) -> memoryview:
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
-    """Open a file for writing that only this user may read or write; an existing file's permissions are
-    changed accordingly."""
+    """Open a file for writing. Only this user may read or write the file; if it exists, its permissions
+    are changed."""
     return open(path, mode, opener=_private)
 
 
@@ -74,8 +75,8 @@ def _private(path: str, flags: int) -> int:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError, for instance for any other kind of file: opening
-    a pipe might wait for ever, and a device such as /dev/zero has no end."""
+    """Open a regular file for reading. Raises OSError for any other kind of file, because opening a pipe
+    might wait for ever, and a device such as /dev/zero has no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -28,7 +28,7 @@ except ImportError:
 
 
 MAX_VALUES = 200_000
-"""Maximum number of keys and values in a file; an alias counts as much as the values it stands for."""
+"""Maximum number of keys and values in a file. An alias counts as many values as it stands for."""
 
 
 class Loader(Composer, _Parser, SafeConstructor, Resolver):
@@ -71,7 +71,7 @@ class Loader(Composer, _Parser, SafeConstructor, Resolver):
             ValueError,
             KeyError,
             AttributeError,
-        ) as error:  # e.g. `!!bool x`, or a number with thousands of digits
+        ) as error:  # for example `!!bool x`, or a number with thousands of digits
             problem = str(error) if isinstance(error, ValueError) else f"this is no {node.tag}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 

@@ -1,5 +1,5 @@
-"""Arrival times of packets, from the kernel's timestamps. The time at which a process reads a packet
-would depend on the host's load and on the process's CPU quota."""
+"""Arrival times of packets, from the kernel's timestamps. The time at which a process reads a packet is
+not used, because it depends on the host's load and on the process's CPU quota."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 from agents.timing.nanoseconds import Nanoseconds
 
 ANCILLARY_BYTES = 64
-"""Buffer size for the timestamp in `recvmsg`."""
+"""Size in bytes of the buffer for the timestamp in `recvmsg`."""
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
 """tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
 _ROOM = bytearray(2**20)
-"""Buffer for MSG_PEEK; its size limits how much waiting data is read to find the last packet's
-timestamp."""
+"""Buffer for MSG_PEEK. Its size is the maximum amount of waiting data that is read to find the last
+packet's timestamp."""
 _LONGEST: Nanoseconds = 10**9
-"""Longest plausible wait in ns: a period of a CPU quota is at most a second. A longer wait means that
-the process was paused or a clock was set."""
+"""Longest plausible wait in ns, because a period of a CPU quota is at most a second. A longer wait means
+that the process was paused or that a clock was set."""
 
 
 def enable_timestamps(sock: socket.socket) -> None:
@@ -31,8 +31,8 @@ def enable_timestamps(sock: socket.socket) -> None:
 
 
 def bytes_moved(sock: socket.socket) -> int:
-    """Return the bytes that the other side of `sock` has acknowledged or sent; 0 if `sock` is not a TCP
-    socket on Linux."""
+    """Return the number of bytes that the other side of `sock` has acknowledged or sent; 0 if `sock` is
+    not a TCP socket on Linux."""
     if sys.platform != "linux" or sock.family == socket.AF_UNIX:
         return 0
     try:

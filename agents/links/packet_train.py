@@ -1,12 +1,13 @@
 """Measurement of a link's rate by trains of packets, one in each direction, timed at the receiver.
 
-Trains use UDP because a short TCP transfer would be slowed by long round trips and losses. A train is
-one second of large packets, sent slightly faster than the link's requested rate. Its rate is computed
-from the kernel's timestamps of the first and the last packet and the number of packets between them,
-including packets that the receiver was too slow to read, which the kernel counts.
+Trains use UDP, because long round trips and losses would slow down a short TCP transfer. A train is one
+second of large packets, sent slightly faster than the link's requested rate. The rate is computed from
+the kernel's timestamps of the first and the last packet, and from the number of packets between them.
+Packets that the receiver was too slow to read are included, because the kernel counts them.
 
-The server uses one port. A device sends the request `up RATE` or `down RATE` and repeats it until the
-server answers: with permission to start the train, or with the first packet of its own train.
+The server uses one port. A device sends the request `up RATE` or `down RATE`, and repeats it until the
+server answers. The answer to `up` is the permission to start the train; the answer to `down` is the
+first packet of the server's train.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from agents.links import packet_times
 
 PORT = 1884
 FRAME = 1464
-"""Bytes of each packet on the wire, with Ethernet header; it fits the MTU of an overlay network."""
+"""Length of each packet on the wire in bytes, including the Ethernet header. The packet fits the MTU of
+an overlay network."""
 _PAYLOAD = bytes(FRAME - 14 - 20 - 8)
 _GO = b"go"
 _TRAIN_SECONDS = 1.0
@@ -30,9 +32,11 @@ _MIN_PACKETS, _MAX_PACKETS = 12, 2_700
 _SEND_RATE_FACTOR = 1.1
 """Rate of sending, as a multiple of the link's requested rate, so that the link is the bottleneck."""
 _SEND_AHEAD_SECONDS = 0.15
-"""Seconds of the train that may be sent ahead, so that a sender on a busy host keeps the link full."""
+"""Maximum time in seconds by which the sender may be ahead of the sending rate, so that a sender on a
+busy host keeps the link full."""
 _SILENCE_TIMEOUT_SECONDS = 1.0
-"""Seconds without a packet after which an incomplete train is over; longer on slow links."""
+"""Seconds without a packet after which an incomplete train is over. On slow links, the timeout is
+longer."""
 _FIRST_PACKET_TIMEOUT_SECONDS = 10.0
 _MAX_REQUESTS = 10
 _SO_RXQ_OVFL = 40
@@ -47,7 +51,7 @@ def train_length(rate: int) -> int:
 
 @dataclass(slots=True)
 class TrainArrivals:
-    """Packets of a train that have arrived so far; times in ns."""
+    """Packets of a train that have arrived so far. Times are in ns."""
 
     first: int = 0
     """Arrival time of the first packet."""
@@ -56,12 +60,12 @@ class TrainArrivals:
     count: int = 0
     """Number of packets read."""
     missed: int = 0
-    """Number of packets, before the last one read, that the kernel dropped because the receiver did not
-    read them in time."""
+    """Number of packets that the kernel dropped, because the receiver did not read them in time. Packets
+    dropped after the last packet read do not count."""
     _missed_before: int = 0
 
     def add(self, at: int, missed: int) -> None:
-        """Add a packet that arrived `at` ns; `missed`: the kernel's count of dropped packets."""
+        """Add a packet. `at`: arrival time in ns. `missed`: the kernel's count of dropped packets."""
         if not self.count:
             self.first, self._missed_before = at, missed
         self.last, self.missed = at, missed - self._missed_before
@@ -76,9 +80,11 @@ class TrainArrivals:
 
 
 def upload(host: str, rate: int, timeout: float) -> float:
-    """Measure the rate to the server, in bit/s on the wire, on a link of `rate` bit/s.
+    """Measure and return the rate to the server, in bit/s on the wire. `rate`: requested rate of the
+    link in bit/s.
 
-    `timeout`: seconds within which each answer must arrive, in addition to the train. Raises OSError.
+    `timeout`: seconds within which each answer must arrive, in addition to the duration of the train.
+    Raises OSError.
     """
     with closing(_timestamping_socket()) as sock:
         sock.connect((host, PORT))
@@ -92,8 +98,9 @@ def upload(host: str, rate: int, timeout: float) -> float:
 
 
 def download(host: str, rate: int, timeout: float) -> float:
-    """Measure the rate from the server, in bit/s on the wire, on a link of `rate` bit/s. `timeout`:
-    seconds within which each answer must arrive, in addition to the train. Raises OSError."""
+    """Measure and return the rate from the server, in bit/s on the wire. `rate`: requested rate of the
+    link in bit/s. `timeout`: seconds within which each answer must arrive, in addition to the duration
+    of the train. Raises OSError."""
     with closing(_timestamping_socket()) as sock:
         sock.connect((host, PORT))
         first = _request(sock, f"down {rate}".encode(), timeout)
@@ -101,7 +108,7 @@ def download(host: str, rate: int, timeout: float) -> float:
 
 
 def listen(address: str, port: int = PORT) -> None:
-    """Serve devices at `address` in threads of this process, until it ends. Raises OSError."""
+    """Serve devices at `address` in threads of this process, until the process ends. Raises OSError."""
     listening = _bound_socket(address, port)
     threading.Thread(target=_serve, args=(listening,), name="packettrain", daemon=True).start()
 
@@ -118,7 +125,7 @@ def _serve(listening: socket.socket) -> None:
 
     while True:
         request, peer = listening.recvfrom(2048)
-        if peer not in busy:  # otherwise the request was repeated and is already being answered
+        if peer not in busy:  # otherwise an earlier copy of the request is being answered
             busy.add(peer)
             threading.Thread(target=answer, args=(peer, request), daemon=True).start()
 

@@ -2,10 +2,10 @@
 
     python -m agents.links.probe_server COMMAND ...
 
-starts the server on this container's address in a child process, and replaces itself by COMMAND. UDP
-carries the packet trains (agents.links.packet_train). TCP serialises the measurements of devices that
-share a link: a device sends a line with the link's name, receives one byte when the link is reserved for
-it, and releases the link by closing the connection.
+This command starts the server on the container's address in a child process, and replaces itself by
+COMMAND. The packet trains (agents.links.packet_train) use UDP. Devices that share a link are measured
+one after the other, over TCP: a device sends a line with the link's name, receives one byte when the
+link is reserved for it, and releases the link by closing the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from agents.links import packet_train
 PORT = packet_train.PORT
 _CONNECT_TIMEOUT_SECONDS = 30.0
 _RESERVATION_TIMEOUT_SECONDS = 600.0
-"""Maximum seconds for which a device waits for a link, and for which it may then hold the link."""
+"""Maximum time in seconds for which a device waits for a link, and maximum time for which it may then
+hold the link."""
 
 
 def main() -> None:
@@ -38,7 +39,8 @@ def main() -> None:
 
 @contextmanager
 def reserved_link(host: str, name: str) -> Iterator[None]:
-    """Context with exclusive use of the link `name`, granted by the server at `host`. Raises OSError."""
+    """Context manager for exclusive use of the link `name`, which the server at `host` grants. Raises
+    OSError."""
     with closing(socket.create_connection((host, PORT), _CONNECT_TIMEOUT_SECONDS)) as sock:
         sock.settimeout(_RESERVATION_TIMEOUT_SECONDS)
         sock.sendall(f"{name}\n".encode())
@@ -66,7 +68,7 @@ class _ReservationHandler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with suppress(OSError):  # the device has disconnected
-            if name := self.rfile.readline(512):  # empty if somebody checks whether the server is up
+            if name := self.rfile.readline(512):  # empty if only the connection is tested
                 with self.server.link_locks[name]:
                     self.wfile.write(b"!")
                     self.connection.settimeout(_RESERVATION_TIMEOUT_SECONDS)

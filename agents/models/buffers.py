@@ -1,4 +1,4 @@
-"""Buffers of a model: the state besides its parameters, such as BatchNorm's running statistics.
+"""Buffers of a model: its state apart from the parameters, such as BatchNorm's running statistics.
 
 Rules never see the buffers. The aggregator's core averages the buffers of the updates in each version.
 """
@@ -17,13 +17,13 @@ from agents.models.vectors import Vector, finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """All buffers of a model: one flat vector of the floats and one of the integers, in the module's
-    order. The vectors are never changed."""
+    """All buffers of a model, in the module's order: one flat vector of the floats, and one of the
+    integers. The vectors are never changed."""
 
     floats: Vector
     """Floating-point buffers, shape (b,), float32."""
     integers: NDArray[np.int64]
-    """Integer and Boolean buffers, shape (i,); booleans are 0 and 1."""
+    """Integer and Boolean buffers, shape (i,), int64. Booleans are 0 and 1."""
 
     nbytes: int = field(init=False)
     """Size in bytes; 0 for a model without buffers."""
@@ -50,7 +50,7 @@ class Buffers:
 
 
 NONE = Buffers(np.zeros(0, np.float32), np.zeros(0, np.int64))
-"""Buffers of a model that has none."""
+"""Empty buffers, for a model without buffers."""
 
 
 def averaged(old: Buffers, contributions: Sequence[tuple[float, Buffers]], *, shares: bool) -> Buffers:
@@ -61,8 +61,8 @@ def averaged(old: Buffers, contributions: Sequence[tuple[float, Buffers]], *, sh
         integers:  those of the last contribution
 
     For deltas and gradients, s is 1, because their weights are step sizes. With `shares`, the weights
-    are shares in a mean of models, and the old model has the remaining share 1 − s: then s is Σ ω_i, at
-    most 1. If all weights are 0, the floats are unchanged.
+    are shares in a mean of models. Then s is Σ ω_i, which is at most 1, and the old model has the
+    remaining share 1 − s. If all weights are 0, the floats are unchanged.
     """
     weights = np.array([weight for weight, _ in contributions])
     total, newest = float(weights.sum()), contributions[-1][1]

@@ -1,5 +1,5 @@
-"""A torch module as flat vectors of its parameters and buffers, and the hash of their names and
-shapes."""
+"""Conversion of a torch module to flat vectors of its parameters and buffers, and back. Hash of their
+names and shapes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
 
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
-    """Return the size of a model whose parameters in `frozen` are frozen: the number of float32 values
-    in a message, buffers included; the number of frozen parameters, which are not sent; the number of
-    values in a message that are buffers; and the names of all parameters. Raises ValueError if the
-    module does not pass `check`."""
+    """Return four facts about the size of a model whose parameters in `frozen` are frozen: the number of
+    float32 values in a message (including buffers), the number of frozen parameters (which are not
+    sent), the number of buffer values in a message, and the names of all parameters. Raises ValueError
+    if the module does not pass `check`."""
     with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
@@ -60,8 +60,8 @@ def write_start(
     tensors. The state comes from the file `initial`. If `initial` is None, the task makes the state with
     `seed`. If `to` is None, nothing is written, and only the file `initial` is checked.
 
-    Returns a description of each difference between the file `initial` and the module. If there is any,
-    nothing is written.
+    Returns a description of each difference between the file `initial` and the module. If there is a
+    difference, nothing is written.
     """
     module = first_module(task, seed, InitialModel(frozen=tuple(frozen)))
     if initial is not None:
@@ -89,7 +89,7 @@ def _differences(
         elif not found[name].to(tensor.dtype).isfinite().all():
             yield f"{name} has values that are not finite"
     for name in found.keys() - expected.keys():
-        yield f"{name} is unexpected: the model has nothing of that name"
+        yield f"{name} is unexpected: the model has no parameter or buffer of that name"
 
 
 class FlatModule:
@@ -111,8 +111,8 @@ class FlatModule:
         self.parts: list[slice] = []
         """Slice of each learned parameter in the vectors."""
         self._gradients: list[torch.Tensor] = []
-        """Gradient of each learned parameter. Torch counts the writes to a gradient in its
-        `_version`."""
+        """Gradient of each learned parameter. Torch counts the writes to a gradient in the gradient's
+        attribute `_version`."""
         self._written: list[int] = []
         """`_version` of each gradient at the last call of `without_gradient`."""
         offset = 0
@@ -165,9 +165,9 @@ def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def stored_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return names and tensors of the buffers in the state of `module`; a buffer with several names is
-    listed once. Buffers registered with `persistent=False` are left out: the module's constructor
-    makes them."""
+    """Return names and tensors of the buffers in the state of `module`. A buffer with several names is
+    listed once. Buffers registered with `persistent=False` are not listed, because the module's
+    constructor makes them."""
     named = list(module.named_buffers())
     stored = module.state_dict() if named else {}
     return [(name, b) for name, b in named if name in stored]
@@ -197,7 +197,7 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
         if sum(b.numel() for b in chosen) != source.size:
             expected = sum(b.numel() for b in chosen)
             raise ValueError(
-                f"buffers have {source.size} numbers of a kind, but the model has {expected}"
+                f"buffers have {source.size} numbers of one kind, but the model has {expected}"
             )
         with torch.no_grad():
             for b, values in zip(chosen, _split(source, chosen), strict=True):
@@ -205,9 +205,10 @@ def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
 
 
 def check(module: torch.nn.Module) -> None:
-    """Raise ValueError unless the state of `module` can be trained and sent. The module needs at
-    least one parameter to train. Parameters must be float32 and must not share memory. Buffers must
-    be finite and of types that can be sent. The state must have no other entries."""
+    """Raise ValueError if the state of `module` cannot be trained and sent. The module needs at least
+    one parameter that is trained. Parameters must be float32 and must not share memory. Buffers must be
+    finite and of types that can be sent. The state must have no entries other than parameters and
+    buffers."""
     if lazy := [name for name, t in _tensors(module) if is_lazy(t)]:
         raise ValueError(
             f"the model has lazy parameters, which have no shape yet ({_some(lazy)}): set the input "
@@ -215,7 +216,7 @@ def check(module: torch.nn.Module) -> None:
         )
     parameters = learned(module)
     if not parameters:
-        raise ValueError("the model has no parameters to train: it has none, or all are frozen")
+        raise ValueError("the model has no parameters to train: it has no parameters, or all are frozen")
     if other := [f"{name}: {p.dtype}" for name, p in parameters if p.dtype != torch.float32]:
         raise ValueError(
             f"the model has parameters that are not float32 ({_some(other)}), but models are sent and "
@@ -224,7 +225,7 @@ def check(module: torch.nn.Module) -> None:
     if shared := list(_sharing(module)):
         raise ValueError(
             f"the model has parameters that share memory ({_some(shared)}), but parameters are "
-            "exchanged one by one: tie two by making them one parameter, as in "
+            "exchanged one by one: tie two modules by giving them one parameter, as in "
             "decoder.weight = encoder.weight, and clone() tensors that are expanded or "
             "share the data of another"
         )
@@ -273,8 +274,8 @@ def _sharing(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return how many elements of the storage lie between the tensor's first and last element, both
-    included."""
+    """Return the number of elements of the storage from the tensor's first element to its last,
+    including both."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor.numel()
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -307,14 +308,14 @@ def _split(source: Vector, like: Sequence[torch.Tensor]) -> list[Vector]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return a text with the first few of `names` and the number of the others."""
+    """Return a text with the first few of `names` and the number of further names."""
     more = [f"{len(names) - _MAX_NAMED} more"] if len(names) > _MAX_NAMED else []
     return ", ".join([*names[:_MAX_NAMED], *more])
 
 
 def schema_hash(module: torch.nn.Module) -> str:
-    """Return a hash of the parameters and buffers that are sent: of their names, shapes and order. The
-    hash has 12 hex digits."""
+    """Return a hash of the names, the shapes and the order of the parameters and buffers that are sent.
+    The hash has 12 hex digits."""
     schema = [(name, list(p.shape)) for name, p in learned(module)]
     schema += [(name, list(b.shape)) for name, b in stored_buffers(module)]
     return hashlib.sha256(json.dumps(schema).encode()).hexdigest()[:12]
@@ -328,7 +329,8 @@ def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torc
 
 
 def first_model(task: Task, seed: int, start: InitialModel = FROM_TASK) -> tuple[Vector, Buffers, str]:
-    """Return the initial model of a run with this seed: parameters, shape (d,); buffers; schema hash."""
+    """Return the initial model of a run with this seed: the parameters, shape (d,), the buffers, and the
+    schema hash."""
     module = first_module(task, seed, start)
     return initial(module), buffers_of(module), schema_hash(module)
 

@@ -14,7 +14,7 @@ Vector = NDArray[Any]
 arguments."""
 
 _BLOCK = 1 << 15
-"""Elements per block: the temporaries of one block fit into the processor's cache."""
+"""Number of elements per block. The temporary arrays of one block fit into the processor's cache."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -63,8 +63,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
     largest; shape (d,).
 
     `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
-    0, the mean is 0. The result does not depend on the order of the rows, bit by bit: if two values are
-    equal, the one with the smaller weight counts as the smaller.
+    0, the mean is 0. The result does not depend on the order of the rows, bit by bit. If two values are
+    equal, the value with the smaller weight counts as the smaller one.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
@@ -86,8 +86,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
 
 
 def norm(vector: Vector) -> float:
-    """Return ‖vector‖; infinite if the vector is not `finite`. The sum is in float64, because in float32
-    the norm of 30 million equal elements is 0.3 % too small."""
+    """Return ‖vector‖; infinity if the vector is not `finite`. The sum is computed in float64, because
+    in float32 the norm of 30 million equal elements would be 0.3 % too small."""
     scratch, squares = np.empty(min(_BLOCK, vector.size)), 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, vector.size, _BLOCK):

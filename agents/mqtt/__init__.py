@@ -1,2 +1,2 @@
-"""MQTT: topics, the connection, large payloads in chunks, the queue of received messages, rate
+"""MQTT: topics, connections, large payloads in chunks, the queue of received messages, and rate
 limits."""

@@ -1,10 +1,11 @@
 """Payloads as MQTT messages: a large payload is split into chunks, which are sent as several messages on
 one topic.
 
-A chunk is `HEAD` (magic number; number of the sender's body; index of the chunk; number of chunks; bytes
-in all chunks but the first) and its part of the payload. Chunk 0 has the payload's header and the
-beginning of its body. MQTT keeps the order of a topic's messages, and may repeat some after a reconnect.
-If a chunk is lost, the whole payload is lost, until it is sent again.
+A chunk has a head (`HEAD`) and a part of the payload. The head has a magic number, the number of the
+payload's body, the index of the chunk, the number of chunks, and the number of bytes in all chunks
+except the first. Chunk 0 has the payload's header and the beginning of its body. MQTT keeps the order of
+a topic's messages, and may repeat messages after a reconnect. If a chunk is lost, the whole payload is
+lost.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataclasses import dataclass, field
 from agents.mqtt.topics import Topics
 
 CHUNK_BYTES = 2**20
-"""Maximum bytes of payload in one message. MQTT's own limit is 268 MB, but nothing else can be sent in
-the middle of a message, not even the ping that keeps the connection alive."""
+"""Maximum number of payload bytes in one message. MQTT's own limit is 268 MB. But while a message is
+sent, nothing else can be sent, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""First bytes of a chunk. No other message of the testbed begins with these bytes: as the length of a
-safetensors header, they would be far too large."""
+"""First bytes of a chunk. No other message of the testbed begins with these bytes, because as the length
+of a safetensors header they would be far too large."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
 """Maximum memory reserved for a payload, as a multiple of the bytes that have arrived. So a sender
-cannot reserve memory by announcing a size. With a larger multiple, fewer bytes are copied."""
+cannot reserve memory just by announcing a large size. With a larger multiple, fewer bytes are copied."""
 
 
 class Chunk(bytes):
@@ -34,23 +35,24 @@ class Chunk(bytes):
     copied."""
 
     share: memoryview
-    """The chunk's part of the payload; must not change before the message is sent."""
+    """The chunk's part of the payload. It must not change before the message is sent."""
 
 
 Messages = Sequence[bytes]
-"""MQTT messages that make up one payload, in order; each may be a `Chunk`."""
+"""MQTT messages that together are one payload, in order. Each message may be a `Chunk`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The part of a payload after its header, cut into chunks that payloads with equal bodies share."""
+    """The part of a payload after its header, cut into chunks. Payloads with equal bodies share the
+    chunks."""
 
     whole: bytes = b""
     """The body if it fits into one message; empty otherwise."""
     number: int = 0
     """Random number that identifies the body."""
     chunks: Sequence[Chunk] = ()
-    """All chunks but the first."""
+    """All chunks except the first."""
     first: memoryview | None = None
     """The body's part of the first chunk, which also has the header; None if the body fits into one
     message."""
@@ -119,8 +121,9 @@ class _Unfinished:
 
 @dataclass(slots=True)
 class Joiner:
-    """Joins received chunks to payloads, one payload per sender at a time. The sender is the last level
-    of a topic. (A correct sender finishes a payload before it sends the next, on any topic.)"""
+    """Joins received chunks to payloads, one payload per sender at a time. The last level of a topic is
+    the sender's name. (A correct sender finishes a payload before it sends the next one, even on another
+    topic.)"""
 
     most: Callable[[str], int]
     """Function that returns the maximum length in bytes of a payload on a topic. A larger payload is
@@ -129,8 +132,8 @@ class Joiner:
     """Unfinished payload of each sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
-        """Add a message. Return the payload when it is complete; None before that, and for chunks that
-        do not form a payload."""
+        """Add a message. Return the payload if it is complete now. Return None if chunks are missing or
+        the message does not continue a payload."""
         if not is_chunk(message):
             return message
         if len(message) < HEAD.size:
@@ -144,8 +147,8 @@ class Joiner:
 
     def place(self, topic: str, head: bytes, size: int) -> memoryview | None:
         """Return a view of the payload's buffer for the `size` bytes of the chunk with this `head`. The
-        caller fills it, then calls `filled`. Return None if the chunk is dropped because it does not
-        continue a payload or the payload is too large."""
+        caller fills the view, then calls `filled`. Return None if the chunk is dropped because it does
+        not continue a payload or the payload is too large."""
         _, sender = Topics.split(topic)
         _, number, index, count, body = HEAD.unpack(head)
         if not index < count <= _MAX_CHUNKS:
@@ -157,7 +160,7 @@ class Joiner:
             self._unfinished[sender] = _Unfinished(topic, number, count, size + body)
         found = self._unfinished.get(sender)
         if found is None or (topic, number, index) != (found.topic, found.number, found.following):
-            return None  # repeated, or after a lost chunk
+            return None  # the chunk is repeated, or an earlier chunk was lost
         if found.filled + size > found.size:
             del self._unfinished[sender]
             return None

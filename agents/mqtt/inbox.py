@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 
 class Inbox(Generic[T]):
-    """Queue between a connection's thread and the thread that handles messages. While it is full,
-    nothing is read from the connection: messages wait at the broker, which limits them too.
+    """Queue between a connection's thread and the thread that handles messages. While the queue is full,
+    nothing is read from the connection. Messages then wait at the broker, which limits their number,
+    too.
 
-    `most`: bytes of waiting messages at which the queue is full.
+    `most`: total size in bytes of the waiting messages at which the queue is full.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,10 +32,10 @@ class Inbox(Generic[T]):
         self._bounded, self._closed = False, False
 
     def receive(self, message: ReceivedMessage) -> None:
-        """Add `message`; wait while the queue is full. Use it as the sink of a connection.
+        """Add `message`; wait while the queue is full. This method is the sink of a connection.
 
-        The queue is not limited before the first `drain`: until then the connection is being opened, and
-        the broker's answer may arrive after other messages."""
+        The queue is not limited before the first `drain`, because the connection is still being opened,
+        and the broker's answer may arrive after other messages."""
         with self._room:
             self._room.wait_for(lambda: self._waiting < self._most or not self._bounded)
             self._waiting += _size(message)
@@ -46,8 +47,8 @@ class Inbox(Generic[T]):
         self._queue.put(thing)
 
     def drain(self, timeout: float) -> list[ReceivedMessage | T]:
-        """Remove and return all items that are in the queue now; wait up to `timeout` seconds for the
-        first. Items that arrive meanwhile stay in the queue."""
+        """Remove and return all items that are in the queue. If the queue is empty, wait up to `timeout`
+        seconds for an item. Items that arrive during the call may stay in the queue."""
         self._bounded = not self._closed
         try:
             taken = [self._queue.get(timeout=timeout)]

@@ -1,4 +1,4 @@
-"""Rate limit per sender, so that a flooding sender neither fills the disk nor displaces other
+"""Rate limit per sender. It prevents a flooding sender from filling the disk and from displacing other
 senders."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class RateLimit:
     def __init__(self, burst: int, rate: float) -> None:
         self._burst, self._interval = burst, 1 / rate
         self._full: dict[str, float] = {}
-        """Time in seconds when each sender's bucket is full again."""
+        """Time in seconds at which each sender's bucket is full again."""
         self.refused: Counter[str] = Counter()
         """Number of refused items, by sender."""
 
@@ -27,6 +27,6 @@ class RateLimit:
         return True
 
     def forget(self, sender: str) -> None:
-        """Reset `sender`, as if it had sent nothing."""
+        """Reset the limit of `sender`, as if it had sent nothing."""
         self._full.pop(sender, None)
         self.refused.pop(sender, None)

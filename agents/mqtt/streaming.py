@@ -1,15 +1,15 @@
 """paho's client, changed so that large messages are received and sent without being copied.
 
-paho copies a received packet several times to assemble and parse it, and it copies the unsent rest of a
-packet whenever the socket has accepted a part. For models of megabytes this is most of the CPU time of a
-message. With paho's public interface only (`on_message`, `publish`), an update of 2.2 MB each way took
-1.33 times the CPU time of all processes (1.17 to 1.48, three runs of `benchmarks.endtoend` with
-`durability: none` on a busy host), a client's process needed 10 MB more memory, and neither the arrival
-time in the kernel nor the progress of a transfer was known.
+paho copies a received packet several times to assemble and parse it. It copies the unsent rest of a
+packet whenever the socket has accepted a part of the packet. For models of megabytes, these copies take
+most of a message's CPU time. With only paho's public interface (`on_message`, `publish`), a round with
+2.2 MB in each direction took 1.33 times the CPU time, over all processes (1.17 to 1.48, three runs of
+`benchmarks.endtoend` with `durability: none` on a busy host). A client's process needed 10 MB more
+memory. Neither the arrival time in the kernel nor the progress of a transfer was known.
 
-Only this module and `agents.mqtt.transport` import paho, and only this module uses its internals:
-`_in_packet`, the packet that is being read, and the methods that are overridden here (paho-mqtt 2.1 and
-2.2; tests check them).
+Only this module and `agents.mqtt.transport` import paho, and only this module uses paho's internals:
+`_in_packet`, which is the packet that is being read, and the overridden methods. Tests check these
+internals for paho-mqtt 2.1 and 2.2.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from agents.timing.nanoseconds import Nanoseconds
 _LARGE = 2**15
 """Minimum length in bytes of a packet that is handled here instead of by paho."""
 _BEGINNING = 1024
-"""Number of bytes of a large packet that are read first. These bytes include topic, identifier and the
-head of a chunk. Also the number of bytes of a payload that are sent together with the packet's
+"""Number of bytes of a large packet that are read first. They include the topic, the identifier and the
+head of a chunk. When a packet is sent, this number of payload bytes is sent together with the packet's
 head."""
 _AT_ONCE = 2**14
-"""Number of received bytes of a large packet that wake paho's thread. Without this minimum, each IP
-packet of a slow link would wake the thread (docs/concepts/cpu.md)."""
+"""Number of received bytes of a large packet after which paho's thread wakes up. Without this minimum,
+each IP packet of a slow link would wake the thread (docs/concepts/cpu.md)."""
 _TWO_BYTES = struct.Struct("!H")
 _FLAGS, _QOS_1 = 0x0B, 0x02
-"""Bits of a message's first byte: all flags (repeated, retained, QoS 1), and QoS 1 alone."""
+"""Bit masks for a message's first byte: all flags (repeated, retained, QoS 1), and only QoS 1."""
 
 Sink = Callable[[str, bytes | bytearray, Nanoseconds], None]
 
@@ -52,15 +52,16 @@ class _Arriving:
     """A large packet that is being received."""
 
     packet: Any
-    """paho's own record of the packet; paho makes a new one for each packet and each connection."""
+    """paho's own record of the packet. paho makes a new record for each packet and for each
+    connection."""
     left: int
-    """Bytes that have not arrived yet."""
+    """Number of bytes that have not arrived yet."""
     place: memoryview
     """Memory for the next bytes."""
     topic: str | None = None
     """Topic; None until the beginning of the packet has arrived."""
     identifier: int | None = None
-    """Packet identifier; None unless the QoS is 1."""
+    """Packet identifier; None if the QoS is not 1."""
     payload: bytearray | None = None
     """Payload of a message that is not a chunk; None for a chunk."""
     share: int | None = None
@@ -70,8 +71,8 @@ class _Arriving:
 class StreamingClient(paho.Client):
     """paho's client with fast handling of large messages.
 
-    `joiner` joins chunks to payloads. `sink` is called in paho's thread with topic, payload and the
-    host's monotonic time at which the whole payload had arrived. `options` are paho's."""
+    `joiner` joins chunks to payloads. `sink` is called in paho's thread with the topic, the payload, and
+    the host's monotonic time at which the whole payload had arrived. `options` are passed to paho."""
 
     def __init__(self, joiner: chunks.Joiner, sink: Sink, **options: Any) -> None:
         super().__init__(CallbackAPIVersion.VERSION2, **options)
@@ -80,10 +81,10 @@ class StreamingClient(paho.Client):
         self._arrived_at: Nanoseconds = 0
         """Host's monotonic time at which the data that is being read had arrived."""
         self._left_to_paho: object = None
-        """paho's record of a large packet with a foreign topic, which paho handles; None if there is
-        none."""
+        """paho's record of a large packet that paho handles, because its topic is foreign; None if there
+        is no such packet."""
         self._moved = 0
-        """Value of `moved` when the last ping was sent."""
+        """Value of the property `moved` when the last ping was sent."""
         self.on_message = self._on_small
 
     def loop_stop(self) -> MQTTErrorCode:
@@ -100,8 +101,8 @@ class StreamingClient(paho.Client):
 
     @property
     def moved(self) -> int:
-        """Bytes of this connection that the other side has acknowledged or sent; 0 if the kernel does
-        not report them."""
+        """Number of bytes of this connection that the other side has acknowledged or sent; 0 if the
+        kernel does not report the number."""
         sock = self._sock
         return 0 if sock is None else packet_times.bytes_moved(cast(Any, sock))
 
@@ -110,8 +111,8 @@ class StreamingClient(paho.Client):
         return super()._send_pingreq()
 
     def _check_keepalive(self) -> None:
-        """Check the keep-alive as paho does, but count the progress of a transfer as a sign of life: a
-        ping and its answer wait behind the transfer."""
+        """Check the keep-alive as paho does, but count the progress of a transfer as a sign of life,
+        because a ping and its answer have to wait for the end of the transfer."""
         overdue = self._ping_t and time.monotonic() - self._ping_t >= self._keepalive
         if overdue and self.moved - self._moved >= PROGRESS_BYTES:
             self._ping_t = 0.0  # the next ping is sent, as the broker expects
@@ -130,7 +131,8 @@ class StreamingClient(paho.Client):
         return super()._sock_recv(bufsize)
 
     def _is_large(self, left: int) -> bool:
-        """Return whether the arriving packet, with `left` bytes to come, is handled here."""
+        """Return whether the arriving packet is large enough to be handled here. `left`: number of bytes
+        that have not arrived yet."""
         packet = self._in_packet
         is_message = packet["command"] & ~_FLAGS == MessageType.PUBLISH
         return left >= _LARGE and is_message and packet is not self._left_to_paho
@@ -185,7 +187,7 @@ class StreamingClient(paho.Client):
         beginning: bytearray = cast(Any, arriving.place.obj)
         (length,) = _TWO_BYTES.unpack_from(beginning)
         at = _TWO_BYTES.size + length
-        if at + _TWO_BYTES.size + chunks.HEAD.size > len(beginning):  # a topic longer than all of ours
+        if at + _TWO_BYTES.size + chunks.HEAD.size > len(beginning):  # a foreign topic, which is longer
             self._left_to_paho = arriving.packet
             arriving.packet["packet"] += beginning
             arriving.packet["to_process"] = arriving.left

@@ -80,12 +80,13 @@ class Topics:
         return f"{ROOT}/{self.run}/telemetry/{device}"
 
     def failure(self, device: str) -> str:
-        """device or router -> controller: why an order failed."""
+        """device or router -> controller: the reason why an order failed."""
         return f"{ROOT}/{self.run}/failure/{device}"
 
     def kind_and_name(self, topic: str) -> tuple[str, str]:
-        """Return `status` and `pi-1` for `testbed/<run>/status/pi-1`. Raises ValueError for a topic of
-        another form or run."""
+        """Return the kind of a topic and the name in it, such as `status` and `pi-1` for
+        `testbed/<run>/status/pi-1`. Raises ValueError if the topic has another form or is of another
+        run."""
         match topic.split("/"):
             case [root, run, kind, name] if (root, run) == (ROOT, self.run) and is_name(name):
                 return kind, name

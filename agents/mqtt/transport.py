@@ -3,14 +3,15 @@
 Only this module and `agents.mqtt.streaming` import paho. This module works around these properties of
 paho:
 
-- `connect` blocks and raises OSError if nobody listens, while a refused login is reported by a callback:
-  both become ConnectionFailedError.
-- paho reconnects by itself but does not subscribe again: `on_connect` subscribes, unless the broker has
-  kept our session. It also publishes our status again, because the broker has published the last will.
-- After a reconnect, paho sends unacknowledged messages again only when the broker has answered. Messages
-  published before that would overtake them, so they are held until the broker has answered our
-  subscription. Recovery relies on this order (docs/concepts/recovery.md).
-- An exception in a callback would end paho's thread silently: our callbacks cannot raise.
+- `connect` blocks. If nothing listens at the address, it raises OSError, but a refused login is reported
+  by a callback. Here both raise ConnectionFailedError.
+- paho reconnects by itself but does not subscribe again. So `on_connect` subscribes, unless the broker
+  has kept the session. It also publishes the client's status again, because the broker has published the
+  last will.
+- After a reconnect, paho sends unacknowledged messages again only when the broker has answered. New
+  messages could overtake them, so new messages are held until the broker has answered the subscription.
+  Recovery relies on this order (docs/concepts/recovery.md).
+- An exception in a callback would end paho's thread silently. So the callbacks raise no exceptions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from agents.mqtt.topics import Topics
 from agents.timing.nanoseconds import Nanoseconds
 
 _MAX_IN_FLIGHT = 64
-"""Maximum number of messages sent to the broker and not acknowledged."""
+"""Maximum number of messages that were sent to the broker and are not acknowledged yet."""
 
 
 class ConnectionFailedError(Exception):
@@ -51,7 +52,7 @@ class ReceivedMessage:
     topic: str
     payload: bytes | bytearray
     at: Nanoseconds
-    """Host's monotonic time at which the whole message had arrived in the kernel."""
+    """Host's monotonic time in ns at which the whole message had arrived in the kernel."""
 
 
 class _Patience:
@@ -69,8 +70,8 @@ class _Patience:
 
 
 class Connection:
-    """One MQTT connection. `sink` is called with each message in paho's thread: while it waits, nothing
-    is read from the connection or sent."""
+    """One MQTT connection. `sink` is called with each message, in paho's thread. While `sink` waits,
+    nothing is read from the connection or sent."""
 
     def __init__(
         self,
@@ -86,14 +87,15 @@ class Connection:
     ) -> None:
         """Prepare a connection; `open` opens it.
 
-        `will`: topic and payload of the last retained message; None if there is none. `close` publishes
-        it. If this process dies or is silent for 1.5 times `keepalive` seconds, the broker publishes it.
-        A transfer that makes progress does not count as silence.
+        `will`: topic and payload of the last will, a retained message; None if there is no last will.
+        `close` publishes the last will. If this process dies or is silent for 1.5 times `keepalive`
+        seconds, the broker publishes it. A transfer that makes progress does not count as silence.
 
-        `keeps_session`: the broker keeps messages for this client while it is disconnected. `largest`:
-        maximum bytes of a payload that is joined from chunks, by kind of topic (`model`, `share`, …);
-        larger payloads and other kinds are dropped. `reconnected` is called in paho's thread after each
-        reconnect, with the host's monotonic time at which the connection was lost.
+        `keeps_session`: whether the broker keeps messages for this client while the client is
+        disconnected. `largest`: maximum size in bytes of a payload that is joined from chunks, by kind
+        of topic (`model`, `share`, …). Larger payloads, and chunks on topics of other kinds, are
+        dropped. `reconnected` is called in paho's thread after each reconnect, with the host's monotonic
+        time at which the connection was lost.
         """
         self._broker = broker
         self._subscriptions = [(topic, 1) for topic in subscriptions]
@@ -105,10 +107,11 @@ class Connection:
         self._keepalive = round(keepalive)
         self._reconnected = reconnected
         self._subscribed = False
-        """Whether the broker has confirmed our subscriptions."""
+        """Whether the broker has confirmed the subscriptions."""
         self._order = threading.Lock()
         self._held: list[tuple[str, bytes | str, bool]] | None = None
-        """Messages held until all older ones have been sent again; None if nothing has to be held."""
+        """Messages that are held until all older messages have been sent again; None if messages need
+        not be held."""
         self._lost: Nanoseconds | None = None
         """Host's monotonic time at which the connection was lost; None while connected, and before the
         first connection."""
@@ -147,7 +150,7 @@ class Connection:
         if not answered or self._refusal is not None:
             self.close()
             reason = self._refusal or "no answer"
-            raise ConnectionFailedError(f"the broker refused {self._broker.username}: {reason}")
+            raise ConnectionFailedError(f"the broker did not accept {self._broker.username}: {reason}")
 
     def moved(self, port: int) -> None:
         """Use `port` for all further reconnects, because the broker has moved. Call this while the
@@ -155,16 +158,16 @@ class Connection:
         self._paho.connect_async(self._broker.host, port, self._keepalive)
 
     def subscribe_again(self) -> None:
-        """Subscribe again, so that the broker sends all retained messages again; then publish our status
-        again."""
+        """Subscribe again, so that the broker sends all retained messages again. Then publish the
+        client's status again."""
         self._subscribed = False  # if the connection is lost now, the reconnect subscribes
         self._paho.subscribe(self._subscriptions)
 
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Send a payload, or the MQTT messages that make up one, with QoS 1. The order is kept, even
-        after a reconnect. A large payload, which is sent in chunks, cannot be retained."""
+        """Send a payload, or the MQTT messages that together are a payload, with QoS 1. The order is
+        kept, even after a reconnect. A large payload is sent in chunks and cannot be retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
@@ -180,7 +183,7 @@ class Connection:
         self.publish(topic, payload, retain=True)
 
     def publish_lossy(self, topic: str, payload: bytes | str) -> None:
-        """Send a message with QoS 0: for telemetry, which is not sent again if it is lost."""
+        """Send a message with QoS 0. A lost message is not sent again. (Used for telemetry.)"""
         with self._order:
             self._paho.publish(topic, payload, qos=0)
 
@@ -188,8 +191,8 @@ class Connection:
         """Publish the last will after all earlier messages, and disconnect.
 
         If this takes more than `timeout` seconds, drop the connection; the broker then publishes the
-        will. If `patient`, drop it only after a time without progress, which is the longer of `timeout`
-        and the keep-alive."""
+        last will. If `patient` is true, drop the connection only after a time without progress: the
+        longer one of `timeout` and the keep-alive."""
         patience = _Patience(timeout, None)
         if patient:
             patience = _Patience(max(timeout, self._keepalive), lambda: self._paho.moved)
@@ -224,7 +227,8 @@ class Connection:
             self._held = self._held or []
 
     def _send_held(self) -> None:
-        """Send the held messages, now that all older ones have been sent again after the reconnect."""
+        """Send the held messages, because all older messages have been sent again after the
+        reconnect."""
         with self._order:
             held, self._held = self._held or [], None
             if self._status is not None:
@@ -245,7 +249,7 @@ class Connection:
             return
         # A new process always subscribes, to receive the retained messages.
         self._subscribed &= flags.session_present
-        if self._subscriptions:  # if the broker has them, subscribe one again, for the answer
+        if self._subscriptions:  # if the broker has kept them, one is repeated to get an answer
             client.subscribe(self._subscriptions[:1] if self._subscribed else self._subscriptions)
         else:
             self._send_held()
@@ -262,7 +266,7 @@ class Connection:
         if any(reason.is_failure for reason in reasons):
             self._refusal = "a subscription is not allowed"
         self._subscribed = True
-        self._send_held()  # only now: our status may cause an answer
+        self._send_held()  # after the subscription: the status may cause an answer
 
     def _on_payload(self, topic: str, payload: bytes | bytearray, at: Nanoseconds) -> None:
         self._sink(ReceivedMessage(topic, payload, at))

@@ -3,10 +3,11 @@
     python -m agents.node.isolation BRIDGE PROCESS,MAC,ADDRESS ...
 
 A device's init holds NET_ADMIN in its network namespace, so it could give its interface any address.
-Therefore the device's port of the bridge is restricted from outside: no frame passes from one device to
-another, and a frame (ARP included) is accepted only if it has the device's own MAC and IPv4 address. No
-frame passes from the bridge to the host, whose services may listen on all addresses. Other ports of the
-bridge (broker, aggregator, router) are not changed. All rules disappear with the bridge.
+Therefore the device's port of the bridge is restricted from outside. No frame passes from one device to
+another. A frame from a device, even an ARP frame, is accepted only if it has the device's own MAC and
+IPv4 address. No frame passes from the bridge to the host, because services of the host may listen on all
+addresses. Other ports of the bridge (broker, aggregator, router) are not changed. All rules disappear
+with the bridge.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOAD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-"""Instructions of classic BPF, which needs no compiler and is available in most kernels."""
+"""Codes of instructions of classic BPF, which needs no compiler and is available in most kernels."""
 _PASS, _DROP = 0, 2
 """Verdicts of a traffic control filter."""
 _SENDER, _KIND, _ARP_SENDER, _ARP_ADDRESS, _IP_ADDRESS = 6, 12, 22, 28, 26
-"""Offsets in a frame, in bytes."""
+"""Offsets of fields in a frame, in bytes."""
 _IPV4, _ARP = 0x0800, 0x0806
 _NOTHING = f"1,{_RETURN} 0 0 {_DROP}"
 
@@ -48,7 +49,7 @@ class Endpoint:
     """A device on the bridge."""
 
     process: int
-    """Process id of a process in the device's network namespace, as numbered on the host."""
+    """Id, in the host's numbering, of a process in the device's network namespace."""
     mac: str
     address: str
     """IPv4 address."""
@@ -71,7 +72,7 @@ def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
 
     Raises IsolationError, OSError.
     """
-    # The ports first: the kernel numbers network namespaces only when the ports are listed.
+    # List the ports first, because the kernel numbers network namespaces only when ports are listed.
     ports = ports_by_namespace(_links_on(bridge))
     settings, filters = [], _filter(bridge, _NOTHING)
     for end in endpoints:
@@ -88,7 +89,8 @@ def isolate(bridge: str, endpoints: Sequence[Endpoint]) -> None:
 
 
 def own_frames(mac: str, address: str) -> str:
-    """Return a BPF program, in tc's notation, that passes only IPv4 and ARP from `mac` and `address`."""
+    """Return a BPF program, in tc's notation, that passes only IPv4 and ARP frames from `mac` and
+    `address`."""
     whole = bytes.fromhex(mac.replace(":", ""))
     first, last = int.from_bytes(whole[:4], "big"), int.from_bytes(whole[4:], "big")
     own = int.from_bytes(socket.inet_aton(address), "big")
@@ -135,20 +137,20 @@ def _links_on(bridge: str) -> list[dict[str, Any]]:
 
 
 def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Return the names of the bridge's ports. The key of a port is the id of its other end's network
-    namespace.
+    """Return the name of each port of the bridge, by the id of the network namespace at the port's other
+    end.
 
-    The id identifies a container's port because a container is on a bridge only once. The interface
-    number of the other end does not identify a port: since Docker 28 it is 2 in every container. The
-    port of a starting container has no id yet, because its other end is still in this namespace.
+    The id identifies a container's port, because a container is on a bridge only once. The interface
+    number of the other end does not identify a port, because it is 2 in every container since Docker 28.
+    The port of a starting container is not listed, because its other end is still in this namespace.
     """
     return {link["link_netnsid"]: link["ifname"] for link in links if link.get("link_netnsid", -1) >= 0}
 
 
 def namespace_id(process: int) -> int:
-    """Return the id that the kernel uses in this namespace for the network namespace of `process`; -1 if
-    there is no id, because no interface leads to that namespace. Raises ProcessLookupError if the
-    process has ended."""
+    """Return the id that the kernel uses in this namespace for the network namespace of `process`.
+    Return -1 if there is no id, because no interface leads to that namespace. Raises ProcessLookupError
+    if the process has ended."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         size = _NSID_QUESTION.size
         route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))

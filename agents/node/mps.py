@@ -5,7 +5,8 @@ daemon answers, and forwards its logs.
 
 FOLDER contains the daemon's pipes and is shared with the devices. A CUDA program that cannot reach the
 daemon silently runs without limits, so no device is started before the daemon answers. The daemon runs
-as the user of the devices' clients, because MPS serves one user at a time; it needs no privileges.
+as the user of the devices' clients, because MPS serves one user at a time. The daemon needs no
+privileges.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
 READY = "ready"
-"""Name of the file in the folder that is created when the daemon answers."""
-LOGS = "/tmp"  # noqa: S108  # of its container, which others do not see
+"""Name of the file that is created in the folder when the daemon answers."""
+LOGS = "/tmp"  # noqa: S108  # in the daemon's own container
 _LOGS = ("control.log", "server.log")
 _QUESTION = "get_default_active_thread_percentage"
 _ASK_EVERY, _LOOK_EVERY = 0.1, 1.0
@@ -37,8 +38,8 @@ def environment(folder: str) -> dict[str, str]:
 def limit_variables(share: float, memory: int | None, gpus: int) -> dict[str, str]:
     """Return the environment variables that limit a client to `share` of a GPU's multiprocessors and to
     `memory` bytes. If `memory` is None, memory is not limited. `gpus` is the number of the daemon's
-    GPUs. The memory limit is set for each of them, because the number of the client's GPU at the daemon
-    is not known."""
+    GPUs. The memory limit is set for each GPU, because it is not known which number the daemon gives to
+    the client's GPU."""
     found = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{100 * share:g}"}
     if memory is not None:
         pinned = ",".join(f"{number}={memory >> 20}M" for number in range(gpus))

@@ -1,9 +1,9 @@
-"""Agent on each node of a Swarm: proxies between Unix sockets and TCP, comparison of the nodes' clocks,
-and counters of the node's CPUs.
+"""Agent on each node of a Swarm. It runs proxies between Unix sockets and TCP, compares the nodes'
+clocks, and reports counters of the node's CPUs.
 
     python3 -m agents.node.node_agent CONFIG
 
-The file is sent to the nodes together with `agents.timing.clock_sync`, and needs only Python. Keys of
+This file is sent to the nodes together with `agents.timing.clock_sync`. It needs only Python. Keys of
 the configuration:
 
     proxies        list of {"listen": ADDRESS, "to": ADDRESS}: connections to the first address are
@@ -13,10 +13,11 @@ the configuration:
                    node is estimated continuously (`agents.timing.clock_sync`) and written to FILE
     cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
-An ADDRESS is {"path": of a Unix socket} or {"host", "port"}. An ADDRESS to connect to a host also has
-"name": the name in the host's certificate. All TCP connections use TLS. Two nodes prove to each other
-that they belong to this run with `identity` (PEM file: certificate and key). The broker proves to a node
-that it belongs to this run with the certificate in `trust` (PEM file).
+An ADDRESS is {"path": PATH OF A UNIX SOCKET} or {"host": ..., "port": ...}. If the agent connects to a
+host, the ADDRESS also has "name", the name in the host's certificate. All TCP connections use TLS. With
+`identity`, a PEM file with certificate and key, two nodes prove to each other that they belong to this
+run. With `trust`, a PEM file with a certificate, the broker proves to a node that it belongs to this
+run.
 """
 
 from __future__ import annotations

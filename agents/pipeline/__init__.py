@@ -25,7 +25,7 @@ STEPS: dict[str, type[UpdateStep]] = {
     "secure": SecureAggregation,
 }
 """Class of each step, in the order in which a client applies them."""
-_NOT_MASKED = "not masked, in a run with secure aggregation"
+_NOT_MASKED = "not masked, but the run uses secure aggregation"
 
 
 def sort_steps(steps: Iterable[Named]) -> list[Named]:

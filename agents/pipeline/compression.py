@@ -260,7 +260,7 @@ class Expander(ServerStep):
         return Expander(size)
 
     def decode(self, encoded: Encoded) -> Vector:
-        """Return the decompressed update. The memory for it is no larger than one model."""
+        """Return the decompressed update. This allocates memory for at most one model."""
         compressed = Compressed.from_encoded(encoded)
         if compressed.size != self._parameters:
             raise ValueError(f"another model: {compressed.size} parameters, expected {self._parameters}")

@@ -1,7 +1,7 @@
 """Interface of the steps that process an update between local training and the aggregation rule.
 
-A step is a frozen dataclass of its parameters. It has a client half and, if the server has to undo or
-add something, a server half. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
+A step is a frozen dataclass of its parameters. It has a client half and may have a server half, which
+decodes updates or adds noise. Each client applies its steps in the order of `agents.pipeline.STEPS`. The
 last step may encode the update (`agents.wire.payloads.Encoded`); the server half of that step decodes
 the update.
 
@@ -87,9 +87,9 @@ class ClientStep(ABC):
         return None
 
     exchange: Exchange | None = None
-    """Messages between clients; None if the step needs none."""
+    """Exchange of messages between clients; None if the step needs no such messages."""
     simulated_exchange: SimulatedExchange | None = None
-    """Messages between clients in virtual time; None if the step needs none."""
+    """Exchange of messages between clients in virtual time; None if the step needs no such messages."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
     """Function that returns the vector, shape (d,), that the server will add to its sum for an update.
     The vector differs from the update because the step rounds and cuts values. The arguments are the
@@ -181,7 +181,7 @@ class ServerStep:
             return str(error)
         if message.kind == "model":
             if base is None:
-                return f"{BASE_LACKS}: it is encoded as the difference to that"
+                return f"{BASE_LACKS}, so the encoded difference to it is useless"
             vector += base
         return vector
 

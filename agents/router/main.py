@@ -1,14 +1,14 @@
-"""Process of the router, in a container of its own between the devices and the broker.
+"""Process of the router, which runs in its own container between the devices and the broker.
 
     python -m agents.router.main CONFIG
 
 Devices connect to the router as if it were the broker. The router forwards their connections under its
-own address, so that neither side needs a route. A device whose packets shall be delayed or lost has two
-queues, one per direction, in which the delay line holds its packets.
+own address, so that neither side needs a route. A device whose packets are delayed or lost has two
+queues, one per direction. The delay line holds the device's packets in these queues.
 
 The router runs outside the devices' CPU quotas, because a delay line that waits for CPU time delivers
-late. It holds NET_ADMIN in its own network namespace only, and its kernel state dies with the container.
-It fails closed: while it does not run, no packet passes.
+late. The router holds NET_ADMIN only in the network namespace of its container, which is removed with
+the container. The router fails closed: while it does not run, no packet passes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agents.wire import messages
 from agents.wire.messages import DeviceOrder, MessageError
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
-"""Maximum time until the name service resolves a host, in seconds."""
+"""Maximum time in seconds until the name service resolves a host."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks for a new address of a restarted server."""
 _TABLES = ("iptables", "iptables-legacy")
@@ -61,8 +61,8 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 def shared_cells(
     access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
 ) -> dict[int, SharedRate]:
-    """Return the shared cell of each queue, by the queue's number. `access` has the shared link of each
-    device, `queues` the numbers of its queues (up, down)."""
+    """Return the shared rate of each queue, by the queue's number. `access`: shared link by device.
+    `queues`: numbers of each device's queues (up, down)."""
     made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():
@@ -76,8 +76,8 @@ def shared_cells(
 
 def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
     """Return iptables rules that forward the servers' ports on `inside`, the devices' interface, to the
-    servers on `outside`. Everything else is dropped, even if a device uses the router as its gateway.
-    `targets`: port by server address."""
+    servers on `outside`. All other packets are dropped, even if a device uses the router as its gateway.
+    `targets`: port of each server, by address."""
     ways = [
         (f"-i {inside} -p {protocol}", f"--dport {port}", address, port)
         for address, port in targets.items()
@@ -108,8 +108,8 @@ def new_forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) 
 
 
 def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
-    """Return iptables rules that send the device's packets to the NFQUEUEs `up` and `down`: forwarded
-    packets, and the ICMP echoes by which the link is measured."""
+    """Return iptables rules that send the packets of the device at `address` to the NFQUEUEs `up` and
+    `down`. The packets are those that the router forwards, and the ICMP echoes that measure the link."""
     return [
         f"-t mangle -A FORWARD -s {address} -j NFQUEUE --queue-num {up}".split(),
         f"-t mangle -A FORWARD -d {address} -j NFQUEUE --queue-num {down}".split(),
@@ -119,8 +119,8 @@ def queue_rules(address: str, up: int, down: int) -> list[list[str]]:
 
 
 def iptables() -> list[str]:
-    """Return the iptables command that works with this kernel, with the option to wait for its lock.
-    Raises LinkError if no command works."""
+    """Return the iptables command that works with this kernel, with the option that makes it wait for
+    iptables' lock. Raises LinkError if no command works."""
     problem = ""
     for name in _TABLES:
         command = [name, "-w"]
@@ -135,7 +135,7 @@ def iptables() -> list[str]:
 
 
 class Router:
-    """Router of a run, or of one node's devices."""
+    """Router for all devices of a run, or for the devices of one node."""
 
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
@@ -143,7 +143,7 @@ class Router:
         self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
         """Numbers of the queues (up, down), by device."""
         self._queued: set[str] = set()
-        """Devices whose packets are sent to their queues."""
+        """Devices whose packets are sent to the devices' queues."""
         self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
         impairments = {
@@ -166,12 +166,12 @@ class Router:
         }
         outside = interface_towards(next(iter(found.values())))
         inside = interface_towards(next(iter(self._config.addresses.values())))
-        # No segmentation offload: it would lose or delay up to 64 KiB of TCP data as one packet.
+        # Without segmentation offload: it would lose or delay up to 64 KiB of TCP data as one packet.
         run(f"ip link set dev {inside} gso_max_segs 1".split())
         for name, link in self._links.items():
             if impairment(link) != Impairment() or name in self._config.access:
                 self._send_to_queues(name)
-        # Forward last: from here on packets pass, and none may pass without its impairment.
+        # Forwarding is enabled last, so that no packet passes without its impairment.
         for rule in forwarding_rules(self._targets(found), inside, outside):
             run([*self._iptables, *rule])
         self._connection.open()
@@ -187,7 +187,8 @@ class Router:
             self._delays.close()
 
     def _targets(self, addresses: Mapping[str, str]) -> dict[str, int]:
-        """Return the servers' ports by address. `addresses`: address by host name."""
+        """Return the port of each server, by address. `addresses`: IP address of each server, by host
+        name."""
         return {addresses[host]: port for host, port in self._config.targets.items()}
 
     def _follow(self, addresses: Mapping[str, str], inside: str, outside: str) -> None:
@@ -214,7 +215,7 @@ class Router:
         self._queued.add(name)
 
     def _carry_out(self, message: ReceivedMessage) -> None:
-        """Carry out an order. paho's thread calls this. If the order fails, report it; the link does not
+        """Carry out an order, in paho's thread. If the order fails, report this; the link does not
         change."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
@@ -223,7 +224,7 @@ class Router:
                 case DeviceOrder(_, SetLink()) if self._config.several:
                     pass  # a device of another router
                 case _:
-                    raise MessageError("the router only accepts link changes for devices of its run")
+                    raise MessageError("expected a link change for a device of the router's run")
         except MessageError as error:
             self._refusals.add(message.topic, error)
         except LinkError as error:

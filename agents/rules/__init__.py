@@ -1,4 +1,4 @@
-"""The aggregation rules. To add one, write a module in this folder and add a line to `RULES`."""
+"""The aggregation rules. To add a rule, write a module in this folder and add a line to `RULES`."""
 
 from __future__ import annotations
 

@@ -72,12 +72,13 @@ class Area(Rule):
     scaled to sum 1. A client is a member from its join to its goodbye:
 
     - A client that joins, for the first time or after a goodbye, starts with y_i = the x that it is
-    sent. Its first message is its full model, from which the server computes the residual. - A client
-    that says goodbye sends its y_i, which is removed from the mean: with p_i = 1/N, u ← (N(x+u) −
-    y_i)/(N−1) − x. - A client that leaves without a goodbye stays in the mean with its last y_i. This
-    biases the limit until the client is back; the log has a note about it. - A client whose memory
-    differs from the y_i in the mean has lost its memory. The old y_i stays in the mean for the rest of
-    the run, and the client joins as a new one.
+      sent. Its first message is its full model, from which the server computes the residual.
+    - A client that says goodbye sends its y_i, which is removed from the mean. With p_i = 1/N, this is
+      u ← (N(x+u) − y_i)/(N−1) − x.
+    - A client that leaves without a goodbye stays in the mean with its last y_i. This biases the limit
+      until the client is back; the log has a note about it.
+    - A client whose memory differs from the y_i in the mean has lost its memory. The old y_i stays in
+      the mean for the rest of the run, and the client joins as a new one.
 
     With secure aggregation, the sum of Δ messages is added to u when the sum is unmasked. If a sum
     cannot be unmasked, each sender is informed with its next model. It then subtracts the lost message
@@ -89,8 +90,8 @@ class Area(Rule):
     equation: ClassVar[str] = "x ← x + u,   u = Σ p_i m_i"
 
     criterion: Literal["every", "period", "random"] = "every"
-    """When to aggregate: at every Δ-th message, periodically, or at exponentially distributed
-    intervals."""
+    """Times of the aggregations. `every`: at every Δ-th message. `period`: periodically. `random`: at
+    exponentially distributed intervals."""
     every: int | None = None
     """Criterion `every`: Δ, messages per aggregation. None with other criteria."""
     period: Annotated[float, "s"] | None = None
@@ -150,7 +151,7 @@ class Area(Rule):
     def sums(self) -> Sums:
         if self.criterion != "every":
             raise ValueError(
-                f"with criterion: {self.criterion} a sum may have only one message, which reveals it: "
+                f"with criterion: {self.criterion}, a sum may have only one message and reveal it: "
                 "use criterion: every"
             )
         if _not_none(self.every) < 2:
@@ -190,7 +191,7 @@ def theorem7(k: int, mu: float, smoothness: float, local_steps: int, pi_min: flo
     """Return α_k = 1/(π_min M γ k/48 + 1/𝒟) of Theorem 7, with γ = 2μL/(μ+L).
 
     In the paper, 𝒟 = min{2/(M(μ+L)), γ/(L²(M−1)), √(Mγ²/(64 L⁴(M−1)³)), ∛(γ/(32 L⁴(M−1)³))}. Because μ ≤
-    L, that is the third term for M > 1. For M = 1 it is the first, because the others are infinite.
+    L, 𝒟 is the third term for M > 1. For M = 1, 𝒟 is the first term, because the others are infinite.
     """
     gamma = 2 * mu * smoothness / (mu + smoothness)
     if local_steps == 1:
@@ -225,7 +226,7 @@ class AreaState(State):
         self._arrived: list[Contribution] = []
         """Messages since the last aggregation."""
         self._round_trips: dict[str, tuple[int, float]] = {}
-        """Round trips of each client: number, and sum in seconds."""
+        """Number of round trips of each client, and their sum in seconds."""
 
     def start(self) -> Actions:
         self._admit(list(self.server.clients))
@@ -422,9 +423,11 @@ class Memory:
     """
 
     applied: tuple[int, Vector] | None = None
-    """Sequence number and y_i of the last applied update, shape (d,); None before the first."""
+    """Sequence number and y_i of the last applied update, shape (d,); None if no update was applied
+    yet."""
     sent: tuple[int, Vector] | None = None
-    """Sequence number and y_i of an update that was sent later, shape (d,); None if there is none."""
+    """Sequence number and y_i of an update that was sent later, shape (d,); None if no later update was
+    sent."""
     waiting: Mapping[int, Vector] = field(default_factory=dict)
     """Messages that may still be discarded, shape (d,), by the dispatch that they answer."""
 

@@ -37,7 +37,7 @@ class AsyncFedAvg(Rule):
     update_times: tuple[Annotated[float, "s"], ...] | None = None
     """Update time τ of every device, in device order; None if the times are estimated during the run."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)

@@ -60,7 +60,7 @@ class AsySG(Rule):
         if self.gradients > clients:
             raise ValueError(
                 f"gradients is {self.gradients}, but only {clients} clients compute at once and "
-                "wait for the aggregation: it would never come"
+                f"wait for the aggregation: use at most {clients}"
             )
 
     def begin(self, server: Server) -> AsySGState:

@@ -151,7 +151,7 @@ class Form:
 
     kind: Kind
     vector: Callable[[], Vector]
-    """Compute the vector to send, shape (d,)."""
+    """Function that computes the vector to send, shape (d,)."""
     effective_steps: float = 1.0
     """FedNova: the effective number of local steps, which the server averages to τ_eff; 1 for a vector
     that is not normalised."""
@@ -176,7 +176,7 @@ class ClientSettings:
     may be discarded after its arrival (secure aggregation). None if changes arrive unmodified and are
     never discarded."""
     memory: SavedVectors | None = None
-    """Memory that the previous process of this client saved last; None if there is none."""
+    """Memory that the previous process of this client saved last; None if no memory was saved."""
 
 
 class ClientState:

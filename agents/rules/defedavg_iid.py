@@ -13,7 +13,7 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgIid(Rule):
-    """In each round, aggregate the first n updates that arrive from different clients, however stale
+    """Aggregate, in each round, the first n updates that arrive from different clients, however stale
     (Wang et al., Algorithm 2):
 
         w ← w + η_g (1/n) Σ Δ_i
@@ -32,7 +32,7 @@ class DeFedAvgIid(Rule):
     buffer_size: int
     """n, number of updates per round."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
@@ -47,7 +47,7 @@ class DeFedAvgIid(Rule):
         if self.buffer_size > clients:
             raise ValueError(
                 f"buffer_size is {self.buffer_size}, but there are only {clients} clients and a round "
-                "takes each of them once"
+                f"takes at most one update from each: use at most {clients}"
             )
 
     def begin(self, server: Server) -> DeFedAvgIidState:

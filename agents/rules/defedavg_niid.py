@@ -27,7 +27,7 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgNiid(Rule):
-    """In each round, draw n clients uniformly with replacement, pull one update from each of them,
+    """Draw n clients in each round, uniformly with replacement, pull one update from each of them,
     however stale, and wait for all of these updates (Wang et al., Algorithm 1):
 
         w ← w + η_g (1/n) Σ m_i Δ_i
@@ -50,7 +50,7 @@ class DeFedAvgNiid(Rule):
     """Behaviour of a client whose update waits in the send buffer. `overwrite`: train on the next model
     and replace the update. `hold`: train again only after the server has pulled the update."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two

@@ -60,7 +60,7 @@ class Favano(Rule):
     """Formula for α_i. `stochastic`: P(E_i > 0)·min(E_i, K). `deterministic`: E[min(E_i, K)]. E_i is the
     number of local steps that are done when the training is interrupted."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
 
     def __post_init__(self) -> None:
         duration("period", self.period)
@@ -155,7 +155,7 @@ class FavanoClient(ClientState):
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
         start = model.vector
-        divisor = np.float32(self.divisor(steps) or 1.0)  # no step, no progress
+        divisor = np.float32(self.divisor(steps) or 1.0)  # 0 without a local step
         return Form("model", lambda: start + (end() - start) / divisor)
 
     def divisor(self, steps: int) -> float:

@@ -36,7 +36,7 @@ class FedAsync(Rule):
     b: float = 4
     """`hinge`: largest staleness that is not discounted."""
     server_lr: float = 1.0
-    """η_g; 1 in the paper."""
+    """η_g, the server's step size. The paper has η_g = 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mixing <= 1:

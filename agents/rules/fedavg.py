@@ -26,7 +26,7 @@ from agents.timing.nanoseconds import from_seconds
 
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """In each round, send w to all clients (or to `sample` of them) and wait for all of their updates:
+    """Send w to all clients (or to `sample` of them) in each round, and wait for all of their updates:
 
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
@@ -62,7 +62,7 @@ class FedAvg(Rule):
     round_timeout: Annotated[float, "s"] | None = None
     """Maximum duration of a round; None for no limit."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
@@ -72,7 +72,7 @@ class FedAvg(Rule):
         positive("server_lr", self.server_lr)
         at_least("sample", self.sample, 1)
         if self.replacement and self.sample is None:
-            raise ValueError("replacement needs `sample`: how many clients a round draws")
+            raise ValueError("replacement needs `sample`, the number of clients that a round draws")
         duration("round_timeout", self.round_timeout)
         check_trim(self.trim, self.sample)
 

@@ -40,7 +40,7 @@ class FedBuff(Rule):
     buffer_size: int = 10
     """K, number of updates per aggregation."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     staleness: Literal["none", "inverse_sqrt"] = "none"
     """Formula for s. `none`: 1. `inverse_sqrt`: 1/√(1+τ)."""
     reply: Literal["immediate", "after_aggregation"] = "immediate"
@@ -61,7 +61,7 @@ class FedBuff(Rule):
         at_least("buffer_size", self.buffer_size, 1)
         at_least("concurrency", self.concurrency, 1)
         if self.replace == "block" and self.concurrency is None:
-            raise ValueError("replace: block needs `concurrency`: how many clients train at once")
+            raise ValueError("replace: block needs `concurrency`, the number of training clients")
         check_trim(self.trim, self.buffer_size)
 
     @property
@@ -74,7 +74,7 @@ class FedBuff(Rule):
         if not self.replies_at_once and self.buffer_size > training:
             raise ValueError(
                 f"buffer_size is {self.buffer_size}, but only {training} clients train at once and "
-                "wait for the aggregation: the buffer would never fill"
+                f"wait for the aggregation, so the buffer would never fill: use at most {training}"
             )
 
     def sums(self) -> Sums:

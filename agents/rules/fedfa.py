@@ -54,7 +54,7 @@ class FedFa(Rule):
     """Content of the updates. `param`: clients send models, and w is the mean of the window. `delta`:
     clients send deltas, and the mean of the window is added to w."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
 
     def __post_init__(self) -> None:
         at_least("window_size", self.window_size, 1)

@@ -47,7 +47,7 @@ class FedFix(Rule):
     update_times: tuple[Annotated[float, "s"], ...] | None = None
     """Update time τ of every device, in device order; None if ticks are counted during the run."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two

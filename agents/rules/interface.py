@@ -4,10 +4,10 @@ and returns actions.
 A rule reads no clock and opens no socket; randomness comes from `Server.rng`. It owns the global model
 during the run: it changes `server.w` in place and counts `server.version`.
 
-The same inputs must give the same actions and models, bit by bit. Resuming after a crash and replay
-depend on it. So nothing may depend on the iteration order of a set of strings. And a state may hold only
-what `agents.aggregator.snapshot` can save: numbers, strings, lists, tuples, dicts, sets, deques, NumPy
-arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of the
+The same inputs must give the same actions and models, bit by bit. Replay, and resuming after a crash,
+depend on this. So nothing may depend on the iteration order of a set of strings. And a state may hold
+only what `agents.aggregator.snapshot` can save: numbers, strings, lists, tuples, dicts, sets, deques,
+NumPy arrays, the building blocks in `agents.rules.parts`, and objects of classes at the top level of the
 rule's own modules. Loading a snapshot does not call `__init__` of such a class.
 
 A complete rule that can serve as a template. It adds every update immediately:
@@ -193,7 +193,8 @@ class SumUp:
     pull: float = 0.0
     """Share of `known` in the new model, from 0 to 1."""
     known: Vector | None = None
-    """Vector that the server knows without the sum, shape (d,); None if the rule needs none."""
+    """Vector that the server knows without the sum, shape (d,); None if the rule needs no such
+    vector."""
 
 
 Action = (
@@ -225,7 +226,7 @@ class Server:
     began: Nanoseconds = 0
     """Device time at which the run started, in nanoseconds."""
     population: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Every client of the run, present or not, in device order, with its importance; sums to 1."""
+    """Importance of every client of the run, present or not, in device order. The values sum to 1."""
     buffers: Buffers = NONE
     """Buffers of the global model (e.g. of batch normalisation). Rules do not use them: the aggregator's
     core averages them."""
@@ -255,7 +256,7 @@ class Sums:
     """The sums that a rule asks for with `SumUp`."""
 
     updates: int
-    """Updates per sum."""
+    """Number of updates per sum."""
     weighted: bool = False
     """Whether the updates of a sum have different weights."""
 
@@ -339,6 +340,6 @@ class Rule(Protocol):
         ...
 
     def begin_client(self, settings: ClientSettings) -> ClientState:
-        """Return the client half of the rule. A rule of kind `residual` must define its own. A rule with
-        vectors, memory or terms returns a `ClientHalf`."""
+        """Return the client half of the rule. A rule of kind `residual` must override this method. A rule
+        with vectors, memory or terms returns a `ClientHalf`."""
         return ClientState(self.client_side, settings)

@@ -38,7 +38,7 @@ def check_trim(trim: Trim, updates: int | None = None) -> None:
 
 
 def count_trimmed(updates: int, trim: Trim) -> int:
-    """Return how many of the values of `updates` updates are removed at each end of a coordinate. At
+    """Return the number of values that are removed at each end of a coordinate with `updates` values. At
     least one value remains."""
     most = (updates - 1) // 2
     return most if trim == "median" else min(most, int(trim * updates + 1e-9))
@@ -59,7 +59,7 @@ class WeightedSum:
 
     @property
     def weight(self) -> float:
-        """Σ a_i."""
+        """Total weight Σ a_i of the updates in the sum."""
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
@@ -158,9 +158,9 @@ class RobustSum:
         self._server = server
         self._trim = trim
         self._rows: list[Vector] = []
-        """The v_i; an update that counts m times has m rows."""
+        """Vectors v_i. An update that counts m times has m rows."""
         self._weights: list[float] = []
-        """The a_i of the rows."""
+        """Weights a_i of the rows."""
         self.contributions: list[Contribution] = []
 
     def __len__(self) -> int:
@@ -169,7 +169,7 @@ class RobustSum:
 
     @property
     def weight(self) -> float:
-        """Σ a_i."""
+        """Total weight Σ a_i of the updates in the sum."""
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
@@ -251,8 +251,8 @@ class ClientPool:
 
 
 def training_at_once(clients: int, concurrency: int | None) -> int:
-    """Return how many of `clients` train at the same time. Raise ValueError if `concurrency` is more
-    than `clients`."""
+    """Return the number of clients that train at the same time, of `clients` clients. Raise ValueError
+    if `concurrency` is more than `clients`."""
     if concurrency is not None and concurrency > clients:
         raise ValueError(f"concurrency is {concurrency}, but there are only {clients} clients")
     return concurrency or clients
@@ -264,6 +264,6 @@ def check_update_times(times: Sequence[float] | None, clients: int | None = None
     if times is None:
         return
     if not all(time > 0 for time in times):
-        raise ValueError("update_times must all be longer than 0 s")
+        raise ValueError("all values of update_times must be above 0 s")
     if clients is not None and len(times) != clients:
         raise ValueError(f"update_times has {len(times)} entries, expected {clients}: one per client")

@@ -66,7 +66,7 @@ class Port(Rule):
     concurrency: int | None = None
     """Number of clients that train at the same time; None for all clients."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
     """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
     as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
@@ -85,7 +85,7 @@ class Port(Rule):
         if self.min_updates > training:
             raise ValueError(
                 f"min_updates is {self.min_updates}, but only {training} clients train at once and "
-                "wait for the aggregation: it would never come"
+                f"wait for the aggregation: use at most {training}"
             )
 
     def sums(self) -> Sums:

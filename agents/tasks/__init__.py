@@ -1,4 +1,4 @@
-"""The learning tasks. To add one, write a module in this folder and add a line to `TASKS`."""
+"""The learning tasks. To add a task, write a module in this folder and add a line to `TASKS`."""
 
 from __future__ import annotations
 

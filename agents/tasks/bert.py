@@ -1,8 +1,8 @@
 """BERT classifiers of sentences (Devlin et al. 2019, arXiv 1810.04805), with transformers and peft.
 
-Both packages are optional: pip install 'edge-fl-testbed[bert]', and `requirements: [transformers, peft]`
-in containers. Nothing is downloaded: the bundled dataset is synthetic, and weights are random unless
-`task.initial` is set.
+Both packages are optional. Install them with pip install 'edge-fl-testbed[bert]'; in containers, set
+`requirements: [transformers, peft]`. Nothing is downloaded, because the bundled dataset is synthetic,
+and weights are random unless `task.initial` is set.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SIZES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True)
 class Sent140TinyBert(Task):
-    """Sentiment of sentences, training all parameters of a BERT: `tiny` is BERT-Tiny (2 layers of 128;
-    4,386,178 parameters), `small` a smaller one for the bundled synthetic sentences (45,090 parameters).
-    A sentence is a row of tokens, padded with 0. Set other data with `task.data`. Needs transformers
-    (`requirements: [transformers]` in containers)."""
+    """Sentiment of sentences. All parameters of a BERT are trained: `tiny` is BERT-Tiny (2 layers of
+    128; 4,386,178 parameters), and `small` is a smaller model for the bundled synthetic sentences
+    (45,090 parameters). A sentence is a row of tokens, padded with 0. Set other data with `task.data`.
+    The task needs transformers (`requirements: [transformers]` in containers)."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "synthetic-sentences"
@@ -46,17 +46,17 @@ class Sent140TinyBert(Task):
 
 @dataclass(frozen=True)
 class Sst2BertLora(Task):
-    """Sentiment of sentences, training low-rank adapters of BERT (LoRA, Hu et al. 2021, arXiv
-    2106.09685) for queries and values. Adapters and head are trained and sent; the other parameters are
-    frozen and the same on all devices. `base` is BERT-base: 38,402 of its 109 million parameters are
-    sent at rank 1. `small` is for the bundled synthetic sentences. Set other data with `task.data`.
-    Needs transformers and peft (`requirements: [transformers, peft]` in containers)."""
+    """Sentiment of sentences. Low-rank adapters of BERT for queries and values are trained (LoRA, Hu et
+    al. 2021, arXiv 2106.09685). Adapters and head are trained and sent; the other parameters are frozen
+    and the same on all devices. `base` is BERT-base: 38,402 of its 109 million parameters are sent at
+    rank 1. `small` is for the bundled synthetic sentences. Set other data with `task.data`. The task
+    needs transformers and peft (`requirements: [transformers, peft]` in containers)."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "synthetic-sentences"
     size: Literal["small", "tiny", "base"] = "small"
     rank: int = 1
-    """r: rank of the adapters."""
+    """r, rank of the adapters."""
     l2: float = 0.0
 
     def __post_init__(self) -> None:

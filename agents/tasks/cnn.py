@@ -37,8 +37,8 @@ class MnistCnn(Task):
 
 @dataclass(frozen=True)
 class Cifar10Cnn(Task):
-    """CIFAR-10: LeNet-5 with ReLU and max pooling: two 5×5 convolutions (6, 16 channels), each with
-    2×2 pooling, and linear layers of 120, 84 and 10; 62,006 parameters."""
+    """CIFAR-10, LeNet-5 with ReLU and max pooling: two 5×5 convolutions (6, 16 channels), each with 2×2
+    pooling, and linear layers of 120, 84 and 10; 62,006 parameters."""
 
     dataset: ClassVar[str] = "uoft-cs/cifar10"
     l2: float = 0.0

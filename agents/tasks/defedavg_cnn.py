@@ -42,9 +42,9 @@ class Cifar10CnnDefedavg(Task):
 
 @dataclass(frozen=True)
 class FashionMnistCnn(Cifar10CnnDefedavg):
-    """Fashion-MNIST, DeFedAvg's model for it: two 5×5 convolutions (32, 64 channels), each with 2×2 max
-    pooling, then linear layers from 1024 to 512 and 10 outputs; 582,026 parameters. The paper says 1600
-    instead of 1024, but that is the size for CIFAR-10."""
+    """Fashion-MNIST, DeFedAvg's model: two 5×5 convolutions (32, 64 channels), each with 2×2 max
+    pooling, then linear layers from 1024 to 512 and 10 outputs; 582,026 parameters. The paper has 1600
+    instead of 1024, but 1600 is the size for CIFAR-10."""
 
     dataset: ClassVar[str] = "zalando-datasets/fashion_mnist"
     channels: ClassVar[int] = 1

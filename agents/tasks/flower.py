@@ -25,22 +25,22 @@ _PAIR = re.compile(r"[^\s=]+=(?:'[^']*'|\"[^\"]*\"|\S+)")
 
 @dataclass(frozen=True)
 class Flower(Task):
-    """Training and evaluation by a Flower ClientApp, on the data that it loads for its partition. Device
-    k of the topology, counted from 0, has partition k. One training of the app counts as one local
-    step."""
+    """Training and evaluation by a Flower ClientApp, on the data that the app loads for its partition.
+    Device k of the topology, counted from 0, has partition k. One training of the app counts as one
+    local step."""
 
     dataset: ClassVar[None] = None
     fits: ClassVar[bool] = True
 
     app: str
-    """`module:name` of the ClientApp, or of a function without arguments that returns it."""
+    """`module:name` of the ClientApp, or of a function without arguments that returns the ClientApp."""
     net: str | None = None
     """`module:name` of a class or a function without arguments that returns the initial model: a torch
     module, or a list or dict of NumPy arrays. None if the model consists of the parameters of partition
     0's NumPyClient."""
     run_config: str = ""
-    """Same as for `flwr run --run-config`: `lr=0.1 local-epochs=2`. Overrides `[tool.flwr.app.config]`
-    of a pyproject.toml in the code."""
+    """Configuration of the app, in the format of `flwr run --run-config`, such as `lr=0.1
+    local-epochs=2`. It overrides `[tool.flwr.app.config]` of a pyproject.toml in the code."""
 
     def __post_init__(self) -> None:
         for key, name in self._references().items():
@@ -71,8 +71,8 @@ class Flower(Task):
 
     def model(self) -> torch.nn.Module:
         """Return a module with the arrays of Flower's model: floating-point arrays are parameters,
-        unless they are buffers of a torch module. Calling it with samples of `shards_for` evaluates
-        these partitions with the app."""
+        unless they are buffers of a torch module. A call of the module with samples of `shards_for`
+        evaluates their partitions with the app."""
         from agents.tasks.flower_module import FlowerModule
 
         objects = {key: _load_object(key, name) for key, name in self._references().items()}
@@ -85,20 +85,20 @@ class Flower(Task):
 
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         """Return the accuracy that the app reports for each partition, scaled so that the mean over
-        partitions is the mean over all examples; NaN if the app reports none."""
+        partitions is the mean over all examples. The result is NaN if the app reports no accuracy."""
         return outputs[:, 1]
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
         """Let the app train the arrays of `module` on the partition. Return the loss that the app
-        reports; NaN if it reports none."""
+        reports; NaN if it reports no loss."""
         return float(module.fit(int(shard.x[0, 0]), int(shard.x[0, 1]), lr))  # type: ignore[operator]
 
     def _references(self) -> dict[str, str]:
-        """Return the references to user code by the names of their parameters."""
+        """Return the references to user code, by the names of the parameters that contain them."""
         return {"app": self.app} | ({} if self.net is None else {"net": self.net})
 
     def _run_config(self) -> dict[str, Any]:
-        """Return the app's configuration: the values of pyproject.toml, overridden by those of
+        """Return the app's configuration: the values of pyproject.toml, overridden by the values of
         `run_config`."""
         config: dict[str, Any] = {}
         folder = user_code.folder()
@@ -133,7 +133,7 @@ def _pairs(text: str) -> dict[str, Any]:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested tables: join their keys by dots, as Flower does."""
+    """Flatten nested tables: join their keys with dots, as Flower does."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}

@@ -17,16 +17,16 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names under which apps report the training loss, the loss, the accuracy and the number of examples.
-The first name that the reply has is used."""
+"""Names under which apps report the training loss, the loss, the accuracy and the number of examples. If
+a reply has several of the names, the first one is used."""
 _LIFETIME_SECONDS = 43_200.0
 """Lifetime of a message in seconds, Flower's default. Flower requires a lifetime, but it has no effect
 here."""
 _NET = 'Set net to what makes the initial model, as in net: "my_app.task:Net"'
 _RUN = 1
 _SERVER = 1
-"""Ids of the run and of the sending node in Flower's messages. The node of partition k has the id
-k + 2."""
+"""Ids, in Flower's messages, of the run and of the server's node. The node of partition k has the id k +
+2."""
 
 
 class FlowerModule(torch.nn.Module):
@@ -63,9 +63,9 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). The figures are
-        scaled by the number of examples, so that their mean over partitions is the mean over all
-        examples. A row of `partitions`, shape (n, 2), has the number of a partition and the number of
+        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). They are scaled
+        by the number of examples, so that their mean over partitions is the mean over all examples. A
+        row of `partitions`, shape (n, 2), has the index of a partition and the total number of
         partitions."""
         rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
         results = torch.tensor(rows, dtype=torch.float64)
@@ -73,8 +73,8 @@ class FlowerModule(torch.nn.Module):
         return results[:, :2] * weights
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Train in place on the partition. Return the loss that the app reports; NaN if it reports
-        none."""
+        """Train in place on the partition. Return the loss that the app reports; NaN if it reports no
+        loss."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         config = {"lr": lr, "server-round": number, "server_round": number}
         content = self._request("train", partition, partitions, config)
@@ -82,7 +82,7 @@ class FlowerModule(torch.nn.Module):
         return _figure(content, _TRAIN_LOSS)
 
     def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
-        """Return the initial arrays by name, and the names of those that are buffers."""
+        """Return the initial arrays by name, and the names of the arrays that are buffers."""
         if initial is None:
             if not _has_client_fn(self._app):
                 raise ValueError(
@@ -94,7 +94,7 @@ class FlowerModule(torch.nn.Module):
                 raise ValueError(
                     f"net is missing, and the client has no get_parameters. {_NET}"
                 ) from error
-            self._contexts.clear()  # made for a single partition, because their number is unknown here
+            self._contexts.clear()  # they assume a single partition, because the number is unknown here
             return {name: array.numpy() for name, array in _arrays(content).items()}, set()
         made = initial() if callable(initial) else initial
         if isinstance(made, torch.nn.Module):
@@ -124,8 +124,9 @@ class FlowerModule(torch.nn.Module):
     def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
     ) -> flower.RecordDict:
-        """Send the app a message of the kind `kind` with the present arrays, and return the content of
-        the reply. Raises NotImplementedError if the app's client does not support that kind."""
+        """Send a message of the kind `kind` with the present arrays to the app, and return the content
+        of the reply. Raises NotImplementedError if the app's client does not support this kind of
+        message."""
         context = self._context(partition, partitions)
         reply = self._app(_message(kind, partition, self._content(kind, config)), context)
         if reply.has_error():
@@ -183,8 +184,8 @@ class FlowerModule(torch.nn.Module):
 
 
 def client_app(candidate: Any) -> Any:
-    """Return `candidate` if it is a ClientApp; if it is a function, return the ClientApp that it
-    returns. Raises ValueError if there is no ClientApp."""
+    """Return `candidate` if it is a ClientApp. If `candidate` is a function, return the ClientApp that
+    the function returns. Raises ValueError if there is no ClientApp."""
     app = candidate
     if not isinstance(candidate, ClientApp) and callable(candidate) and not _required(candidate):
         app = candidate()
@@ -204,13 +205,13 @@ def _required(function: Any) -> list[str]:
 
 
 def _has_client_fn(app: Any) -> bool:
-    """Whether the app was made from a client_fn, and not with the message API. Flower has no public
-    attribute for this."""
+    """Whether the app was made from a client_fn and not with the message API. Flower has no public
+    attribute that shows this."""
     return getattr(app, "_call", None) is not None
 
 
 def _message(kind: str, partition: int, content: flower.RecordDict) -> flower.Message:
-    # With metadata, as Flower does for received messages. Without it, Flower requires its own runtime.
+    # As in a message that Flower has received. Without metadata, Flower requires its own runtime.
     metadata = flower.Metadata(
         _RUN, "", _SERVER, partition + 2, "", "", time.time(), _LIFETIME_SECONDS, kind
     )

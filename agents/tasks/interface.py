@@ -17,7 +17,7 @@ with one row per sample. Every array except `x` of `train` may be missing (docs/
 
 
 class Task(Protocol):
-    """The parameters of a task: a frozen dataclass whose fields are what a topology may set.
+    """The parameters of a task: a frozen dataclass whose fields are the keys that a topology may set.
 
     The local objective is the mean of `loss` over mini-batches of the client's shard, weighted by
     `weights`, plus (l2/2)·‖w‖² over the whole flat model. The defaults are those of a classifier:
@@ -26,7 +26,7 @@ class Task(Protocol):
 
     dataset: ClassVar[str | Callable[[Any], Splits] | None] = ""
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
-    None if `shards` makes the data of each device; empty if each topology names its dataset."""
+    None if `shards` makes the data of each device. Empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
     """Whether the task has an accuracy, computed from `correct`."""
     fits: ClassVar[bool] = False
@@ -42,10 +42,10 @@ class Task(Protocol):
     def model(self) -> torch.nn.Module:
         """Return a new module that maps inputs of the dataset, scaled as in its shards, to outputs.
 
-        The first dimension of both is the batch. Learned parameters are float32. Frozen parameters
-        (`requires_grad=False`) are not sent, so they must be the same at each call. Buffers, such as
-        BatchNorm's running statistics, are sent and averaged (docs/concepts/models.md). Initial weights
-        may be drawn from torch's global generator; the caller seeds it.
+        The first dimension of inputs and outputs is the batch. Learned parameters are float32. Frozen
+        parameters (`requires_grad=False`) are not sent, so they must be the same at each call. Buffers,
+        such as BatchNorm's running statistics, are sent and averaged (docs/concepts/models.md). Initial
+        weights may be drawn from torch's global generator, which the caller seeds.
         """
         ...
 
@@ -70,8 +70,8 @@ class Task(Protocol):
         return outputs.argmax(1) == y
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
-        """Train `module` in place on a client's shard, and return the mean loss; NaN if unknown. Only
-        for tasks with `fits`.
+        """Train `module` in place on a client's shard. Return the mean loss; NaN if it is unknown. Only
+        tasks with `fits` define this method.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.
@@ -83,15 +83,15 @@ class Task(Protocol):
         return  # mypy takes a method without a body as abstract
 
     def shards(self) -> Sequence[Shard]:
-        """Return one shard per client, in device order; only for tasks without dataset. The shards
-        together are the test set, too."""
+        """Return one shard per client, in device order. Only tasks without dataset define this method.
+        All shards together are also the test set."""
         raise LookupError(
             f"{type(self).__name__} makes no shards: it learns from the dataset {self.dataset}"
         )
 
     def shards_for(self, clients: int) -> Sequence[Shard]:
-        """Return one shard for each of `clients` clients, for a task that works with any number of
-        them."""
+        """Return one shard for each of `clients` clients. A task that works with any number of clients
+        overrides this method."""
         return self.shards()
 
 
@@ -102,7 +102,7 @@ def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tenso
 
 
 def unfit_inputs(x: torch.Tensor, reason: str) -> str:
-    """Return why a model does not accept the inputs `x`, as the end of a sentence about the model: `does
+    """Return the predicate of an error message about a model that does not accept the inputs `x`: `does
     not accept inputs of shape …`."""
     shape = "×".join(map(str, x.shape[1:])) or "one number"
     dtype = str(x.dtype).removeprefix("torch.")
@@ -110,8 +110,8 @@ def unfit_inputs(x: torch.Tensor, reason: str) -> str:
 
 
 def unfit_classes(y: NDArray[Any], outputs: Sequence[int]) -> str:
-    """Return why labels `y` are not classes for the cross-entropy of outputs of shape `outputs`; empty
-    if they are."""
+    """Return why labels `y` cannot be used as classes for the cross-entropy of outputs of shape
+    `outputs`. The text is empty if they can."""
     if y.dtype.kind != "i":
         return (
             f"its loss is the cross-entropy, which needs integer classes, but the labels are {y.dtype}: "

@@ -25,7 +25,7 @@ class DigitsLogreg(Task):
 
         layer = torch.nn.Linear(self.pixels, 10, bias=self.bias)
         for parameter in layer.parameters():
-            torch.nn.init.zeros_(parameter)  # convex, so any start leads to the same minimum
+            torch.nn.init.zeros_(parameter)  # convex objective: any start leads to the same minimum
         return torch.nn.Sequential(torch.nn.Flatten(), layer)
 
 
@@ -34,7 +34,8 @@ class MnistLogreg(DigitsLogreg):
     """Logistic regression on MNIST: 70,000 images of 28×28, 10 classes.
 
     `scaling` of the pixels: from 0 to 1 (`unit`), from −1 to 1 (`signed`), or to mean 0 and variance 1
-    over all pixels of the training images (`standardised`). Papers often do not say which one they used.
+    over all pixels of the training images (`standardised`). Papers often do not say which scaling they
+    used.
     """
 
     dataset: ClassVar[str] = "ylecun/mnist"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Cifar10CnnMcmahan(Task):
     """CIFAR-10, the model of McMahan et al. 2017 (arXiv 1602.05629), "about 10^6 parameters": two 5×5
     convolutions (64 channels each) with 3×3 max pooling of stride 2, and linear layers of 384, 192 and
-    10, on the middle 24×24 pixels; 1,068,298 parameters. The TensorFlow tutorial on which it is based
-    also has random crops and flips and a local response normalisation; these are left out here."""
+    10, on the middle 24×24 pixels; 1,068,298 parameters. The model is based on a TensorFlow tutorial.
+    The tutorial's random crops, flips and local response normalisation are omitted here."""
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023: FedFix"
     dataset: ClassVar[str] = "uoft-cs/cifar10"

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quadratic(Task):
-    """f_i(w) = ½‖w − c_i‖² for device i, starting at w = 0. K local steps of size η give the delta φ(c_i
-    − w) with φ = 1 − (1−η)^K. With uniform importance, the minimum of f is the mean of the centers."""
+    """Quadratic objectives: f_i(w) = ½‖w − c_i‖² for device i, starting at w = 0. K local steps of size
+    η give the delta φ(c_i − w) with φ = 1 − (1−η)^K. With uniform importance, the minimum of f is the
+    mean of the centers."""
 
     dataset: ClassVar[None] = None
     has_accuracy: ClassVar[bool] = False
 
     centers: tuple[tuple[float, ...], ...]
-    """c_i: one point per device, in device order, all of the same dimension."""
+    """The points c_i, one per device, in device order. All points have the same dimension."""
 
     def __post_init__(self) -> None:
         dimensions = {len(center) for center in self.centers}

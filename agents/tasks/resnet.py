@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 _GROUPS = 32
-"""Groups of GroupNorm, as in Wu and He 2018 (arXiv 1803.08494)."""
+"""Number of groups of GroupNorm, as in Wu and He 2018 (arXiv 1803.08494)."""
 
 
 @dataclass(frozen=True)
 class Cifar10ResNet18(Task):
     """CIFAR-10, ResNet-18 with a 3×3 stem without pooling, as is usual for 32×32 pixels; 11,173,962
     parameters. BatchNorm also has buffers: 9,600 running statistics, which are averaged over the
-    clients, and 20 counters. GroupNorm has none."""
+    clients, and 20 counters. GroupNorm has no buffers."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "uoft-cs/cifar10"

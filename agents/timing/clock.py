@@ -14,8 +14,9 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 _TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
 """Exponent n of each field of a link or sample: the value in host time is the value in device time ×
-dilationⁿ. In host time, times are longer and rates are lower. Other fields have the same value in both
-times. This includes CPU seconds, because a CPU share is CPU seconds of the host per device second."""
+dilationⁿ. In host time, durations are longer and rates are lower. Fields without an entry have the same
+value in both times. CPU seconds are such a field, because a CPU share is CPU seconds of the host per
+device second."""
 
 
 def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
@@ -53,12 +54,12 @@ class DeviceClock:
         """Latest time on the monotonic clock for which a device time was returned."""
 
     def now(self) -> Nanoseconds:
-        """Return the device time since a moment that is the same for all processes of the run. It never
-        goes back, even if a new estimate shows an earlier time."""
+        """Return the device time in nanoseconds since a moment that is the same for all processes of the
+        run. The device time never goes back, even if a new estimate shows an earlier time."""
         return self.at(time.monotonic_ns(), now=True)
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
-        """Return the device time at the time `monotonic` of the monotonic clock."""
+        """Return the device time at the time `monotonic` of the monotonic clock, both in nanoseconds."""
         if self._path is not None:
             monotonic = self._of_aggregator(monotonic, self._path)
             if now:
@@ -67,8 +68,8 @@ class DeviceClock:
         return monotonic if self._dilation == 1 else round(monotonic / self._dilation)
 
     def _of_aggregator(self, monotonic: Nanoseconds, path: str) -> Nanoseconds:
-        """Convert this host's time to that of the aggregator's host, by the estimate in the file
-        `path`."""
+        """Convert a time of this host's monotonic clock to the time of the aggregator's host, with the
+        estimate in the file `path`."""
         changed = Path(path).stat().st_mtime_ns
         if self._estimate is None or changed != self._read:
             self._estimate = Estimate.from_dict(json.loads(Path(path).read_text(encoding="ascii")))

@@ -1,10 +1,10 @@
 """Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
 
 In each exchange, the other clock is read between the sending of the question and the arrival of the
-answer. The middle of these two times is the best estimate, and its error is at most half of the
-round trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift, and
-the drift is assumed constant over the window: a line is fitted through the best exchange of each
-second, weighted by accuracy.
+answer. The middle of these two times is the best estimate, and its error is at most half of the round
+trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift. The drift is
+assumed to be constant over the window, so a line is fitted through the best exchange of each second,
+weighted by accuracy.
 
 This module imports only Python's standard library, because it is sent to nodes as it is. All times are
 whole nanoseconds.
@@ -22,7 +22,8 @@ _SLOT = 10**9
 _SLOTS = 120
 """Number of latest slots that are used."""
 _MAX_DRIFT = 200e-6
-"""Maximum drift between two quartz clocks, in seconds per second; assumed until the drift is known."""
+"""Maximum drift between two quartz clocks, in seconds per second. This drift is assumed until the actual
+drift is known."""
 _MIN_SPAN = 5 * 10**9
 """Minimum time between first and last exchange to estimate the drift, in ns. Over shorter times, the
 uncertainty of the round trips is larger than the drift."""
@@ -30,7 +31,8 @@ uncertainty of the round trips is larger than the drift."""
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Linear estimate of the other clock: it shows own + offset + drift × (own − at)."""
+    """Linear estimate of the other clock. When this node's clock shows `own`, the other clock shows own
+    + offset + drift × (own − at)."""
 
     at: int
     """Reference time on this node's clock, in ns."""
@@ -70,8 +72,8 @@ class Exchanges:
     _best: deque[_ClockReading] = field(default_factory=lambda: deque(maxlen=_SLOTS))
 
     def add(self, asked: int, other: int, answered: int) -> None:
-        """Add an exchange: the question was sent at `asked` and the answer arrived at `answered`,
-        on this node's clock; between these times, the other clock showed `other`."""
+        """Add an exchange. The question was sent at `asked`, and the answer arrived at `answered`, both
+        in ns on this node's clock. In between, the other clock showed `other`, in ns."""
         middle = (asked + answered) // 2
         new = _ClockReading(middle, other - middle, (answered - asked + 1) // 2)
         if not self._best or new.at // _SLOT != self._best[-1].at // _SLOT:
@@ -92,7 +94,7 @@ class Exchanges:
         surest = min(best, key=lambda one: one.half)
         weights = [1 / (one.half + 1) ** 2 for one in best]
         total = sum(weights)
-        # Sums of differences to one reading: the squares of absolute times would lose their last digits.
+        # Times relative to one reading, because squares of absolute times would lose their last digits.
         at = [one.at - surest.at for one in best]
         offset = [one.offset - surest.offset for one in best]
         mean_at = sum(w * x for w, x in zip(weights, at, strict=True)) / total

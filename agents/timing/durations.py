@@ -1,9 +1,9 @@
 """Random durations, in seconds. To add a distribution, write a dataclass here and add a line to
 DISTRIBUTIONS.
 
-All randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a
-topology gives the parameter as a duration (`200ms`). A plain float has no unit, or the unit in its
-docstring.
+All randomness comes from the generator that is passed in. `Annotated[float, "s"]` means that a topology
+gives the parameter as a duration (`200ms`). A parameter of type `float` has no unit, or the unit that
+its docstring states.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agents.config import DrawnDuration
 
 Seconds = Annotated[float, "s"]
 _MAX_SIGMA = 30.0
-"""Maximum `sigma` of a lognormal distribution: up to this value, its mean and its draws are finite
-floats."""
+"""Maximum `sigma` of a lognormal distribution. Up to this value, the mean and the drawn durations are
+finite."""
 
 
 class DurationDistribution(Protocol):
@@ -108,7 +108,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """exp of a normal variable with mean ln(`median`) and standard deviation `sigma`."""
+    """Lognormal: exp of a normal variable with mean ln(`median`) and standard deviation `sigma`."""
 
     median: Seconds
     sigma: float
@@ -129,7 +129,7 @@ class Lognormal:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential (memoryless); set either `mean` or `rate`."""
+    """Exponential (memoryless). Set either `mean` or `rate`."""
 
     mean: Seconds | None = None
     """Mean; None if `rate` is set."""
@@ -153,8 +153,8 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Heavy-tailed: P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`. No finite mean if shape ≤
-    1."""
+    """Pareto (heavy-tailed): P(duration > x) = (`scale`/x)^`shape` for x ≥ `scale`. If shape ≤ 1, the
+    mean is infinite."""
 
     scale: Seconds
     """The shortest duration."""
@@ -174,7 +174,8 @@ class Pareto:
 
 @dataclass(frozen=True)
 class DurationTrace:
-    """Measured durations, replayed in order and repeated from the first one."""
+    """Measured durations, replayed in order. After the last duration, the replay continues with the
+    first one."""
 
     values: tuple[Seconds, ...]
 
@@ -204,7 +205,7 @@ DISTRIBUTIONS: dict[str, type[DurationDistribution]] = {
 
 
 def vary(duration: DrawnDuration | None) -> bool:
-    """Whether durations drawn from `duration` may differ."""
+    """Whether durations drawn from `duration` may differ from each other."""
     return duration is not None and duration.distribution != "constant"
 
 

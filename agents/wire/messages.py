@@ -36,7 +36,7 @@ _MAX_COUNT = 2**63 - 1
 NO_LIMIT = -1
 """Value of a limit that is not set: quota, memory or swap of a control group."""
 MAX_SUMMANDS = 500
-"""Maximum number of updates in one secure sum, so that the request for it fits into a message."""
+"""Maximum number of updates in one secure sum, so that the request for the sum fits into a message."""
 
 
 class MessageError(Exception):

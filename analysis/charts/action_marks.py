@@ -18,13 +18,13 @@ from analysis.names import distinct
 _MAX_MARKS = 30
 """Maximum number of marks, so that the chart stays readable."""
 _AXIS_CHARACTERS = 70
-"""Characters that fit above a plot of the usual width."""
+"""Number of characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Maximum number of kinds of action that a mark lists, and of devices that it names for each kind.
-For other kinds and devices, the mark has their number."""
+"""Maximum number of kinds of action that a mark lists, and of devices that it names for each kind. If
+there are more, the mark has the number of the others."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
-"""Factor and unit with which each field of a link is shown."""
+"""Factor and unit to show the value of each field of a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class ActionMark:
     at: float
     """Time of the first action, in seconds of device time."""
     what: str
-    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If only one of several runs has
-    the actions, the text starts with the run's name: `fedavg: crash pi-1`."""
+    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If there are several runs and only
+    one has the actions, the text starts with the run's name: `fedavg: crash pi-1`."""
     run: Run | None
     """The only run with these actions; None if several runs have them."""
 
@@ -59,14 +59,17 @@ class ActionMarks:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A line such as `3: crash pi-1 (12.0 s)` for each mark."""
+        """A line for each mark, such as `3: crash pi-1 (12.0 s)`."""
         return tuple(f"{n}: {mark.what} ({mark.at:.1f} s)" for n, mark in enumerate(self.marks, start=1))
 
 
 def marks(runs: Sequence[Run]) -> ActionMarks:
-    """Return the marks for the actions of `runs`. Actions of the same second share a mark, at the time
-    of the first. If that makes more than 30 marks, actions of the same 2, 4, 8, … seconds share one.
-    Links that follow a trace change twice a second; these changes have no marks."""
+    """Return the marks for the actions of `runs`.
+
+    Actions of the same second have one mark, at the time of the first action. If that would give more
+    than 30 marks, actions of the same 2, 4, 8, … seconds have one mark. A link that follows a trace may
+    change twice a second. Such changes have no marks.
+    """
     marked: list[_MarkedAction] = []
     unmarked = 0
     for run in runs:
@@ -98,12 +101,13 @@ def marks(runs: Sequence[Run]) -> ActionMarks:
 def with_actions(
     chart: Chart, runs: Sequence[Run], since: float = 0.0, colors: Mapping[int, str] | None = None
 ) -> Chart:
-    """Return `chart`, whose x axis is device time, with vertical marks for the actions of `runs` that
-    came at `since` seconds or later. A mark of a single run has the colour of the run (`colors`, by the
-    run's id).
+    """Return `chart` with vertical marks for the actions of `runs` at `since` seconds or later. The x
+    axis of the chart must be device time.
 
-    The labels of the marks are their descriptions if there is space for all of them; otherwise
-    numbers. The chart's `key` explains the numbers, and its note says what is left out.
+    A mark of a single run has the colour of the run; `colors` has the colours by `id` of the run. If
+    there is enough space, the marks are labelled with descriptions, otherwise with numbers. In that
+    case, the chart's `key` explains the numbers. The chart's note says which actions are combined or
+    left out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
@@ -143,8 +147,8 @@ def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMa
 
 
 def _labels(at: Sequence[float], texts: Sequence[str], since: float, until: float) -> list[str] | None:
-    """Return `texts` if all of them fit above the plot; otherwise None. Each text is centred above
-    its mark, and must stay within the axis and not overlap another one."""
+    """Return `texts`, or None if they do not all fit above the plot. Each text is centred above its
+    mark. It must stay within the axis and must not overlap another text."""
     free = since
     for middle, text in zip(at, texts, strict=True):
         half = (len(text) + 2) / 2 / _AXIS_CHARACTERS * (until - since)
@@ -188,7 +192,7 @@ def _traced(run: Run) -> set[str]:
 
 
 def _describe_all(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
-    """Describe actions, e.g. `crash pi-1; link up 100 kbit/s 4 devices`."""
+    """Describe actions, such as `crash pi-1; link up 100 kbit/s 4 devices`."""
     parts = []
     for action, devices in islice(devices_by_action.items(), _KINDS):
         names = ", ".join(devices) if len(devices) <= _NAMED else f"{len(devices)} devices"
@@ -200,8 +204,8 @@ def _describe_all(devices_by_action: Mapping[str, Mapping[str, None]]) -> str:
 
 @lru_cache(4096)
 def describe(details_json: str) -> str:
-    """Describe an action, e.g. `crash` or `link up 100 kbit/s`, from the `details` of a row of
-    `Run.scenario`."""
+    """Describe an action from the `details` of a row of `Run.scenario`. Examples: `crash`, `link up 100
+    kbit/s`."""
     details = json.loads(details_json)
     match from_json(details):
         case None:

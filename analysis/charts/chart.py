@@ -1,5 +1,5 @@
-"""The data of a chart before it is drawn: layers with columns, and two axes. Independent of runs and of
-drawing libraries."""
+"""The data of a chart before it is drawn: layers with columns, and two axes. The module is independent
+of runs and of drawing libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 Column = npt.NDArray[Any]
 Mark = Literal["line", "step", "band", "points", "bars", "spans", "rules", "diagonal"]
-"""How a layer is drawn, and the columns that it needs:
+"""Kind of a layer. It says how the layer is drawn, and which columns the layer needs.
 
 - `line`, `step` (constant to the right of each point), `points`: `x`, `y`.
 - `band`, the area between two lines: `x`, `low`, `high`.
@@ -67,9 +67,9 @@ class Axis:
     whole: bool = False
     """Whether the values are integers, so that ticks are at integers only."""
     ticks: Mapping[float, str] | None = None
-    """Labels of the ticks by position; None if the ticks have numbers."""
+    """Labels of the ticks, by position; None if the ticks are labelled with numbers."""
     limits: tuple[float | None, float | None] = (None, None)
-    """Lower and upper end of the axis; None for an end that is chosen automatically."""
+    """Lower and upper end of the axis. An end that is chosen automatically is None."""
 
     @property
     def title(self) -> str:
@@ -91,10 +91,11 @@ class Layer:
     legend: bool = True
     """Whether the layer is in the legend."""
     label: str = ""
-    """Label in the legend; if it is empty, the legend has the name."""
+    """Label in the legend. If it is empty, the name of the layer is used."""
     dashed: bool = False
     hover: Mapping[str, str] = field(default_factory=dict)
-    """Lines of a point's tooltip: the column to show (`$name` for the layer's name), by heading."""
+    """Lines of a point's tooltip: for each heading, the column to show, or `$name` to show the layer's
+    name."""
 
     def __post_init__(self) -> None:
         if len({len(column) for column in self.columns.values()}) > 1:
@@ -119,25 +120,26 @@ class Chart:
     layers: tuple[Layer, ...]
     _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
-    """Names of colours by their meaning, for charts in which one layer has several colours (`spans`)."""
+    """Name of each colour by its meaning, for charts in which one layer has several colours
+    (`spans`)."""
     note: str = ""
     """Text below the title."""
     key: tuple[str, ...] = ()
-    """Explanations of the labels of vertical lines (`rules`), if these labels are numbers. In
-    print, the explanations are below the plot."""
+    """Explanations of the labels of vertical lines (`rules`) if these labels are numbers. In print, the
+    explanations are written below the plot."""
     height: float = 1.0
-    """Height relative to the usual one."""
+    """Height relative to the usual height of a chart."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no data except rules and diagonals."""
+        """Whether the chart has no data except rules and diagonals."""
         drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
         return not any(len(column) for layer in drawn for column in layer.columns.values())
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is too little data to show. A chart with no span and at most one point or
-        bar has too little data."""
+        """Whether there is too little data to show. That is the case if the chart has no span, and at
+        most one point or bar."""
         points = 0
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
@@ -168,8 +170,8 @@ def arrays(**columns: Any) -> dict[str, Column]:
 
 
 def group_ticks(labels: Sequence[str], groups: Sequence[str], max_labels: int) -> dict[float, str]:
-    """Return ticks at 0, 1, 2, … with `labels`; if there are more than `max_labels`, one tick per
-    group."""
+    """Return ticks at 0, 1, 2, … with `labels`. If there are more than `max_labels` labels, return one
+    tick per group instead."""
     if len(labels) <= max_labels:
         return {float(place): label for place, label in enumerate(labels)}
     places: dict[str, list[int]] = {}

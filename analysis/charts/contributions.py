@@ -14,8 +14,8 @@ from analysis.names import by_settings
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """Return a chart that has, for each device in the order of the plan, a point at its q̃ and a
-    line at its p.
+    """Return a chart of the effective and the planned importance of each device, in the order of the
+    plan. A device has a point at its q̃ and a line at its p.
 
     For a single run, each group has a colour. For several runs, each set of runs that differ only in
     their seed has a colour.

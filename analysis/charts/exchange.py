@@ -12,16 +12,16 @@ import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
 _MAX_CHANGED_SHARE = 0.25
-"""Share of changed rows above which it is cheaper to send all rows."""
+"""Share of changed rows above which all rows are sent, because that is then cheaper."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
-    """Replace the rows of `source` by those of `data`. If `ordered`, the rows keep the order of `data`.
+    """Replace the rows of `source` by those of `data`.
 
-    Otherwise a new row may take the place of a removed one, so that a window over the newest rows can
-    move without sending all rows.
+    If `ordered` is true, the rows keep the order of `data`. Otherwise a new row may take the place of a
+    removed one. A window over the newest rows can then move without sending all rows.
     """
     held: dict[str, Any] = dict(source.data)
     if _same(held, data):
@@ -40,8 +40,8 @@ def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool
 
 
 def _in_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
-    """Return the indices of the old rows to replace, of the new rows to put there, and of the new rows
-    to append."""
+    """Return three arrays of indices: of the old rows to replace, of the new rows that replace them, and
+    of the new rows to append."""
     shared = min(len(old), len(new))
     changed = np.flatnonzero(old[:shared] != new[:shared])
     return changed, changed, np.arange(shared, len(new))
@@ -54,8 +54,8 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether nothing has changed. It is checked first, because this is the usual case, and
-    comparing is much cheaper than hashing."""
+    """Whether nothing has changed. This is checked first: it is the usual case, and comparing is much
+    cheaper than hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)

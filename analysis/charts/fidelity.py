@@ -1,4 +1,4 @@
-"""Charts of measured against requested CPU and link rates. On the diagonal, both are equal."""
+"""Charts that compare measured with requested CPU and link rates. On the diagonal, both are equal."""
 
 from __future__ import annotations
 

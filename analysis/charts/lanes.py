@@ -24,10 +24,10 @@ STATE_COLORS = {
 }
 """Colours of the states. The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000
-"""Maximum number of updates shown: the newest ones. A browser can still scroll through this
-many."""
+"""Maximum number of updates to show. If there are more, the newest are shown. A browser can still scroll
+through this number."""
 _NAMED = 40
-"""Maximum number of lanes that each have a label. If there are more, only groups have labels."""
+"""Maximum number of lanes that each have a label. If there are more lanes, only groups have labels."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",
@@ -41,7 +41,7 @@ _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in ST
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
-    """Return the chart of the states of all devices. Raises ValueError without runs."""
+    """Return the chart of the states of all devices. Raises ValueError if `runs` is empty."""
     if not runs:
         raise ValueError("the chart of devices needs at least one run")
     parts: list[pd.DataFrame] = []
@@ -79,8 +79,8 @@ def _columns(shown: pd.DataFrame) -> dict[str, Column]:
 
 
 def _recorded(spans: pd.DataFrame, run: Run, first: int) -> pd.DataFrame:
-    """Return `spans` with two kinds of further columns: the number of the span's lane, counted from
-    `first`, and fields of the span's update. The fields are −1 or NaN for a span without update."""
+    """Return `spans` with further columns: the number of the span's lane, counted from `first`, and the
+    fields of the span's update. If a span has no update, the fields are −1 or NaN."""
     row = spans["update"].to_numpy()
     columns = {
         name: np.append(run.updates[name].to_numpy(), np.nan if name == "loss" else -1)[row]

@@ -1,4 +1,4 @@
-"""Charts of test accuracy and loss against time, versions, bytes and ε, and of the time to an
+"""Charts of test accuracy and loss against time, versions, bytes and ε, and a chart of the time to an
 accuracy."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Return the payload bytes of all updates applied before each evaluation."""
+    """Return the payload size in bytes of all updates applied before each evaluation."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")
@@ -41,13 +41,14 @@ _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _MAX_GRID = 400
 """Maximum number of points of a mean over seeds."""
 _MAX_TARGETS = 4
-"""Maximum number of targets shown. If there are more, the highest that any run reached are
+"""Maximum number of targets to show. If there are more, the highest targets that any run reached are
 shown."""
 
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
     """Return a chart with a line per run. Runs that differ only in their seed have one line for their
-    mean, and a band from lowest to highest; with `apart`, each run has its own line."""
+    mean, and a band from the lowest to the highest value. If `apart` is true, each run has its own
+    line."""
     (x, values), (y, scale) = _X[against], _Y[quality]
     sets = {name: [run] for name, run in distinct(runs).items()} if apart else by_settings(runs)
     layers: list[Layer] = []
@@ -73,7 +74,7 @@ def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: b
 
 
 def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
-    """Return a note on what a line shows; empty if each line is one run."""
+    """Return a note on the meaning of a line. It is empty if each line is one run."""
     counts = sorted({len(same) for same in sets.values()} - {1})
     if not counts:
         return ""
@@ -87,9 +88,11 @@ def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
 def _mean(
     name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
 ) -> Iterator[Layer]:
-    """Yield the mean and the band of runs that are evaluated at different times. The values of a run are
-    interpolated between evaluations, and constant after its last one. Nothing is drawn before the first
-    evaluation of every run."""
+    """Yield the mean and the band of runs that are evaluated at different times.
+
+    The values of a run are interpolated between evaluations. After its last evaluation, they stay
+    constant. Nothing is drawn before every run has its first evaluation.
+    """
     (_, values), (axis, scale) = _X[against], _Y[quality]
     lines = [(np.asarray(values(run), np.float64), run.evaluations[quality] * scale) for run in runs]
     lines = [(x, y) for x, y in lines if len(x)]
@@ -108,8 +111,8 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) over seeds.
-    There is no bar if one of the runs never reached the accuracy."""
+    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) over seeds. If
+    one of the runs never reached the accuracy, the bar is left out."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)

@@ -18,12 +18,12 @@ from matplotlib.ticker import MaxNLocator
 from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
-"""Width of the text of a page, and usual height of a chart, in inches."""
+"""Width of a page's text, and usual height of a chart, in inches."""
 _STRIP = 0.6
-"""Relative height below which a chart in a stack has small labels."""
+"""Relative height below which a chart in a stack has small labels. The usual height is 1."""
 _MAX_SHAPES = 2_000
-"""Maximum number of vector shapes in a layer. If there are more, they are drawn as pixels, so that a PDF
-does not become too large."""
+"""Maximum number of vector shapes in a layer. If there are more, they are drawn as pixels, because a PDF
+would become too large."""
 _MAX_NOTE = 110
 """Maximum number of characters per line of a note."""
 _MAX_KEY, _KEY_COLUMNS = 48, 3
@@ -31,7 +31,7 @@ _MAX_KEY, _KEY_COLUMNS = 48, 3
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
-    """Draw `chart`. The `savefig` method of the figure writes PDF, SVG or PNG."""
+    """Draw `chart`. The `savefig` method of the returned figure writes PDF, SVG or PNG."""
     ink = INKS[theme]
     height = _SIZE[1] * (0.35 + 0.65 * chart.height if chart.height > 1 else 1)
     figure = _figure(height, ink)
@@ -43,7 +43,7 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 
 
 def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
-    """Draw charts with the same x axis below each other in one figure. The legend is that of the first
+    """Draw charts with the same x axis below each other, in one figure. Its legend is that of the first
     chart."""
     ink = INKS[theme]
     heights = [chart.height for chart in charts]
@@ -144,8 +144,8 @@ def _style_axis(axes: Axes, which: str, axis: Axis) -> None:
 
 
 def _set_limits(axes: Axes, chart: Chart) -> None:
-    """Set the limits of the axes. Call it after everything is drawn, because matplotlib stops adapting
-    an axis when one of its limits is set."""
+    """Set the limits of the axes. Call this function after everything is drawn: when one limit of an
+    axis is set, matplotlib stops adapting the axis."""
     for axis, set_limits in ((chart.x, axes.set_xlim), (chart.y, axes.set_ylim)):
         low, high = axis.limits
         if low is not None or high is not None:

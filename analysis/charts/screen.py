@@ -1,7 +1,7 @@
 """Charts for the screen: a `Chart` as a Bokeh figure with zoom, tooltips and updates.
 
-Every layer has its own data source: `ScreenChart.update` replaces their columns in place, and
-`ScreenChart.sources[layer.name].stream(...)` adds rows.
+Every layer has its own data source. `ScreenChart.update` replaces the columns of all sources in place.
+`ScreenChart.sources[layer.name].stream(...)` adds rows to one source.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from analysis.charts.exchange import exchange
 _HEIGHT = 240
 """Usual height of the plot in pixels, without title, axis and legend."""
 WRAP = 80
-"""Characters per line of a note, in a figure of the usual width."""
+"""Number of characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2
-"""Characters per line of a title and of a legend, relative to those of a note."""
+"""Number of characters per line of a title, and of a legend, relative to that of a note."""
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
@@ -52,7 +52,7 @@ class ScreenChart:
     _labels: LinearAxis
     """Axis above the plot, with a tick for each label of a vertical line."""
     _wrap: int
-    """Characters per line of a note."""
+    """Number of characters per line of a note."""
     _longest: int = 0
     """Number of characters of the longest name in the legend."""
     _meanings: dict[str, LegendItem] = field(default_factory=dict)
@@ -60,9 +60,7 @@ class ScreenChart:
 
     def update(self, chart: Chart) -> None:
         """Show `chart`, a newer state of the same chart, in the same figure. Zoom and selections remain.
-
-        New layers are added; layers that are missing now become empty.
-        """
+        New layers are added. Layers that `chart` lacks become empty."""
         for layer in chart.layers:
             if layer.name in self.sources:
                 ordered = layer.mark in ("line", "step", "band")
@@ -183,7 +181,7 @@ class ScreenChart:
 
 def draw(chart: Chart, theme: Theme = "light", wrap: int = WRAP) -> ScreenChart:
     """Draw `chart`. The `figure` of the result is a Bokeh model for a document, a page or a notebook.
-    `wrap`: characters per line of a note."""
+    `wrap` is the number of characters per line of a note."""
     ink = INKS[theme]
     shown = figure(
         frame_height=int(_HEIGHT * chart.height),
@@ -256,7 +254,7 @@ def _style(shown: figure, chart: Chart, ink: Ink) -> None:
 
 
 def _x_axis(shown: figure) -> BokehAxis:
-    """Return the x axis below the plot. There is another axis above, for labels."""
+    """Return the x axis below the plot. The figure has a second x axis above the plot, for labels."""
     return next(one for one in shown.below if isinstance(one, BokehAxis))
 
 
@@ -293,9 +291,11 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """Return a copy of `column` for the browser. The result must be a copy, because `exchange`
-    changes it in place. Numbers are sent in binary, which supports 64-bit floats, but not 64-bit
-    integers."""
+    """Return a copy of `column` for the browser. It must be a copy, because `exchange` changes it in
+    place.
+
+    Numbers are sent in binary form. That form supports 64-bit floats, but not 64-bit integers.
+    """
     if column.dtype.kind in "OUST":
         return column.astype(str).tolist()
     return column.astype(np.float64 if column.dtype.kind in "iu" else column.dtype)

@@ -1,4 +1,5 @@
-"""Chart of how unequally the global model fits the devices: its losses on their data."""
+"""Chart of the losses of the global model on the data of each device. It shows how unequally the model
+fits the devices."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ from analysis.names import by_settings, distinct
 
 
 def losses(runs: Sequence[Run]) -> Chart:
-    """Return a chart of the losses of each run: a line for the unweighted mean over the run's devices,
-    and dashed lines for the lowest and the highest loss (Fraboni et al. 2023, FedFix, Figure 2). The
-    chart has only runs that evaluate by device (`evaluate: {devices: 200}`). Runs that differ only in
-    their seed have the same colour."""
+    """Return a chart of the losses of each run. A line shows the unweighted mean over the run's devices,
+    and dashed lines show the lowest and the highest loss (Fraboni et al. 2023, FedFix, Figure 2).
+
+    The chart has only runs that evaluate by device (`evaluate: {devices: 200}`). Runs that differ only
+    in their seed have the same colour.
+    """
     names = {id(run): name for name, run in distinct(runs).items()}
     layers, notes = [], []
     for index, (label, same) in enumerate(by_settings(runs).items()):

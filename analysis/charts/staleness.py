@@ -1,4 +1,4 @@
-"""Charts of the staleness of applied updates: over time, and its distribution.
+"""Charts of the staleness of applied updates: over time, and as a distribution.
 
 For a single run, each group is a series. For several runs, each set of runs that differ only in their
 seed is a series.
@@ -18,8 +18,8 @@ from analysis.load import Run
 from analysis.names import by_settings
 
 _MAX_POINTS = 10_000
-"""Maximum number of points of all series. If there are more, every n-th is drawn, because a browser
-redraws the chart once a second during a run."""
+"""Maximum number of points of all series together. If there are more, only every n-th point is drawn,
+because a browser redraws the chart once a second during a run."""
 _BINS = 40
 _AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 

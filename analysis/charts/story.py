@@ -1,4 +1,5 @@
-"""Comparison of runs of one fleet: accuracy over device time, and below it the states of the devices."""
+"""Comparison of runs of one fleet: a chart of the accuracy over device time, and below it the states of
+the devices."""
 
 from __future__ import annotations
 
@@ -28,17 +29,19 @@ _SHADES = {
 """Opacity of each state, from 0 to 1. Work and transfers have the strip's colour; the other states are
 grey."""
 _LANE = 0.022
-"""Height of a device's lane, and of its name, relative to a usual chart. The height of a strip is at
-least 0.1 and at most 0.5."""
+"""Height of a device's lane, and of its name, relative to the usual height of a chart. A strip has a
+height of at least 0.1 and at most 0.5."""
 _MAX_CELLS = 100_000
-"""Maximum number of lanes × moments of all strips together. This limit applies if the strips have
-more updates than `MAX_UPDATES`."""
+"""Maximum number of lanes × moments of all strips together. The limit is used if the strips have more
+updates than `MAX_UPDATES`."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
-    """Return the chart of the accuracy of `runs`, followed by one strip for each set of runs that differ
-    only in their seed, with a lane for each device of the first run. All have the same x axis, for
-    `paper.stack`."""
+    """Return the chart of the accuracy of `runs`, followed by strips.
+
+    There is one strip for each set of runs that differ only in their seed. A strip has a lane for each
+    device of the set's first run. All charts have the same x axis, for `paper.stack`.
+    """
     sets = by_settings(runs)
     longest = max((run.duration for run in runs), default=0.0)
     time = Axis("device time", "s", limits=(0.0, longest or None))
@@ -62,8 +65,8 @@ def story(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
-    """Return the name of a set. If some of the set's runs are not valid or not judged, add the
-    number of these runs."""
+    """Return the name of a set of runs. If some of the runs are not valid or not judged, add the number
+    of these runs."""
     doubtful = [
         f"{one}: {count}" for one, count in verdicts(runs).items() if one in ("not valid", "not judged")
     ]
@@ -99,10 +102,11 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
 
 
 def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
-    """Return spans with the states at evenly spaced moments. A long run has more spans than can be
-    seen. `cells`: number of devices × moments.
+    """Return spans with the states at evenly spaced moments, because a long run has more spans than can
+    be seen. `cells` is the number of devices × moments.
 
-    `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration` s.
+    `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration`
+    seconds.
     """
     devices = len(spans["device"].cat.categories)
     moments = int(np.clip(cells // devices, 200, 2000))

@@ -14,16 +14,18 @@ from analysis.load import Run
 from analysis.names import distinct
 
 _MAX_LINES = 8
-"""Maximum number of devices that each have a line. If there are more, each group has a mean and a
-band."""
+"""Maximum number of devices that each have a line. If there are more devices, each group has a mean and
+a band."""
 _MAX_POINTS, _MIN_STEP_SECONDS = 150, 2.0
-"""At most this many points per line; steps below 2 s look jagged."""
+"""Maximum number of points per line, and minimum seconds between two points. Lines with shorter steps
+look jagged."""
 _MAX_GAP = 3.0
 """Number of sampling periods without a sample after which a device counts as absent."""
 
 _Values = npt.NDArray[np.float64]
 _Figure = Callable[[pd.DataFrame, _Values], _Values]
-"""Function from the samples of a device and a grid of n + 1 times (s) to n values, one per step."""
+"""Function that computes a figure. Its arguments are the samples of a device and a grid of n + 1 times
+in seconds. It returns n values, one per step of the grid."""
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
@@ -107,7 +109,7 @@ def _by_device(run: Run) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _grid(run: Run) -> _Values:
-    """Return the edges of the steps (s), from the first sample in the run to the last."""
+    """Return the edges of the steps in seconds, from the first sample in the run to the last."""
     at = run.telemetry["at"]
     at = at[at >= 0]
     if len(at) < 2:
@@ -118,8 +120,8 @@ def _grid(run: Run) -> _Values:
 
 
 def _rate(column: str, scale: float) -> _Figure:
-    """Return the growth of a counter per second, times `scale`. The counter restarts from 0 with the
-    device."""
+    """Return a function that computes the growth of a counter per second, times `scale`. The counter
+    restarts from 0 with the device."""
 
     def rate(samples: pd.DataFrame, grid: _Values) -> _Values:
         counter, at = _known(samples, column)
@@ -143,14 +145,14 @@ def _memory(samples: pd.DataFrame, grid: _Values) -> _Values:
 
 
 def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
-    """Return the values of `column` that are not NaN, and their times (s)."""
+    """Return the values of `column` that are not NaN, and their times in seconds."""
     known = samples[samples[column].notna()]
     return known[column].to_numpy(np.float64), known["at"].to_numpy(np.float64)
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """Return one value per step: whether the device was present in the middle of the step. The
-    device was present if the middle of the step is between two samples that are not far apart."""
+    """Return one value per step: whether the device was present in the middle of the step. It was
+    present if the samples before and after that time are not far apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

@@ -36,12 +36,12 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the controller and wait until the run clock starts; pass its output lines to `report`.
 
-    `tied`: the controller ends with this process. Raises TestbedError with the reason if the run ended
-    before its clock started.
+    `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
+    the run ended before its clock started.
     """
-    from testbed.runtimes.process import runtime  # with the broker
+    from testbed.runtimes.process import runtime  # here, because it imports the broker
 
-    past = RecordFollower(directory.events).read()  # of a run that is resumed
+    past = RecordFollower(directory.events).read()  # records of a resumed run
     started = [record for record in past if isinstance(record, events.RunStarted)]
     launch.write(directory)
     arguments = [str(directory.path), *(["tied"] if tied else [])]
@@ -70,7 +70,7 @@ def start(
             end(controller, directory)
             raise
     if not tied:
-        threading.Thread(target=controller.wait, daemon=True).start()  # reaps it when it ends
+        threading.Thread(target=controller.wait, daemon=True).start()  # reaps the controller
     if code:
         end(controller, directory)
         raise failure(directory, code, begin)
@@ -78,7 +78,8 @@ def start(
 
 
 def end(controller: subprocess.Popen[bytes], directory: RunDirectory) -> None:
-    """Ask the controller to end its run, and wait until it has ended; kill it if that takes too long."""
+    """Ask the controller to end its run, and wait until the controller has ended. Kill it if that takes
+    too long."""
     from testbed.run import live_runs
 
     controller.terminate()

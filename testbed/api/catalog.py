@@ -99,7 +99,7 @@ def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
 
 
 def profile_text(shown: Profiles, *, whole: bool) -> str:
-    """Return the profiles as text: one line per profile, or all details if `whole`."""
+    """Return the profiles as text: one line per profile, or all details if `whole` is set."""
     from testbed.topology import profiles as reader
 
     text = reader.details(shown) if whole else reader.listing(shown)
@@ -115,7 +115,7 @@ def add_profile(
 ) -> list[str]:
     """Add device profiles to the file `to`; return their names.
 
-    If `name_or_file` is a file (written by the program of `profile_script`), its profiles are added.
+    If `name_or_file` is a file that the program of `profile_script` has written, its profiles are added.
     Otherwise this machine is measured for `seconds` per kind of work, and its profile is called
     `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """

@@ -204,7 +204,7 @@ class RunHandle:
     ) -> Done:
         """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
 
-        `cpu` is a share of one host core; all other values are written as in a topology. A setting that
+        `cpu` is a share of one host core. All other values are written as in a topology. A setting that
         is None does not change. Returns the actions that were sent. Raises BadInputError if a value is
         invalid, a device is unknown, or the run is over or in virtual time.
         """
@@ -277,10 +277,9 @@ class RunHandle:
         return logs.story(self._directory, device)
 
     def replay(self) -> ReplayResult:
-        """Repeat the aggregation of the recorded updates, and compare its results with those of the run
-        (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError if the
-        final model is not bit-identical, and BadInputError if the run was not recorded.
-        """
+        """Repeat the aggregation of the recorded updates, and compare the results with the results of
+        the run (docs/guide/run-directory.md). Return a summary of the comparison. Raises RunFailedError
+        if the final model is not bit-identical, and BadInputError if the run was not recorded."""
         from testbed.run import replay
 
         return replay.replay(self._directory)
@@ -289,8 +288,8 @@ class RunHandle:
         """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
         path.
 
-        `to`: file to write; None for `model.pt` in the run directory. `version`: a kept intermediate
-        model; None for the final one. Raises BadInputError if there is no such model.
+        `to`: file to write; None for `model.pt` in the run directory. `version`: version of a kept
+        intermediate model; None for the final model. Raises BadInputError if there is no such model.
         """
         import torch
 
@@ -307,11 +306,11 @@ class RunHandle:
     ) -> pd.DataFrame:
         """Evaluate all kept models of a finished run on its test set.
 
-        `classes`: also evaluate on each class. `devices`: maximum number of training samples per device
-        on which the models are also evaluated; None for no evaluation on training data. `data`: folder
-        with datasets as parquet files; None for the folder TESTBED_DATA if it is set, else the hub.
-        Returns one row per model and part of the data, with `model`, `version`, `part`, `name`,
-        `samples`, `loss`, `accuracy`. Raises BadInputError.
+        `classes`: whether to evaluate on each class, too. `devices`: maximum number of training samples
+        per device on which the models are also evaluated; None for no evaluation on training data.
+        `data`: folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or
+        for the hub if TESTBED_DATA is not set. Returns one row per model and part of the data, with
+        `model`, `version`, `part`, `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
         """
         from testbed.run import saved_models
 
@@ -342,7 +341,8 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Return the reason why the finished run did not end as its topology says; None if it did."""
+        """Return the error of a finished run that did not end as its topology says; None if the run
+        ended as it should."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None
@@ -361,8 +361,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event; raise the exception that `on_event` raised,
-        unless `quietly` is set."""
+        """Wait until `on_event` has received the last event. Unless `quietly` is set, raise the
+        exception that `on_event` raised."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return

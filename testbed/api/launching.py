@@ -70,7 +70,7 @@ class Launch:
         return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return one row per device: its planned resources and its expected round. Raises
+        """Return one row per device, with the device's planned resources and its expected round. Raises
         BadInputError."""
         return expected.device_rows(self.plan, self.rounds())
 
@@ -253,9 +253,8 @@ def distribution(
 ) -> SampleDistribution:
     """Return the number of samples per class that each device of `topology` would have. `topology`: path
     of a file, its content as text or mapping, or a `Topology`. `data`: folder with datasets as parquet
-    files; None for the folder TESTBED_DATA if it is set, else the hub. `on_progress` is called with
-    progress lines. Raises BadInputError, HostError.
-    """
+    files; None for the folder that TESTBED_DATA names, or for the hub if TESTBED_DATA is not set.
+    `on_progress` is called with progress lines. Raises BadInputError, HostError."""
     from testbed.data.distribution import distribution as of
 
     source = text_of(topology)

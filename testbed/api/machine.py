@@ -42,7 +42,7 @@ class Finding:
     """Subject of the check."""
     status: Status
     """`missing` if runs, or common requests of a topology, fail; `warn` if runs work with restrictions;
-    else `ok`."""
+    `ok` if nothing is wrong."""
     detail: str
     """Result in words."""
     fix: str | None = None
@@ -50,8 +50,8 @@ class Finding:
 
 
 def doctor() -> list[Finding]:
-    """Test what this machine can do for runs; name the commands that fix what is missing. Takes a few
-    seconds and changes nothing."""
+    """Test what this machine can do for runs, and name the commands that fix what is missing. The test
+    takes a few seconds and changes nothing."""
     info: Mapping[str, Any] = {}
     try:
         with closing(docker_engine.connect(timeout=5)) as client:
@@ -133,8 +133,8 @@ def image_source(client: docker.DockerClient) -> Finding:
 
 
 def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Finding:
-    """Check the Swarm of the engine described by `info`. `nodes`: its nodes, if the engine is a
-    manager."""
+    """Check the Swarm of the engine described by `info`. `nodes`: nodes of the Swarm; empty if the
+    engine is no manager."""
     name, state = "Swarm", info.get("Swarm", {}).get("LocalNodeState", "inactive")
     if state == "inactive":
         return Finding(
@@ -171,7 +171,7 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:
-    """Check whether the kernel has a feature that links are emulated with."""
+    """Check whether the kernel has `feature`, which the emulation of links needs."""
     works, why = kernel.supports(feature)
     if works:
         consequence = "" if feature.needed else " of links: runs use it (shaper netem)"
@@ -246,8 +246,8 @@ def memory() -> Finding:
 
 
 def disk(info: Mapping[str, Any]) -> Finding:
-    """Check the space for images. The engine's disk is checked if it is on this machine, else the disk
-    of the working directory."""
+    """Check the space for images. The engine's disk is checked if it is on this machine. Otherwise the
+    disk of the working directory is checked."""
     root = Path(info.get("DockerRootDir", "."))
     usage = shutil.disk_usage(root if root.exists() else Path())
     detail = f"{usage.free / _GIB:.0f} GiB free"
@@ -267,7 +267,7 @@ def broker() -> Finding:
 
 
 def python() -> Finding:
-    """Check for pip, which downloads the libraries of the agent image; some environments lack it."""
+    """Check for pip, which downloads the libraries of the agents' image. Some environments lack pip."""
     if importlib.util.find_spec("pip") is None:
         fix = f"{sys.executable} -m ensurepip"
         return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
@@ -286,13 +286,12 @@ def torch() -> Finding:
 
 def calibrate(*, force: bool = False) -> Calibration:
     """Return the speed of this host's cores, which converts device profiles to CPU shares. The speed is
-    measured once; if `force` is set, it is measured again.
-    """
+    measured once. If `force` is set, it is measured again."""
     return measured(refresh=force)
 
 
 def list_images() -> list[StoredImage]:
-    """Return the testbed's images on this engine, largest first, with size and users. Raises
+    """Return the testbed's images on this engine, with their sizes and users, largest first. Raises
     HostError."""
     with closing(docker_engine.connect()) as client:
         return inventory.list_images(client)
@@ -301,9 +300,9 @@ def list_images() -> list[StoredImage]:
 def build_images(
     *, force: bool = False, gpu: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> Images:
-    """Build missing images and return the tags of all. `force`: also rebuild existing images. `gpu`:
-    also build the images with CUDA, which take gigabytes. Raises HostError.
-    """
+    """Build missing images and return the tags of all images. `force`: whether to rebuild existing
+    images, too. `gpu`: whether to build the images with CUDA, too, which take gigabytes. Raises
+    HostError."""
     with closing(docker_engine.connect()) as client:
         return images.ensure(client, on_progress, force=force, cuda=gpu)
 
@@ -316,9 +315,9 @@ def prune_images(
 ) -> tuple[list[StoredImage], int]:
     """Remove unused images of the testbed, here and on the other nodes of a Swarm.
 
-    `everything`: also remove images of the user's other checkouts, own code and Dockerfiles. `dry_run`:
-    remove nothing. Returns the images that were (or would be) removed here, and the bytes that were
-    freed. Raises HostError.
+    `everything`: whether to remove images of the user's other checkouts, own code and Dockerfiles, too.
+    `dry_run`: whether to remove nothing. Returns the images that were (or would be) removed here, and
+    the bytes that were freed. Raises HostError.
     """
     from testbed.runtimes.swarm import node_images
 
@@ -333,8 +332,8 @@ def prune_images(
 def measure_fidelity(
     runtime: str | None = None, *, runs: str | Path = "runs", view: View | None = None
 ) -> list[Path]:
-    """Measure the fidelity of the emulation on this host by runs over a grid of CPU shares and links.
-    `view` receives their progress. Returns the run directories. Raises TestbedError."""
+    """Measure the fidelity of the emulation on this host, with runs over a grid of CPU shares and links.
+    `view` receives the progress of the runs. Returns the run directories. Raises TestbedError."""
     from testbed.run import selfcheck
 
     made = selfcheck.run(runtime, Path(runs), View() if view is None else view)

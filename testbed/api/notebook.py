@@ -1,7 +1,8 @@
 """A run as HTML, with a live display in notebooks.
 
-Each update replaces the whole output. HTML with pictures looks the same in JupyterLab, VS Code and
-Colab, is saved in the notebook's file, and needs no extension. A thread of low priority draws the run.
+Each update replaces the whole output. HTML with pictures is used because it looks the same in
+JupyterLab, VS Code and Colab, is saved in the notebook's file, and needs no extension. A thread of low
+priority draws the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAX_SHARE = 0.2
 """Largest share of a core that drawing a live run may use."""
 _NICE = 10
 _MAX_DEVICES = 20
-"""Maximum number of devices in the table; if there are more, the table shows groups."""
+"""Maximum number of devices in the table. If there are more devices, the table shows groups."""
 
 
 def is_notebook() -> bool:

@@ -46,8 +46,8 @@ def load_all(
     """Load the tables of runs, each run once.
 
     `names`: run ids, run directories, or folders of runs such as a sweep's. If a name is a folder, all
-    of its finished runs are loaded. `runs`: folder in which ids are looked up. `slim`: load only what
-    `compare` needs. Raises BadInputError.
+    of its finished runs are loaded. `runs`: folder in which ids are looked up. `slim`: whether to load
+    only what `compare` needs. Raises BadInputError.
     """
     given = [str(name) for name in names]
     found: dict[Path, Result] = {}
@@ -57,7 +57,7 @@ def load_all(
             if path not in found:
                 found[path] = read_slim(path) if slim else read(directory.path)
     ordered = list(found.values())
-    if len(given) == 1:  # several are kept in the user's order
+    if len(given) == 1:  # several names keep the user's order
         ordered.sort(key=lambda run: run.manifest.get("created") or 0.0)
     return ordered
 
@@ -71,8 +71,8 @@ def read_slim(path: Path) -> Result:
 
 def compare(results: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
     """Compare what each configuration needed to reach the test accuracy `target`, over all of its seeds.
-    If `target` is None, it is the highest accuracy that all runs of the task reached. Returns one list
-    of rows per task. `analysis.comparison.remarks` reports differences that make runs incomparable."""
+    `target`: None for the highest accuracy that all runs of the task reached. Returns one list of rows
+    per task. `analysis.comparison.remarks` reports differences that make runs incomparable."""
     from analysis import comparison
 
     return [
@@ -85,9 +85,8 @@ def report(
     results: Sequence[Result], to: str | Path = "report.html", target: float | None = None
 ) -> Path:
     """Write an HTML report with charts, tables and facts about runs; return its path. The report works
-    offline. `target`: test accuracy to reach; None for the highest accuracy that all runs of the
-    task reached. Raises BadInputError if there are no runs, or the file cannot be written.
-    """
+    offline. `target`: test accuracy to reach; None for the highest accuracy that all runs of the task
+    reached. Raises BadInputError if there are no runs, or if the file cannot be written."""
     from analysis import report as writer
 
     _check_some(results)

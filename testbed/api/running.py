@@ -39,16 +39,16 @@ def up(
 
     `topology`: path of a file, its content as text or mapping, or a `Topology`. `runtime`: `docker`,
     `swarm`, `process`, `virtual` or `auto`; None for the topology's choice. `on_event`: called with each
-    record (`testbed.events`) in order, in a separate thread. If it raises, the calls stop, and `wait`
-    raises the exception. `on_progress`: called with lines on the launch. `data`: folder with datasets as
-    parquet files; None for the folder TESTBED_DATA if it is set, else the hub. `oversubscribe`: run even
-    if the devices ask for more CPU than there is. `track`: trackers to send the run to: `mlflow`,
-    `wandb`, `tensorboard`. `runs`: folder in which the run directory is made. `detach`: let the run
-    continue when this process ends.
+    record (`testbed.events`) in order, in a separate thread. If the function raises an exception, the
+    calls stop, and `wait` raises the exception. `on_progress`: called with lines on the launch. `data`:
+    folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or for the hub if
+    TESTBED_DATA is not set. `oversubscribe`: whether to run even if the devices request more CPU than
+    there is. `track`: trackers that receive the run: `mlflow`, `wandb`, `tensorboard`. `runs`: folder in
+    which the run directory is made. `detach`: whether the run continues when this process ends.
 
-    The run is a separate process. `down`, or the end of a `with` block, takes it down. Unless `detach`
-    is set, the run is also taken down when this process ends for any reason. Raises BadInputError,
-    HostError, RunFailedError.
+    The run is a separate process. `down` takes the run down, and so does the end of a `with` block.
+    Unless `detach` is set, the run is also taken down when this process ends for any reason. Raises
+    BadInputError, HostError, RunFailedError.
     """
     launch = plan_run(
         topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
@@ -114,8 +114,8 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (id, beginning of an id, or directory; None for all runs on this machine) and remove its
     containers, networks and processes. Returns the runs that were ended.
 
-    Raises BadInputError. Raises HostError if a container, network or process may remain. Its message
-    names the runs concerned; all other runs have been ended.
+    Raises BadInputError. Raises HostError if a container, network or process may remain. The error's
+    message names the runs concerned. All other runs have been ended.
     """
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
@@ -137,8 +137,7 @@ def list_runs(
     runs: str | Path = "runs", *, sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
     """Return one row per run directory in the folder `runs`, with its outcome. `sort`: column to sort
-    by. `matching`: words that a row must contain to be returned. If it is empty, all rows are returned.
-    Raises BadInputError."""
+    by. `matching`: words that a returned row must contain; empty for all rows. Raises BadInputError."""
     from testbed.rundir.listing import SORTS, list_runs, select_rows
 
     if sort not in SORTS:
@@ -184,8 +183,8 @@ def page(
 
 
 def optimum(run: Result) -> OptimumComparison | None:
-    """Return the distance of a run's final model to the known optimum of its task; None if the task has
-    none."""
+    """Return the distance of a run's final model to the known optimum of its task; None if the optimum
+    of the task is not known."""
     from testbed.run.optimum import compare_with_optimum
 
     return compare_with_optimum(run)

@@ -21,10 +21,10 @@ def simulate(
     """Run `topology` (see `up`) in virtual time in this process, to its end; return its tables.
 
     `runs`: folder in which the run directory is made. `data`: folder with datasets as parquet files;
-    None for the folder TESTBED_DATA if it is set. Missing datasets are downloaded from the hub.
-    `changes` replace top-level entries of the topology: `seed=3`, `rule={"name": "fedavg"}`. A process
-    can make only one run at a time. For several runs at a time, use `sweep`, or `up` with
-    `runtime="virtual"`. Raises BadInputError, HostError, RunFailedError.
+    None for the folder that TESTBED_DATA names, if it is set. Missing datasets are downloaded from the
+    hub. `changes`: new values of top-level entries of the topology, such as `seed=3` or `rule={"name":
+    "fedavg"}`. A process can make only one run at a time. For several runs at a time, use `sweep`, or
+    `up` with `runtime="virtual"`. Raises BadInputError, HostError, RunFailedError.
     """
     given = text_of(topology, changes)
     launch = plan_run(given, runtime="virtual", data=data, runs=runs)

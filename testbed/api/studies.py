@@ -35,17 +35,18 @@ class SweepResult:
     failed: int
     """Number of runs that did not finish."""
     target: float | None
-    """Target accuracy of the sweep's file, for `table`; None if it has none."""
+    """Target accuracy in the sweep's file, for `table`; None if the file has none."""
 
     @cached_property
     def runs(self) -> tuple[Result, ...]:
-        """Tables of all finished runs, all in memory. Raises BadInputError if a run is damaged."""
+        """Tables of all finished runs. All of them are in memory. Raises BadInputError if a run is
+        damaged."""
         return tuple(map(read, self.paths))
 
     def table(self, target: float | None = None) -> pd.DataFrame:
         """Compare what each configuration needed to reach the test accuracy `target`, over all of its
-        seeds, as `testbed compare` does. If `target` is None, it is the target of the sweep; if the
-        sweep has none, it is the highest accuracy that all runs of the task reached.
+        seeds, as `testbed compare` does. `target`: None for the target of the sweep. If the sweep has no
+        target, it is the highest accuracy that all runs of the task reached.
 
         Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`. An
         interval such as `time` (s) has the columns `time_mean`, `time_low` and `time_high`."""
@@ -69,12 +70,12 @@ def sweep(
 ) -> SweepResult:
     """Run a sweep and wait until it is finished. Finished runs of an earlier call are not repeated.
 
-    `study`: a sweep file, or a mapping with its keys, in which `topology` is relative to the working
-    directory. `jobs`: number of parallel runs in virtual time; None for one per core. Emulated runs are
-    made one after the other. `on_progress` is called with a line per run. `name`: name of the folder in
-    `runs`; None for the name of the file, or for `sweep` if `study` is a mapping. Other parameters are
-    those of `up`. A failed run does not stop the others. Ctrl-C in the main thread ends the running ones
-    and keeps the finished ones. Raises BadInputError.
+    `study`: a sweep file, or a mapping with the keys of such a file. In a mapping, the path `topology`
+    is relative to the working directory. `jobs`: number of parallel runs in virtual time; None for one
+    per core. Emulated runs are made one after the other. `on_progress` is called with a line per run.
+    `name`: name of the folder in `runs`; None for the name of the file, or for `sweep` if `study` is a
+    mapping. Other parameters are those of `up`. A failed run does not stop the others. Ctrl-C in the
+    main thread ends the runs that are in progress and keeps the finished ones. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping
@@ -135,7 +136,7 @@ def agree(
     if len(set(labels)) < 2:
         raise BadInputError(
             f"{file} has only the configuration {labels[0]}, so there is nothing to rank: "
-            "add variants, or a grid of more than seeds"
+            "add variants, or a grid over more than seeds"
         )
     cells = [cell.topology for cell in studies[0].cells]
     if len({(cell.task.name, repr(cell.task.data), cell.evaluate.on) for cell in cells}) > 1:

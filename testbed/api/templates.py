@@ -14,7 +14,7 @@ from testbed.user_code.code import is_taken
 _TEMPLATES = Path(__file__).parents[1] / "catalog" / "new"
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
-"""Folders of examples, by their name in the copy."""
+"""Name of a folder in the copy -> folder of examples that is copied."""
 
 
 def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
@@ -33,7 +33,7 @@ def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path
 
 def examples(folder: str | Path = "examples") -> list[Path]:
     """Copy the topologies and notebooks that come with the testbed into `folder`; return the paths of
-    the copies. Raises BadInputError if they exist already."""
+    the copies. Raises BadInputError if one of the copies exists already."""
     to = Path(folder)
     if there := [name for name in _EXAMPLES if (to / name).exists()]:
         raise BadInputError(f"{to / there[0]} exists already: name another folder")

@@ -51,7 +51,8 @@ class BrokerLimits:
     packet: int = 128 * 2**20
     """Maximum length of an MQTT packet in bytes. The sender of a larger packet is disconnected."""
     queue: int = 2**30
-    """Maximum bytes of messages queued for one connection. Further messages for it are dropped."""
+    """Maximum bytes of messages queued for one connection. Further messages for the connection are
+    dropped."""
     messages: int = 10_000
     """Maximum number of messages queued for one connection. The limit is needed because Mosquitto does
     not count the bytes of messages with QoS 0."""
@@ -135,7 +136,7 @@ def acl_file(accounts: Mapping[str, Account]) -> str:
 def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
     """Return the configuration of Mosquitto 2.0 or newer.
 
-    `directory`: path of its files as the broker sees it.
+    `directory`: path of the broker's files as the broker sees it.
     """
     # Otherwise a client could use another's client id, and end or take over its session.
     named = "use_username_as_clientid true\n"
@@ -195,7 +196,8 @@ def write_mosquitto(
     seen_at: str | None = None,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Write conf, passwd, acl, certificate and key into `directory`; return the path of the conf.
+    """Write conf, passwd, acl, certificate and key into `directory`; return the path of
+    `mosquitto.conf`.
 
     `seen_at`: path of the directory in the broker's container; None if the broker sees it at the same
     path.
@@ -256,9 +258,8 @@ def read_embedded(path: Path) -> tuple[dict[str, Any], int, dict[str, Account]]:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write `text` to a file that only this user may read. The file has these permissions from its
-    creation.
-    """
+    """Write `text` to a file that only this user may read. The permissions are set when the file is
+    created, before it has any content."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")

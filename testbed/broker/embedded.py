@@ -1,8 +1,8 @@
 """Broker of a run on hosts without Mosquitto: amqtt in a separate process.
 
-Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is killed. It enforces the
-same accounts and rights as Mosquitto, with a fraction of its throughput. It limits the size of a packet,
-but not the messages queued for a connection.
+Run as `python -m testbed.broker.embedded CONFIG.json`; it serves until it is killed. The broker enforces
+the same accounts and rights as Mosquitto, but has a fraction of Mosquitto's throughput. It limits the
+size of a packet, but not the messages queued for a connection.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     """amqtt with the accounts of a run instead of plugins.
 
     amqtt calls plugins in tasks. If another client connects or leaves meanwhile, amqtt's loop over the
-    subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message. It
-    also does not check rights for last wills and retained messages. Therefore this class overrides
+    subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message.
+    amqtt also does not check rights for last wills and retained messages. Therefore this class overrides
     amqtt's methods. If a later amqtt no longer calls them, its own `_authenticate` refuses every client,
     because there is no plugin.
     """
@@ -128,8 +128,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Any
     ) -> None:
-        """Send retained messages only to the session that subscribed. amqtt calls this at a SUBSCRIBE,
-        but also at each login, for every subscription of *every* session."""
+        """Send retained messages only to the session that subscribed. amqtt calls this method at a
+        SUBSCRIBE, but also at each login, for every subscription of *every* session."""
         subscribers = self._subscriptions.get(subscription[0], [])
         if any(subscriber is session for subscriber, _ in subscribers):
             await super()._publish_retained_messages_for_subscription(subscription, session)

@@ -39,8 +39,8 @@ class Account:
         return any(covers(pattern, topic) for pattern in self.publish)
 
     def may_read(self, topic: str) -> bool:
-        """Whether the account may receive messages of `topic`. If `topic` is a filter: whether the
-        account may subscribe to that filter."""
+        """Whether the account may receive messages of `topic` or, if `topic` is a filter, may subscribe
+        to the filter."""
         return any(covers(pattern, topic) for pattern in self.subscribe)
 
     def at(self, host: str, port: int, certificate: str | None = None) -> BrokerAccess:
@@ -62,7 +62,8 @@ def router_user(node: str) -> str:
 def accounts(
     run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
 ) -> dict[str, Account]:
-    """Return all accounts of `run` by username, with fresh passwords. Each of `nodes` has a router.
+    """Return username -> account, for all accounts of `run`. Passwords are fresh. Each of `nodes` has a
+    router.
 
     Clients may send messages to each other (keys and shares of masks) only with `secure` aggregation.
     The topics that a client may publish to are listed one by one, without wildcards, because the broker

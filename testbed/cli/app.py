@@ -108,8 +108,7 @@ class _QuickGroup(_Quick, TyperGroup):
 
 
 class App(typer.Typer):
-    """Typer application whose commands are completed and explained quickly, without rich and
-    pydantic."""
+    """Typer application whose shell completion and help import neither rich nor pydantic."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(

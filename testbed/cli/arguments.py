@@ -40,7 +40,9 @@ Oversubscribe = Annotated[
 ]
 Strict = Annotated[
     bool,
-    typer.Option("--strict", help="Exit with 1 if a run is not valid (one that is not judged passes)."),
+    typer.Option(
+        "--strict", help="Exit with 1 if a run is not valid (a run that is not judged passes)."
+    ),
 ]
 DataRoot = Annotated[
     Path | None,

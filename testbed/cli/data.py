@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from testbed.api.launching import SampleDistribution
 
 _MAX_ROWS = 40
-"""Maximum number of devices that are listed; if there are more, a histogram is shown."""
+"""Maximum number of devices that are listed. If there are more devices, a histogram is shown."""
 _BAR, _SHORTEST_BAR = 40, 10
 """Length of the longest bar in characters: usual value, and minimum on a narrow terminal."""
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"

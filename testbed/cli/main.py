@@ -95,7 +95,7 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except OSError as error:  # a full disk, a file that may not be read
         _fail(str(from_os_error(error)), 1)
-    except KeyboardInterrupt:  # before or after typer's own handling of it
+    except KeyboardInterrupt:  # raised before or after typer handles it itself
         sys.exit(130)
     except Exception:
         if not interrupted():
@@ -274,8 +274,8 @@ def ps(as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
 
 
 def _display_path(path: Path, *, whole: bool) -> str:
-    """Return `path` for display: relative to the working directory if `path` is inside it and `whole` is
-    not set."""
+    """Return `path` for display. It is relative to the working directory if `path` is inside that
+    directory and `whole` is not set."""
     here = Path.cwd()
     return str(path.relative_to(here) if not whole and path.is_relative_to(here) else path)
 
@@ -375,7 +375,9 @@ def plan_command(
     data: DataRoot = None,
     nodes: Annotated[
         Path | None,
-        typer.Option("--nodes", help="File that describes the machines, for a runtime with several."),
+        typer.Option(
+            "--nodes", help="File that describes the machines, for a runtime that uses several."
+        ),
     ] = None,
     draw: Annotated[bool, typer.Option("--draw", help="Also print a drawing as text.")] = False,
     draw_to: Annotated[
@@ -487,7 +489,7 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 
 def _fallback_reason(runtime: str) -> str:
     """Return a sentence on what is missing for the runtimes that `auto` prefers to `runtime`; empty if
-    it prefers none."""
+    `auto` prefers no other runtime."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""

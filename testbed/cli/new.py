@@ -121,15 +121,15 @@ def devices(
     ] = "0s",
     length: Annotated[
         str | None,
-        typer.Option("--for", help="Length of that trace to use, such as 4h (default: all, repeated)."),
+        typer.Option("--for", help="Part of the trace to use, such as 4h (default: all, repeated)."),
     ] = None,
     speed_up: Annotated[
         float,
-        typer.Option("--speed-up", min=1e-3, help="How many times as fast time passes in that trace."),
+        typer.Option("--speed-up", min=1e-3, help="Factor by which the availability trace is sped up."),
     ] = 1.0,
     topology: Annotated[
         Path | None,
-        typer.Option("--topology", help="Write a copy of this topology with these devices."),
+        typer.Option("--topology", help="Write a copy of this topology with the drawn devices."),
     ] = None,
     to: To = None,
 ) -> None:

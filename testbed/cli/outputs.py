@@ -1,7 +1,7 @@
 """Types of the output of each command with `--json`. `testbed schema COMMAND` prints their JSON Schema.
 
-Each command that prints JSON has an entry in OUTPUTS, and prints exactly what it declares. Names and
-units are stable; keys may be added. Unknown and missing values are null or left out.
+Each command that prints JSON has an entry in OUTPUTS, and prints exactly what the entry declares. Names
+and units are stable; keys may be added. Unknown and missing values are null or left out.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class DeviceDataOutput(Output):
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     samples: int
     """Number of training samples."""
     labels: list[int] | None = None
@@ -206,7 +206,8 @@ class DataOutput(Output):
 
 
 class EvaluationOutput(Output):
-    """Evaluation of a kept model on the test set, on one class of it, or on samples of one device."""
+    """Evaluation of a kept model on the test set, on one class of the test set, or on samples of one
+    device."""
 
     model: str
     """File name of the model, without its suffix."""
@@ -379,9 +380,10 @@ class ConfigurationOutput(Output):
 
     name: str
     virtual_s: float | None
-    """Mean time to the target in virtual time, in seconds; null if a seed did not reach it."""
+    """Mean time to the target in virtual time, in seconds; null if a seed did not reach the target."""
     real_s: float | None
-    """Mean time to the target with the real runtime, in seconds; null if a seed did not reach it."""
+    """Mean time to the target with the real runtime, in seconds; null if a seed did not reach the
+    target."""
     virtual_rank: int
     real_rank: int
 
@@ -394,7 +396,7 @@ class AgreementOutput(Output):
     runtime: str
     """Name of the real runtime."""
     verdicts: dict[Verdict, int]
-    """Number of real runs by verdict."""
+    """Verdict -> number of real runs with that verdict."""
     configurations: list[ConfigurationOutput]
     tau: float | None
     """Kendall's tau-b; null if all configurations tie in one of the two rankings."""
@@ -425,7 +427,7 @@ class TrackerOutput(Output):
 
 
 class ReplayOutput(Output):
-    """A run whose recorded updates give bit-identical results again."""
+    """Result of a replay, in which the recorded updates of a run gave bit-identical results again."""
 
     run: str
     """Run id."""

@@ -86,11 +86,12 @@ def profiles(
     ] = None,
     to: Annotated[Path, typer.Option("--to", help="File that --add extends.")] = Path("profiles.yaml"),
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="Time for each kind of work that --add measures.")
+        float,
+        typer.Option("--seconds", min=0.1, help="Seconds per kind of work that --add measures."),
     ] = 8.0,
     script: Annotated[
         Path | None,
-        typer.Option("--script", help="Write a program that measures a device; copy it there."),
+        typer.Option("--script", help="Write a program that measures a device, to be copied there."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +121,7 @@ def _add_profile(name_or_file: str, to: Path, seconds: float, *, as_json: bool) 
     say = (lambda _: None) if as_json else remark
     names = catalog.add_profile(name_or_file, to, seconds=seconds, on_progress=say)
     print_files([to], as_json=as_json)
-    say(f"{', '.join(names)} added. In a topology beside it: profile: {names[0]}")
+    say(f"{', '.join(names)} added. In a topology in the same folder: profile: {names[0]}")
 
 
 def _show_profiles(name: str | None, *, as_json: bool) -> None:
@@ -176,9 +177,9 @@ def list_images(as_json: AsJson = False) -> None:
 def prune(
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also those of your other checkouts, own code and Dockerfiles."),
+        typer.Option("--all", help="Also images of your other checkouts, own code and Dockerfiles."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the images.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove unused images of the testbed: those of other versions, and leftovers of builds.

@@ -21,18 +21,18 @@ from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
-"""Maximum number of runs that each have a column. If there are more, only the charts of all runs
+"""Maximum number of runs that each have a column. If there are more runs, only the charts of all runs
 are shown."""
 BY_DEVICE = "loss-by-device"
-"""Chart of all runs, shown if a run evaluates by device."""
+"""Name of the chart of all runs that is shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Charts of single runs."""
+"""Names of the charts of single runs."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Charts of single emulated runs. A run in virtual time has none of them, because nothing is
-measured."""
+"""Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
+is measured."""
 _LIVE_LANE_UPDATES = 2_000
-"""Maximum number of updates in the lanes of a live run: the newest ones. A browser redraws the
-lanes twice a second."""
+"""Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because a
+browser redraws the lanes twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files. The time is longer if reading is slow, so that
 `_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
@@ -48,7 +48,7 @@ class Panel:
     """A figure of the page."""
 
     name: str
-    """Name that stays the same in all updates."""
+    """Name of the figure. It stays the same in all updates of the page."""
     column: int | None
     """Column of the run; None for a chart of all runs."""
     chart: Chart
@@ -76,7 +76,7 @@ class Board:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The runs; empty until all have started."""
+        """The runs; empty until all runs have started."""
         runs = tuple(feed.run for feed in self.feeds if feed.run is not None)
         return runs if len(runs) == len(self.feeds) else ()
 
@@ -92,7 +92,7 @@ class Board:
 
     @property
     def tasks(self) -> Mapping[str, Sequence[Run]]:
-        """The runs by task; runs of different tasks cannot be compared."""
+        """Task -> its runs. Runs of different tasks cannot be compared."""
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
@@ -142,8 +142,8 @@ class Board:
 
 
 def _evaluates_by_device(run: Run) -> bool:
-    """Whether the topology requests evaluation by device. The records are not asked, because they do not
-    show this yet when the page is made, and the page has all its figures from the start."""
+    """Whether the topology requests evaluation by device. The records would show this only later, but
+    the page must have all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
 

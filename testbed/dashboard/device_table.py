@@ -20,8 +20,8 @@ MAX_ROWS = 40
 """Maximum number of devices that are all shown. If there are more, groups and `SOME_ROWS` devices are
 shown."""
 SOME_ROWS = 15
-"""Number of devices shown if there are more than `MAX_ROWS`: the first ones in the order that the
-visitor chooses."""
+"""Number of devices that are shown if there are more than `MAX_ROWS`. They are the first ones in the
+order that the visitor chooses."""
 _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
@@ -152,7 +152,7 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """Return a table with one row per device: how much its counters grew per second of device time over
+    """Return a table with one row per device: the growth of its counters per second of device time, over
     the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links carried and
     could have carried while packets waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
@@ -160,7 +160,7 @@ def _used(run: Run, seconds: float) -> pd.DataFrame:
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
     names = samples["device"].astype(str)
     grown = samples.drop(columns="device").groupby(names).diff()
-    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # not across a restart of the device
+    grown = grown[(grown["cpu"] >= 0) & (grown["at"] > 0)]  # no growth across a restart of the device
     total = grown.groupby(names[grown.index]).sum(min_count=1)
     return total.div(total["at"], axis=0)
 

@@ -1,4 +1,5 @@
-"""One run directory, read while it grows, once for all visitors and in bounded memory."""
+"""One run directory, which is read while it grows. It is read once for all visitors, and in bounded
+memory."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinish
            "status": 200_000, "note": 1_000, "action": 1_000_000}  # fmt: skip
 """Kind of record -> maximum number of rows in memory. All rows together need at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
-"""Maximum number of rows of a live run. There are fewer, because its charts are computed twice a
-second."""
+"""Kind of record -> maximum number of rows in memory for a live run. Fewer updates are kept, because the
+charts of a live run are computed twice a second."""
 _FILES = ("manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json")
 
 
@@ -26,14 +27,13 @@ class Feed:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run: Run | None = None
-        """The run; None if the run has no plan yet or cannot be read. If the run cannot be read,
-        `error` has the reason."""
+        """The run; None if the run has no plan yet or cannot be read."""
         self.error = ""
         """Reason why the run cannot be read; empty if it can be read."""
         self.updates = 0
-        """Number of updates applied so far, including those no longer in memory."""
+        """Number of updates applied so far, including updates that are no longer in memory."""
         self.samples = 0
-        """Number of telemetry samples so far, including those no longer in memory."""
+        """Number of telemetry samples so far, including samples that are no longer in memory."""
         self.live = False
         """Whether the run is running."""
         self.generation = 0

@@ -19,8 +19,8 @@ _RATE_SECONDS = 10.0
 
 
 def header(feed: Feed, name: str = "") -> str:
-    """Return the header of the run in `feed`. `name`: short name among several runs; empty if there is
-    only one."""
+    """Return the header of the run in `feed`. `name`: short name of the run among several runs; empty if
+    there is only one run."""
     run = feed.run
     if run is None:
         return escape(feed.error)
@@ -81,8 +81,8 @@ def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool
 
 
 def _rate(run: Run, count: int, *, running: bool) -> float:
-    """Return the number of updates applied per second. For a live run, it is the mean over the
-    last seconds; for an ended run, the mean over the whole run."""
+    """Return the number of updates applied per second. For a live run, the number is the mean over the
+    last seconds. For an ended run, it is the mean over the whole run."""
     if not running:
         return count / run.duration if run.duration else 0.0
     window = min(_RATE_SECONDS, run.duration)

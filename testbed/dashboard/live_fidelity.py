@@ -1,5 +1,5 @@
-"""Provisional fidelity of a live run: CPU and link rates of the devices compared with the requested
-ones."""
+"""Provisional fidelity of a live run: CPU shares and link rates of the devices compared with the
+requested ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CPU_WINDOW_SECONDS = 10.0
 
 
 def provisional(run: Run) -> pd.DataFrame:
-    """Return a table like `Run.fidelity`. `cpu` is the CPU that a device used over the last seconds; a
-    waiting device uses less than its share. Rates are those of the device's last probe."""
+    """Return a table like `Run.fidelity`. The figure `cpu` is the CPU share that a device used over the
+    last seconds. A waiting device uses less than its share. Rates come from the device's last probe."""
     tables = [_table(run, "cpu", requested_cpu(run), _used(run))]
     devices: Mapping[str, Mapping[str, Any]] = run.manifest["devices"] if len(run.probes) else {}
     last = run.probes.groupby("device", observed=True)[["up", "down"]].last()

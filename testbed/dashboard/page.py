@@ -31,7 +31,7 @@ _FEW_DEVICES = 8
 """Maximum number of devices without controls. If there are more, the page has controls to find and
 sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
-"""Characters per line of text in a chart, by the number of columns."""
+"""Number of columns -> characters per line of text in a chart."""
 
 _UNKNOWN = metrics.t_interval([])
 
@@ -104,7 +104,7 @@ class _PageView:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """Names of the runs; empty if there is only one."""
+        """Names of the runs; a single empty name if there is only one run."""
         return self._board.names if len(self._board.feeds) > 1 else ("",)
 
     def _write(self) -> None:
@@ -128,7 +128,7 @@ class _PageView:
             self._tables[column].text = _table(table, feed, names[column], sort, matching)
 
     def _controls(self) -> None:
-        """Add the controls to sort and find devices, if there are many."""
+        """Add the controls to sort and find devices, if there are many devices."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
         sorts: list[str | tuple[Any, str]] = [*device_table.SORTS]
         large = any(len(table.devices) > device_table.MAX_ROWS for table in self._board.tables)
@@ -178,7 +178,7 @@ def _events(marks: ActionMarks) -> str:
 
 
 def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) -> str:
-    """Return the table of devices as HTML. `name`: name of the run; empty if there is only one."""
+    """Return the table of devices as HTML. `name`: name of the run; empty if there is only one run."""
     every = table.devices
     selected = device_table.select(every, sort, matching)
     many = len(every) > device_table.MAX_ROWS

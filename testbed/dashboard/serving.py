@@ -36,7 +36,7 @@ def main(descriptor: str, runs: str, *named: str) -> None:
     # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
         lower_priority()
-    from testbed.dashboard import web_server  # Bokeh and pandas: two seconds
+    from testbed.dashboard import web_server  # importing Bokeh and pandas takes two seconds
 
     web_server.serve(
         socket.socket(fileno=int(descriptor)), web_server.Site(directories, Path(runs).resolve())
@@ -92,10 +92,9 @@ def serve_page(
     """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
     runs in the folder `runs`.
 
-    The page has its own process, which has a lower priority than runs in real time. That process
-    uses the CPUs in `cpus`, a cpuset; if `cpus` is empty, it uses any CPU. It ends when this
-    process ends, for whatever reason. Errors go to the file `log`; if `log` is None, they go to
-    this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. It ends when this
+    process ends, for whatever reason. `cpus`: cpuset of the page's process; empty for any CPU. `log`:
+    file for the errors of the page's process; None for this process's stderr.
 
     Raises BadInputError if `port` is in use.
     """

@@ -60,8 +60,8 @@ class Names:
     """Text -> its number."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
-        """Return provisional numbers of `texts`, in order of first appearance; `order` makes them
-        final."""
+        """Return provisional numbers of `texts`. The method `order` converts provisional numbers to
+        final ones."""
         found, places = np.unique(texts, return_inverse=True)
         numbers = [self.known.setdefault(str(text), len(self.known)) for text in found]
         return np.array(numbers, np.int64)[places.reshape(-1)]
@@ -82,7 +82,7 @@ class DecodedSplit:
 
     shard: Shard
     classes: tuple[str, ...]
-    """Text of each class, by its number; empty if the labels are not texts."""
+    """Texts of the classes, in the order of the class numbers; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
     """Number of the client that each sample belongs to, shape (n,), in the order of `client_names`; None
     if no column names the client."""
@@ -166,7 +166,7 @@ def _as_classes(
 
 
 def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
-    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels: they are
+    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. They are
     read as tokens if `length` is set, and refused otherwise."""
     array = _array(column, data, place, first)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
@@ -219,9 +219,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
 
 
 def _compact(tokens: Array) -> Array:
-    """Convert tokens to the smallest sufficient signed type: a signed type marks tokens, and uint8 marks
-    pixels.
-    """
+    """Convert tokens to the smallest sufficient signed type. A signed type marks tokens, and uint8 marks
+    pixels."""
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
@@ -240,7 +239,8 @@ def _labels(
         named = named or bool(names.known) or data.alphabet is None
         if not named and array.dtype.itemsize > 4 and first > 0:
             raise DataError(
-                "label", f"{place}, row {first}: texts of several characters after single ones"
+                "label",
+                f"{place}, row {first}: texts of several characters after texts of one",
             )
         if not named and array.dtype.itemsize == 4 and (array != "").all():
             codes = _lookup(data.alphabet or "", array.view(np.uint32))

@@ -47,7 +47,7 @@ class Splits:
 
 
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
-    """Return the files of `data` on this machine; None if it has to be downloaded from the hub.
+    """Return the files of `data` on this machine; None if the data has to be downloaded from the hub.
 
     `root`: data root; None if there is none. Raises DataError if the user's folder has no files,
     BadInputError if `root` is not a folder.
@@ -207,13 +207,12 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
     "tsv": _csv,
     **dict.fromkeys(_IMAGES, _image_folder),
 }
-"""Function that opens a split, by file type."""
+"""File type -> function that opens a split of files of that type."""
 
 
 def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
-    """Return the samples in numpy `arrays` (by column). `name`: name of the data in errors. Raises
-    DataError.
-    """
+    """Return the samples in `arrays`: column -> numpy array. `name`: name of the data in errors. Raises
+    DataError."""
     return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
 
 
@@ -244,7 +243,7 @@ def _split_name(paths: Sequence[Path]) -> str:
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
     Raises HostError."""
-    # The libraries read this at import: a user's experiment sends no usage statistics.
+    # The libraries read this at import. It keeps them from sending usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import huggingface_hub
@@ -252,7 +251,7 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
 
     try:
         known: Any = ()
-        # First, with a timeout: without a network the library below retries for half a minute.
+        # This request has a timeout. Without a network, the library below retries for half a minute.
         with contextlib.suppress(OfflineModeIsEnabled):
             info = huggingface_hub.HfApi().dataset_info(str(data.hub), timeout=10, files_metadata=True)
             known = info.siblings or ()
@@ -291,8 +290,8 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work (downloading, unpacking), with their sizes if known.
-    `known`: the dataset's files according to the hub."""
+    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if it is
+    unknown. `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}

@@ -59,7 +59,7 @@ class LocatedDataset:
     """A dataset that was found, but not decoded."""
 
     fingerprint: str
-    """Fingerprint of the files; it changes whenever `read` might return something else."""
+    """Fingerprint of the files. It changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
     """Function that decodes all samples and reports progress. It takes seconds. Raises BadInputError,
     HostError."""
@@ -67,12 +67,12 @@ class LocatedDataset:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A dataset in columns of files, local or on the Hugging Face hub."""
+    """A dataset in columns of files. The files are on this machine or on the Hugging Face hub."""
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """Shape of one input; None if unknown until the data is read. The work of a step cannot be counted
-    before that."""
+    """Shape of one input; None if the shape is unknown until the data is read. Without the shape, the
+    work of a step cannot be counted."""
     tokens: bool = False
     """Whether inputs are sequences of tokens, which a model gets as integers."""
 
@@ -149,9 +149,8 @@ class Columns:
 
 
 _SPLIT_VERSION = 1
-"""Version of the results of `_split`, which are kept in the cache. Increase it whenever a change of
-`_split` changes its results.
-"""
+"""Version of the results of `_split`, which are kept in the cache. Increase the version whenever a
+change of `_split` changes its results."""
 
 
 def _check_alike(train: Shard, other: Shard, name: str) -> None:
@@ -262,7 +261,7 @@ class SyntheticSentences:
     @staticmethod
     def _read(_: Report) -> Dataset:
         rng = np.random.default_rng(140)
-        length = 2 * rng.integers(2, 8, 4000) + 1  # odd: no ties
+        length = 2 * rng.integers(2, 8, 4000) + 1  # odd, so that there are no ties
         x = rng.integers(1, 64, (4000, 16))
         x[np.arange(16) >= length[:, None]] = 0
         y = ((x >= 32).sum(1) > length / 2).astype(np.int64)
@@ -366,8 +365,8 @@ def source(topology: Topology) -> Source | None:
 
 
 def own_files_digest(topology: Topology) -> str:
-    """Return a digest of the names, sizes and modification times of the user's data files in `topology`;
-    empty if it names none. Raises BadInputError."""
+    """Return a digest of the names, sizes and modification times of the data files that `topology`
+    names; empty if it names none. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
@@ -378,7 +377,7 @@ def own_files_digest(topology: Topology) -> str:
 
 
 def topology_error(topology: Topology, where: tuple[str | int, ...], message: str) -> BadInputError:
-    """Return an error with `message` at the place `where` of the topology."""
+    """Return an error with `message` about the place `where` in the topology."""
     return topology.source.error([topology.source.problem(where, message)])
 
 
@@ -398,7 +397,8 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
     """Load the dataset called `dataset` in DATASETS, from the cache if it has been decoded before.
 
     `root`: data root; None if there is none. `report` is called with progress lines. Raises
-    BadInputError if files cannot be used, and HostError if there are none and the hub cannot be reached.
+    BadInputError if files cannot be used, and HostError if there are no files and the hub cannot be
+    reached.
     """
     try:
         return load_from(DATASETS[dataset], root, report)

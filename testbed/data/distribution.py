@@ -16,7 +16,7 @@ from testbed.data.preparation import Prepared
 from testbed.topology import Topology
 
 _MAX_DRAWN = 2_000
-"""Maximum number of devices in a chart; if there are more, only every n-th is shown."""
+"""Maximum number of devices in a chart. If there are more devices, only every n-th device is shown."""
 _MAX_NAMED = 10
 """Maximum number of devices whose names a chart shows. If there are more devices, they are sorted by
 group and number of samples."""
@@ -38,8 +38,8 @@ class SampleDistribution:
     samples: NDArray[np.int64]
     """Number of samples of each device, shape (devices,)."""
     counts: NDArray[np.int64]
-    """Number of samples by device and class, shape (devices, classes); (devices, 0) if labels are not
-    classes."""
+    """Number of samples by device and class, shape (devices, classes). The shape is (devices, 0) if
+    labels are not classes."""
     labels: Mapping[str, tuple[float, float, float]]
     """Device -> lowest, mean and highest label; empty if labels are not numbers."""
     total: int
@@ -59,8 +59,9 @@ class SampleDistribution:
 
     @property
     def skew(self) -> float:
-        """Mean total variation distance between the class shares of a device and those of all devices
-        together: 0 if all devices have the same shares, near 1 if each has its own class."""
+        """Mean total variation distance between the class shares of a device and the class shares of all
+        devices together. It is 0 if all devices have the same shares, and near 1 if each device has its
+        own class."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)

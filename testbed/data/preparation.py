@@ -42,7 +42,7 @@ class Prepared:
     test: Shard
     """Samples on which the global model is evaluated."""
     indices: Mapping[str, Indices]
-    """Indices into `train` by client, in device order."""
+    """Client -> indices of its samples in `train`. Clients are in device order."""
     total: int = 0
     """Number of training samples of the dataset, without the transformed copies in `train`."""
     remarks: tuple[str, ...] = ()
@@ -54,10 +54,9 @@ class Prepared:
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return the number of samples by client without decoding or partitioning the data. The numbers come
-    from the cache, or follow from the partition scheme. Return None if the data must be prepared first.
-    Raises BadInputError if `root` is not a folder, or the data is missing.
-    """
+    """Return client -> number of its samples, without decoding or partitioning the data. The numbers
+    come from the cache, or follow from the partition scheme. Return None if the data must be prepared
+    first. Raises BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -196,7 +195,7 @@ def _explicit_requests(topology: Topology) -> dict[str, SampleRequest]:
 
 def _partition(topology: Topology, dataset: datasets.Dataset) -> Mapping[str, Indices]:
     """Return the indices of each device's samples, in device order. Samples that the topology assigns
-    explicitly are drawn first; the scheme deals out the rest."""
+    explicitly are drawn first. The scheme then deals out the rest."""
     clients, labels = topology.device_names, dataset.train.y
     scheme: Scheme = topology.task.partition.build()
     by_hand = _explicit_requests(topology)
@@ -284,7 +283,7 @@ def _partition_path(
     hashed = hashlib.sha256(keys.tobytes())
     if by_hand:
         hashed.update(labels.tobytes())
-    code = Path(partition.__file__).read_bytes()  # a change there may change the partition
+    code = Path(partition.__file__).read_bytes()  # a change of this module may change the partition
     given = [
         (place, by_hand[client].samples, by_hand[client].labels)
         for place, client in enumerate(clients)
@@ -303,8 +302,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of the numbers of classes. If a label reaches it, the labels do not count as classes,
-because they may be tokens."""
+"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
+may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

@@ -21,9 +21,9 @@ _AT_ONCE = 1_000
 def apply(
     topology: Topology, train: Shard, indices: Mapping[str, Indices]
 ) -> tuple[Shard, Mapping[str, Indices]]:
-    """Return `train` and `indices` with transformed samples for the devices that have a transform. The
-    transformed samples are appended as copies, because other devices may have the same samples. The
-    topology's seed determines the random draws.
+    """Return `train` and `indices` with transformed samples for the devices that have a transform.
+    Transformed samples are copies at the end of `train`, because other devices may have the original
+    samples. The topology's seed determines the random draws.
 
     Raises BadInputError if the inputs cannot be transformed.
     """
@@ -79,8 +79,8 @@ def _transform(
 
 
 def rotate(images: NDArray[np.float64], degrees: float) -> NDArray[np.float64]:
-    """Rotate images, shape (…, height, width), counter-clockwise about their centre. Pixels are
-    interpolated between the four nearest ones; beyond the edges they are 0."""
+    """Rotate images, shape (…, height, width), counter-clockwise about their centre. Each pixel is
+    interpolated between the four nearest pixels. Pixels beyond the edges are 0."""
     height, width = images.shape[-2:]
     angle = math.radians(degrees)
     down, right = np.indices((height, width), np.float64)

@@ -17,16 +17,16 @@ from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
 
 FORMAT = 1
-"""Version of `fidelity.json`."""
+"""Version of the format of `fidelity.json`."""
 CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
-"""Minimum duration of the measurement behind a CPU figure that may count against a run, in seconds. In
-one second, a single CFS period more or less changes the figure by some per cent."""
+"""Minimum measuring time of a CPU figure, in seconds. A figure from a shorter time does not count
+against a run: within one second, a single CFS period more or less changes it by some per cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
-"""Minimum duration of the measurement behind a figure `demand` that may count against a run, in seconds.
-The duration is the total time in which the client ran or waited for a CPU. The device cannot have lost
-more CPU time than this total."""
+"""Minimum measuring time of the figure `demand`, in seconds: the time in which the client ran or waited
+for a CPU. A figure from a shorter time does not count against a run, because the device cannot have lost
+more CPU time than that."""
 _SPREAD = math.sqrt(2 / 3)
 """Standard deviation of the sum of two independent delays that are uniform from −1 to 1."""
 _RTT_SLACK_SECONDS = 0.002
@@ -118,7 +118,7 @@ class GpuFidelity:
     """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
     """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
-    For clients of MPS it does not."""
+    NVML does not report it for clients of MPS."""
     outside: int
     """Number of samples in which the client was not under MPS, although MPS has to limit it."""
 
@@ -131,7 +131,7 @@ class GpuFidelity:
     def unjudged(self) -> Iterator[str]:
         """Yield a sentence for each check that was not possible, with the reason."""
         if not self.samples:
-            yield "its GPU: NVML saw no process of the device there"
+            yield "its GPU: NVML saw no process of the device on it"
             return
         if self.requested.limited:
             yield (
@@ -158,14 +158,14 @@ class Requested:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     cpu: tuple[RequestedCpu, ...]
     """Requested CPU in the order of time; at least one."""
     link: tuple[RequestedLink, ...] = ()
     """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
-    """Intervals in which the device was frozen, down or starting. Each interval begins with the order,
-    and ends when the device's CPU limit is in effect again."""
+    """Intervals in which the device was frozen, down or starting. An interval begins when the action is
+    ordered or the client goes offline. It ends when the device's CPU limit is in effect again."""
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
@@ -186,8 +186,7 @@ class Carried:
     share of its rate that it carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `fidelity.json`. It has the form of a figure whose requested value is
-        1."""
+        """Return the entry of `fidelity.json`, which looks like a figure with a requested value of 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
         return {name: _round(value) for name, value in values.items()}
@@ -204,8 +203,8 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Error in % of the requested value, positive if the device got more; None if one value is
-        missing."""
+        """Error in % of the requested value; None if one value is missing. The error is positive if the
+        device got more than requested."""
         if not self.requested or self.got is None:
             return None
         return (self.got - self.requested) / self.requested * 100
@@ -222,7 +221,7 @@ class DeviceFidelity:
 
     device: str
     group: str
-    """Device group."""
+    """Name of the device's group."""
     figures: Mapping[str, Figure]
     """Figures by name: `cpu` (CPU share), `up` and `down` (rates), `rtt` (round-trip time), `jitter`
     (standard deviation of round-trip times), `loss` (share of lost round trips). The requested `rtt` is

@@ -57,7 +57,8 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """Return the mean of the load `name` over the time in which it is known; None if it never is."""
+    """Return the mean of the load `name` over the time in which it is known; None if the load is never
+    known."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None
@@ -65,8 +66,7 @@ def mean(samples: Iterable[HostSample], name: str) -> float | None:
 
 class FreeCores:
     """Measurement of the free share of some CPUs before a run. The measurement begins when the object is
-    made. The load by this process is not counted.
-    """
+    made. The load of this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
     """Seconds to measure before a host can be called quiet, seconds to measure before it can be called
@@ -187,8 +187,8 @@ class Sampler:
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU.
-        Threads of evaluations are left out: their niceness is higher than that of the other threads of
-        their process."""
+        Threads of evaluations are left out. They are recognized by their niceness, which is higher than
+        that of the other threads of their process."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())

@@ -25,7 +25,7 @@ class RequestedLimits:
     shares: int
     """CPU weight on the scale of cgroup v1, which container engines use."""
     cpus: str
-    """Cores, as in `0,2-3`."""
+    """Numbers of the cores that the device may use, as in `0,2-3`."""
     memory: int
     """Maximum memory in bytes; swap is not allowed."""
 

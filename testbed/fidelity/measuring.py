@@ -3,13 +3,12 @@
 CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
 in intervals (between two samples) in which the device demanded more CPU than it had. An interval counts
 if it shows one of two signs:
-
 - The kernel throttled the device in nearly all CFS periods in which the device ran. The measured share
   is the CPU seconds divided by the seconds of these periods, so pauses between them do not count.
 - The device trained nearly all the time, according to the records of its updates. The measured share is
-  the CPU seconds divided by the seconds of the interval. On a host with less CPU than requested, where
-  no device is throttled, only this sign appears. The `process` runtime has no throttling counters, so
-  there it is the only sign, too.
+  the CPU seconds divided by the seconds of the interval. If a host has less CPU than requested, no
+  device is throttled, and only this sign appears. The same is true of the `process` runtime, which has
+  no throttling counters.
 
 Unnoticed pauses make the measured share too small: by a few per cent, at most by 10 %. A device without
 either sign was never busy, and its measured share is None.
@@ -331,13 +330,14 @@ def _used_share(usage: Sequence[_UsageAt]) -> float | None:
 
 
 def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
-    """Whether the device restarted between the two samples. A restart resets its counters to 0."""
+    """Whether the device restarted between the two samples. A restart resets the device's counters to
+    0."""
     return after.cpu < before.cpu or after.periods < before.periods
 
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds that a device used, and the length of the time in which it used them."""
+    """CPU seconds that a device used, and the duration in which it used them."""
 
     requested: float
     """Requested share of one host core."""
@@ -362,7 +362,7 @@ class _Phase:
     busy: _Cpu
     """CPU time while the device demanded more CPU time than its share."""
     demand: _Cpu
-    """CPU time while its client ran or waited for a CPU."""
+    """CPU time while the device's client ran or waited for a CPU."""
     observed: float = 0.0
     """Seconds that telemetry covers."""
 

@@ -20,7 +20,7 @@ from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
-    """Return what was requested for each device, in device order."""
+    """Return the resources that were requested for each device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
         device.name: _DeviceRequests(
@@ -56,7 +56,7 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
 ) -> dict[str, list[TrainingSpan]]:
-    """Return the trainings of applied updates by device."""
+    """Return device -> its trainings for updates that were applied."""
     by_device = {one.device: one for one in requested}
     found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:

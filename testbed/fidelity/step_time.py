@@ -60,8 +60,8 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 def fit(devices: pd.DataFrame) -> StepTime:
     """Fit a line to the step times of `devices` as a function of their depth, by least squares.
-    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if slices cost
-    nothing, the result is the mean step time for every share."""
+    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not
+    take longer with smaller shares, the result is the mean step time for every share."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
@@ -71,8 +71,8 @@ def fit(devices: pd.DataFrame) -> StepTime:
 
 
 def start_time(runs: Sequence[Run]) -> float | None:
-    """Return the mean time in seconds from the order to start a client (restart or join) until it is
-    ready; None if no client was started.
+    """Return the mean time in seconds from the order to start a client (restart or join) until the
+    client is ready; None if no client was started.
 
     Starts that were disturbed by another action on the device do not count. Therefore, if crashes
     quickly follow each other, long starts are missing from the mean.

@@ -156,8 +156,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
-    """Return the cells `got` and `error` for a device that was never busy for long. They come from the
-    device's CPU share while it wanted to run."""
+    """Return the cells `got` and `error` for a device that was never busy for long. The cells come from
+    the device's CPU share while its client wanted to run."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:

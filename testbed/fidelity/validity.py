@@ -1,7 +1,8 @@
 """Validity of a run: whether its results can be trusted.
 
-A host can be too slow for the emulation. Its load, late timers, and the devices' measured figures are
-compared with thresholds. A run that exceeds a threshold is not valid, and its verdict names the reason.
+A host can be too slow for the emulation. So the host's load, the lateness of timers, and the devices'
+measured figures are compared with thresholds. A run that exceeds a threshold is not valid, and its
+verdict names the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
-"""Minimum load for a core or a server to count as full. Kernel and sampling need the rest."""
+"""Minimum load for a core or a server to count as full. The kernel and the sampling need the rest of the
+time."""
 _FULL_SHARE_OF_RUN = 0.2
 """Maximum share of the run in which a server may be full. Short phases of full load are normal, and
 affect only some updates."""
@@ -132,7 +134,7 @@ class Validity:
 
     def after(self, earlier: Validity, without: int = 0) -> Validity:
         """Return the validity of a whole resumed run. `self`: validity of the last segment. `earlier`:
-        validity of the segments before it. `without`: number of earlier segments that ended without a
+        validity of the earlier segments. `without`: number of earlier segments that ended without a
         verdict."""
         lost = (f"{quantity(without, 'earlier segment')} of the run: ended without a verdict",)
         return Validity(
@@ -142,7 +144,7 @@ class Validity:
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Validity:
-        """Read an entry of the manifest."""
+        """Read the validity from an entry of the manifest."""
         reasons, unjudged = (tuple(map(str, entry.get(key, ()))) for key in ("reasons", "unjudged"))
         return cls(reasons, unjudged)
 
@@ -179,7 +181,7 @@ def verdict(
 
     `host`: samples of this host while the run clock was running. `fidelity`: figures of the devices.
     `steps`: steps of the scenario. `trainings`: trainings of each device. `failures`: actions and
-    processes that failed. `disruptions`: times in which the testbed itself hindered the run.
+    processes that failed. `disruptions`: times in which the testbed itself disturbed the run.
     `wrong_sums`: sums of masked updates that were wrong. `others`: samples of other hosts with devices,
     by name.
     """
@@ -243,7 +245,7 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
 
 
 def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if limits in the kernel differ from those requested."""
+    """Yield a reason if limits in the kernel differ from the requested limits."""
     if wrong := [one for one in fidelity.devices if one.wrong_limits]:
         what = "; ".join(wrong[0].wrong_limits)
         yield f"the kernel has other limits for {wrong[0].device}: {what}{_more_text(len(wrong))}"
@@ -429,8 +431,9 @@ def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
-    """Yield one sentence per reason, about its longest disruption. Overlapping disruptions count as one,
-    because several processes may have reported the same disruption."""
+    """Yield one sentence per reason for disruptions. The sentence is about the longest disruption.
+    Overlapping disruptions count as one, because several processes may have reported the same
+    disruption."""
     spans: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(disruptions, key=lambda one: one.since):
         known = spans.setdefault(one.reason, [])

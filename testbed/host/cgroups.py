@@ -16,7 +16,7 @@ from pathlib import Path
 from agents.device.control_group import ControlGroup
 
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
-"""The groups of a run."""
+"""Names of the control groups of a run."""
 SLICE = ".slice"
 """Suffix of systemd's control groups."""
 
@@ -37,7 +37,8 @@ def _stem(run: str, group: str) -> str:
 
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
-    """Return the existing folders of the groups of `run`: with cgroup v1, one in each hierarchy."""
+    """Return the existing folders of the groups of `run`. With cgroup v1, a group has a folder in each
+    hierarchy."""
     found = names(run, *groups)
     return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
 

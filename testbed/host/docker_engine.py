@@ -35,8 +35,8 @@ _NEW_CONTEXT = "`docker context ls` lists the existing ones, `docker context use
 _LOCAL = ("unix", "npipe")
 """Schemes of the addresses of engines on this machine."""
 _PRESENCE_TIMEOUT_SECONDS = 30
-"""Timeout of the first request. On a busy host an engine needs seconds to answer; without an engine the
-connection is refused immediately."""
+"""Timeout of the first request. On a busy host an engine needs seconds to answer. If there is no engine,
+the connection is refused immediately."""
 
 
 class NoEngineError(HostError):

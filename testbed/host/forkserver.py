@@ -3,10 +3,10 @@ has the modules already, and shares their memory with the other forks until it w
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
-session, on its own CPUs, with its own log. It ends with the fork server, which ends with the controller.
-No module may start a thread when it is imported, because only the forking thread exists in a fork. Linux
-only.
+A program is the function `main` of a module. The program runs as with `run_module.py MODULE ARGUMENT`:
+in its own session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork
+server ends when the controller ends. No module may start a thread when it is imported, because only the
+forking thread exists in a fork. Linux only.
 
 `multiprocessing`'s fork server needs twice the memory and three times as long per program, skips modules
 that it cannot import, and runs the user's main module in each program.
@@ -44,7 +44,8 @@ from testbed.host.subprocesses import last_lines
 
 AVAILABLE = sys.platform == "linux"
 NAME = "fork.server"
-"""Name of the fork server itself, in place of a program's name."""
+"""Value of the variable in the fork server itself. In a fork, the value is the name of the fork's
+program."""
 _PR_SET_NAME = 15
 _MESSAGE_BYTES = 2**16
 _ENV_START, _ENV_END = 47, 48
@@ -79,7 +80,7 @@ class ForkServer:
         """Start a program. The first call waits until the modules are imported.
 
         `name`: value of the variable in the fork. `cpus`: cpuset of the fork. `log`: file descriptor for
-        the fork's output. Raises HostError if the modules cannot be imported, OSError if no more
+        the fork's output. Raises HostError if the modules cannot be imported, and OSError if no more
         processes are possible.
         """
         try:
@@ -111,8 +112,8 @@ class ForkServer:
         return code
 
     def _receive(self, flags: int) -> dict[str, Any]:
-        """Receive the next message. Raises EOFError if the fork server has ended, BlockingIOError if
-        `flags` forbid to wait and no message has arrived."""
+        """Receive the next message. Raises EOFError if the fork server has ended, and BlockingIOError if
+        no message has arrived and `flags` forbid waiting."""
         try:
             data = self._socket.recv(_MESSAGE_BYTES, flags)
         except ConnectionResetError:
@@ -129,7 +130,7 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """Kill the fork server, and with it all its forks. Idempotent."""
+        """Kill the fork server and all its forks. Further calls do nothing."""
         self._process.kill()
         self._process.wait()
         with suppress(EOFError, BlockingIOError):
@@ -163,7 +164,7 @@ class ForkedProgram(psutil.Process):
 
 
 def main() -> None:
-    """Run the fork server; in a fork, run its program."""
+    """Run the fork server. In a fork, run the fork's program."""
     number, variable, *modules = sys.argv[1:]
     with without_garbage_collection():
         for module in modules:

@@ -17,7 +17,8 @@ MPS_CLIENTS = 48
 _MPS_CAPABILITY = 7, 0
 """Lowest compute capability (Volta) of a GPU whose clients MPS can limit."""
 _HOOK = "nvidia-container-runtime-hook"
-"""Program of the NVIDIA Container Toolkit; an engine that finds it accepts requests for GPUs."""
+"""Program of the NVIDIA Container Toolkit. An engine that finds this program accepts requests for
+GPUs."""
 _TOOLKIT_FIX = (
     "install NVIDIA's package source (the container toolkit's installation guide), then sudo apt-get "
     "install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker && sudo "
@@ -140,7 +141,8 @@ def _has_toolkit(engine: Mapping[str, Any]) -> bool:
 
 
 def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
-    """Yield the GPUs that are not divided by MIG. A process can only use a part of a divided GPU."""
+    """Yield the GPUs that are not divided by MIG. Divided GPUs are left out, because a process can use
+    only a part of them."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
@@ -190,8 +192,8 @@ class GpuMeter:
             raise OSError(f"NVML: {error}") from error
 
     def read(self) -> dict[int, Use]:
-        """Return the use of the GPUs by process id on this host. (The driver does not know the ids that
-        processes have in containers.)"""
+        """Return process id -> use of a GPU. The ids are ids on this host, because the driver does not
+        know the ids that processes have in containers."""
         found: dict[int, Use] = {}
         for index, handle in enumerate(self._handles):
             busy = self._busy(index, handle)

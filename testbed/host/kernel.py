@@ -64,9 +64,9 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
 
 
 def supports(feature: Feature) -> tuple[bool | None, str]:
-    """Return whether the kernel has `feature`, or None if that cannot be tested; also return the error
-    or another remark. If this user may not run the test, the result comes from the list of the kernel's
-    modules, and the remark says so."""
+    """Return whether the kernel has `feature` (None if that cannot be tested), and the error or another
+    remark. If this user may not run the test, the result comes from the list of the kernel's modules,
+    and the remark says so."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # often not on a user's PATH
     for program in ("unshare", "tc", "ip"):
         if shutil.which(program, path=path) is None:

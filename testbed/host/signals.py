@@ -1,4 +1,4 @@
-"""Signal handling: SIGTERM and SIGHUP end a run like Ctrl-C; cleanup is not interrupted."""
+"""Signal handling. SIGTERM and SIGHUP end a run like Ctrl-C, and cleanup is not interrupted."""
 
 from __future__ import annotations
 

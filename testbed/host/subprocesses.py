@@ -62,7 +62,8 @@ def run(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End all processes of the session that `process` leads: by SIGTERM, then by SIGKILL. Idempotent."""
+    """End all processes of the session that `process` leads: by SIGTERM, then by SIGKILL. Further calls
+    do nothing."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)

@@ -69,7 +69,7 @@ def ensure(
     `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
     GPU, too. `force`: whether to build all images again, with the newest packages.
 
-    Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails;
+    Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails. Raises
     BadInputError, with pip's last lines, if the run's own requirements cannot be installed.
     """
     every = current_tags(FOLDER, AGENTS)

@@ -87,7 +87,7 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
     finally:
         with uninterrupted():
-            shutil.rmtree(folder, ignore_errors=True)  # the error to report is what ended the build
+            shutil.rmtree(folder, ignore_errors=True)  # report the error that ended the build
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,8 @@ class Builder:
         return context
 
     def _base(self, architecture: str, stop: threading.Event) -> None:
-        """Pull and extend Debian's image; bootstrap it if no registry answers."""
+        """Make the base image from Debian's image. If no registry answers, bootstrap it from Debian's
+        packages."""
         packages = FOLDER / "base" / "packages.txt"
         if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
@@ -232,7 +233,8 @@ class Builder:
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Make root the owner and all users readers, independent of the user's umask at checkout."""
+    """Make root the owner of `entry`, and let all users read it. The result does not depend on the
+    user's umask at checkout."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
@@ -282,11 +284,11 @@ def engine_build(
 def _discard(client: docker.DockerClient, token: str) -> None:
     """Remove the containers and layers of an unfinished build, until none are left.
 
-    When the connection of a build is closed, the engine ends the build about a second later. It keeps
-    the layers that the build has made.
+    When the connection of a build is closed, the engine ends the build about a second later. The engine
+    keeps the layers that the build has made.
     """
     deadline = time.monotonic() + _DISCARD_TIMEOUT_SECONDS
-    with contextlib.suppress(*docker_engine.ERRORS):  # the error to report is what ended the build
+    with contextlib.suppress(*docker_engine.ERRORS):  # report the error that ended the build
         while time.monotonic() < deadline:
             containers = client.containers.list(
                 all=True, filters={"label": f"{_BUILD_LABEL}={token}"}, ignore_removed=True

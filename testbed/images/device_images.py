@@ -44,7 +44,7 @@ def group_images(
     """Return group -> tag of its image, for the groups that have their own image. Build missing images.
 
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
-    problems and their places; HostError if the engine fails.
+    problems and their places. Raises HostError if the engine fails.
     """
     problems, tags = [], {}
     for index, group in enumerate(topology.devices):
@@ -100,7 +100,8 @@ class BuildContext:
     def read(cls, dockerfile: Path) -> BuildContext:
         """Read the folder, without the files that its .dockerignore names.
 
-        Raises BadInputError if it is too large, or contains something other than files and links.
+        Raises BadInputError if the folder is too large, or contains something other than files and
+        links.
         """
         folder = dockerfile.parent
         if not dockerfile.is_file():
@@ -132,7 +133,7 @@ class BuildContext:
         return cls(dockerfile, tuple(names), found.hexdigest())
 
     def tag(self, base: str) -> str:
-        """Return the tag of the image built on `base`."""
+        """Return the tag of the image that is built on `base`."""
         made = hashlib.sha256(f"{base}\n{self.dockerfile.name}\n{self.digest}".encode())
         return f"testbed-{KIND}:{made.hexdigest()[:12]}"
 
@@ -166,8 +167,8 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
 
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
-    """Check the image in a container of it, once per image and version of the testbed. Raises
-    BadInputError."""
+    """Check the image `tag` in a container that is started from it. The check runs once per image and
+    version of the testbed. Raises BadInputError."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"

@@ -1,7 +1,7 @@
-"""Check of a user's own image, run inside a container of it.
+"""Check of a user's own image. It runs inside a container of that image.
 
 The text of this file is run by the image's own Python (`python3 -c`), so it imports nothing of the
-testbed. It writes what is missing as JSON to standard output.
+testbed. The check writes what is missing as JSON to standard output.
 """
 
 import hashlib

@@ -1,4 +1,5 @@
-"""Register of the images that this user's checkouts, code and Dockerfiles use. It is in the cache.
+"""Register of the images that this user's checkouts, code and Dockerfiles use. The register is in the
+cache.
 
 `testbed images prune` keeps these images.
 """
@@ -13,7 +14,8 @@ from testbed.host import cache
 from testbed.images.tags import FOLDER, Tags
 
 _REGISTER = "images-in-use"
-"""Folder in the cache with one file per checkout: the images that it uses."""
+"""Name of the folder in the cache with one file per checkout. A file lists the images that the checkout
+uses."""
 
 
 def register_images(tags: Tags, own: str = "") -> None:

@@ -1,4 +1,4 @@
-"""List of the testbed's images on the engine, with their users, and removal of unused ones.
+"""List of the testbed's images on the engine, with their users, and removal of unused images.
 
 Building never removes an image, because another checkout, version or user may need it.
 """
@@ -35,10 +35,10 @@ class StoredImage:
     """Size in bytes of the layers that no other image shares."""
     user: str
     """`containers`, or the path of the checkout, code or Dockerfile that the image was built for; empty
-    if unused."""
+    if the image is unused."""
     is_kept: bool
-    """Whether `prune` always keeps it: a container uses it, or it belongs to this checkout and
-    version."""
+    """Whether `prune` always keeps the image, because a container uses it, or because it belongs to this
+    checkout and version."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def image_entries(
 
 
 def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[StoredImage], int]:
-    """Remove unused images of the testbed, and layers that builds left over more than an hour ago.
+    """Remove unused images of the testbed, and unused layers that are more than an hour old.
 
     `everything`: whether to remove images of other checkouts, code and Dockerfiles, too. Images that a
     container uses are kept. Returns the removed images and the number of bytes freed. Raises

@@ -1,11 +1,11 @@
 """Tags of the container images, computed from their inputs. Computing a tag only reads files.
 
 base -> libraries -> agent, and base -> broker. A run with its own code adds agent -> requirements ->
-code, or agent -> code if it has no requirements. For devices with a GPU there is a second chain with
-CUDA: base -> libraries-cuda -> agent-cuda -> ...
+code. If the code has no requirements, the run adds agent -> code. For devices with a GPU there is a
+second chain with CUDA: base -> libraries-cuda -> agent-cuda -> ...
 
-A tag is a hash of everything in the image, its parent's tag included. So an image that exists is up to
-date, and a change rebuilds only the images that depend on it.
+A tag is a hash of everything in the image, including the tag of the image's parent. So an image that
+exists is up to date, and a change rebuilds only the images that depend on it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Images:
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> its own image (`testbed.images.device_images`). Groups without one are left
-    out."""
+    """Device group -> its own image (`testbed.images.device_images`). Groups without an image of their
+    own are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +137,6 @@ def _inputs(folder: Path) -> dict[str, Path]:
 
 
 def module_files(package: Path) -> dict[str, Path]:
-    """Return the modules of `package`, without byte code or other files: path in the image -> path
-    here."""
+    """Return path in the image -> path on this host, for the modules of `package`. Byte code and other
+    files are left out."""
     return {str(path.relative_to(package.parent)): path for path in package.rglob("*.py")}

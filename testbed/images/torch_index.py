@@ -1,9 +1,9 @@
 """Choice of the PyTorch build that pip installs: a CPU build if there is no NVIDIA driver.
 
 The Python Package Index's build for Linux (x86-64 and aarch64) needs gigabytes of CUDA libraries.
-PyTorch's own index of CPU builds has `2.13.0+cpu` for both. It satisfies `torch==2.13.0`, and pip
-prefers it to `2.13.0`, whichever index it comes from: a version with a local part counts as newer (PEP
-440).
+PyTorch's own index of CPU builds has `2.13.0+cpu` for both architectures. This version satisfies
+`torch==2.13.0`. pip prefers it to `2.13.0` from any index, because a version with a local part counts as
+newer (PEP 440).
 
 The Makefile runs this file before anything is installed, so it uses the standard library only. It prints
 pip's options to stdout, and to stderr which build pip will install and why.
@@ -26,7 +26,7 @@ DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.s
 _ANSWER_SECONDS = 3.0
 """Time limit for the index's answer, including the look-up of its name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
-"""pip's settings for where packages come from."""
+"""Names of pip's settings for the sources of packages."""
 
 
 class TorchSource(NamedTuple):

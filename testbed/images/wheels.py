@@ -1,6 +1,6 @@
 """The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
 
-The wheels are for Python 3.11 on glibc and the engine's architecture, whatever this host runs. They are
+The wheels are for Python 3.11, glibc, and the engine's architecture, whatever this host runs. They are
 unpacked on the host while the base image is built, so neither pip nor a wheel enters a layer.
 """
 
@@ -105,7 +105,8 @@ def fetch_more_wheels(
 
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
-    """Return the names of all packages that pip would download, without downloading gigabytes."""
+    """Return the names of all packages that pip would download. Nothing is downloaded, because the
+    packages may have gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
@@ -150,7 +151,7 @@ def _copy(source: zipfile.ZipFile, entry: zipfile.ZipInfo, to: tarfile.TarFile, 
 
 
 def significant_lines(text: str) -> list[str]:
-    """Return the lines of `text` without comments and blank lines."""
+    """Return the lines of `text` that are neither comments nor blank."""
     return [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
 
 
@@ -167,8 +168,8 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 
 def platform_options(machine: str) -> list[str]:
-    """Return pip's options for wheels that run in the image. pip does not add older glibc tags
-    itself."""
+    """Return pip's options for wheels that run in the image. The options name the tags of older glibc
+    versions, too, because pip does not add them."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]

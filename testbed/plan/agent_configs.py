@@ -46,7 +46,7 @@ RUN_DIRECTORY = "/testbed/run"
 SHARD = "/testbed/shard.safetensors"
 TEST_SET = "/testbed/test.safetensors"
 CONTROL_FOLDER = "/testbed/control"
-"""Folder of the broker's Unix socket, for the devices' inits."""
+"""Folder with the broker's Unix socket, through which the devices' inits connect."""
 ISOLATED = "isolated"
 """Name of the file in `CONTROL_FOLDER` that exists if the devices are isolated from each other."""
 CLOCK = "clock.json"
@@ -57,7 +57,7 @@ CODE = "/opt/code"
 DEVICE_SET = "/testbed/devices.safetensors"
 START = "/testbed/start.safetensors"
 MPS_FOLDER = "/testbed/mps"
-"""Folder of MPS's pipes, if devices share a GPU."""
+"""Folder with the pipes of MPS, for devices that share a GPU."""
 DISK = "/testbed/disk"
 """Folder whose content is kept when a client restarts."""
 ROUTED_BROKER = "mqtt"
@@ -108,15 +108,15 @@ class Places:
     """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
     clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers. If not, processes use the host's paths."""
+    """Whether files are mounted in containers. If they are not, processes use the host's paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
-        """Host and port of the broker for `client`."""
+        """Return host and port of the broker for `client`."""
         host, port = self.clients
         return host, self.ports.get(client, port)
 
     def path(self, on_host: Path, in_container: str) -> str:
-        """Path of a file or folder as the processes see it."""
+        """Return the path of a file or folder as the processes see it."""
         return in_container if self.are_files_mounted else str(on_host)
 
 
@@ -148,8 +148,8 @@ def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
 
 
 def init_name(device: str) -> str:
-    """Name of the configuration of a device's init. The client's configuration has the device's
-    name."""
+    """Return the name of the configuration of a device's init. The configuration of the device's client
+    has the device's name."""
     return f"{device}.init"
 
 
@@ -194,13 +194,14 @@ def update_steps(topology: Topology, plan: Plan) -> list[Named]:
 
 def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     """Return the initial state and the frozen parameters with which the processes of a run build the
-    model. Paths are those on the host."""
+    model. Paths are paths on the host."""
     weights = str(directory.start) if directory.start.is_file() else None
     return InitialModel(weights, topology.task.frozen)
 
 
 def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """Importance p_i of every client: 1/N (uniform) or n_i/Σn (by samples). The sum is 1."""
+    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples). The sum of all p_i is
+    1."""
     if topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())
@@ -210,7 +211,7 @@ def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, floa
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configurations of the aggregator, and of every client and device init.
 
-    The files contain passwords; they are in `work/`, which other users cannot read.
+    The files contain passwords. They are in the folder `work/`, which other users cannot read.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
@@ -373,7 +374,8 @@ def _client(
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
-    """Folder from which a process imports the user's own code; None if there is none."""
+    """Return the folder from which a process imports the user's own code; None if there is no such
+    code."""
     return None if spec.topology.user_code is None else places.path(spec.directory.code, CODE)
 
 

@@ -1,5 +1,5 @@
-"""Planning of a topology on a host: it assigns a purpose to each core, and a part of the cores to each
-device."""
+"""Planning of a topology on a host. Each core gets a purpose, and each device gets a part of the
+cores."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> floa
 def _groups(
     topology: Topology, runtime: Traits, host: HostResources, catalog: Catalog, reserved: int
 ) -> tuple[PlannedDevice, ...]:
-    """Return a device of each group, before placement and dilation."""
+    """Return one device per group, before placement and dilation."""
     free = None if runtime.simulated else host.memory - reserved
     limits = _memory_limits(topology, catalog, free)
     here = host.nodes[0].id if runtime.many_hosts else HERE

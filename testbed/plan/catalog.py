@@ -1,7 +1,7 @@
 """The catalog: everything that a plan uses in addition to topology and host.
 
-`read` reads files; `with_cpu` adds the CPU shares that follow from device profiles and the speeds of the
-machines.
+`read` reads the catalog from files. `with_cpu` adds the CPU shares that follow from device profiles and
+the speeds of the machines.
 """
 
 from __future__ import annotations

@@ -26,23 +26,23 @@ from testbed.speed import calibration
 from testbed.topology import Virtual
 
 MSS = 1448
-"""Payload of a full packet in bytes: Ethernet, IPv4, TCP with time stamps."""
+"""Payload of a full packet in bytes, for Ethernet, IPv4, and TCP with time stamps."""
 RTO_MIN = 0.2
 """Minimum that Linux adds to the round trip for a retransmission time-out, in seconds."""
 HOPS = 0.001
 """Seconds that the broker, the sender and the receiver need for a small message. Measured
 (docs/evidence/virtual-time.md)."""
 _HEADERS = 66
-"""Bytes of a packet in addition to its payload: Ethernet, IPv4, TCP with time stamps."""
+"""Bytes of a packet's headers: Ethernet, IPv4, and TCP with time stamps."""
 _MQTT = 64
-"""Bytes of a message in addition to its payload: MQTT's header with the topic."""
+"""Bytes of a message's header in MQTT, with the topic."""
 _PUBACK = 4
 """Bytes of MQTT's acknowledgement of a message."""
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes by which the header of a real update is longer than the header in `message_sizes`, where each
-number is 0 and so has only one digit."""
+"""Bytes by which the header of a real update is longer than the header in `message_sizes`. There, each
+number is 0, so it has only one digit."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
@@ -50,8 +50,8 @@ _UPDATE_TIME = 0.003
 """CPU seconds that an update costs on a whole core, in addition to its steps: for decoding the model,
 for encoding and sending the update, and for waking up. Measured (docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
-"""Seconds from the order to start a client until it is ready, mainly to import torch. The client's CPU
-is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
+"""Seconds from the order to start a client until the client is ready. Most of them are for importing
+torch. The client's CPU is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class StepCost:
     update: float = 0.0
     """CPU seconds of an update, on a core of this host, in addition to its steps."""
     start: float = 0.0
-    """Seconds until a client that starts during the run is ready; independent of its CPU share."""
+    """Seconds until a client that starts during the run is ready. They do not depend on its CPU
+    share."""
     exchange: ExchangeCost = NO_EXCHANGE
     """Costs of the other messages that clients exchange, as in secure aggregation."""
 
@@ -158,7 +159,7 @@ def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
 
 
 def step_time(virtual: Virtual) -> StepTime | None:
-    """Return the time of a step in `virtual`; None if it is not given."""
+    """Return the time of a step from the settings `virtual`; None if they do not have it."""
     if virtual.step_time is None:
         return None
     return StepTime(virtual.step_time, virtual.sliced_step_time)
@@ -167,7 +168,7 @@ def step_time(virtual: Virtual) -> StepTime | None:
 def with_step_time(virtual: Virtual, step: StepTime) -> Virtual:
     """Return `virtual` with the measured time of a step, and with all other costs filled in.
 
-    With these settings a run can be repeated on any host.
+    A run with the returned settings can be repeated on any host.
     """
     beside = step_cost(virtual, None)
     found = {
@@ -194,7 +195,7 @@ def cache_step_time(
 
 
 def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
-    """Return the time of a step when it was last measured on this host; None if it never was."""
+    """Return the time of a step as it was last measured on this host; None if it was never measured."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:
@@ -223,9 +224,9 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-    The formula includes that lost packets are sent again. It assumes independent losses, and transfers
-    that are long enough to leave slow start. BBR is faster, because it does not treat a loss as
-    congestion.
+    Lost packets, which are sent again, are not counted. The formula assumes independent losses, and
+    transfers that are long enough to leave slow start. BBR is faster, because it does not treat a loss
+    as congestion.
     """
     if not loss:
         return rate

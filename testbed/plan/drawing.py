@@ -1,4 +1,4 @@
-"""Picture of a plan, as text or SVG: servers, links and device groups.
+"""Picture of the servers, links and device groups of a plan, as text or SVG.
 
 aggregator ─ broker ─ router
 ├─ fast × 2  0.25 cpu, 512 MiB ── no limits
@@ -44,7 +44,7 @@ class Picture:
     servers: tuple[str, ...]
     """Servers, from the aggregator to the devices."""
     groups: tuple[DrawnGroup, ...]
-    """Device groups; groups of one cell are adjacent."""
+    """Device groups. Groups that share an access link are adjacent."""
     cells: Mapping[str, str]
     """Name of a shared access link -> its rates."""
 
@@ -123,8 +123,8 @@ _STYLE = (
 
 
 def as_svg(drawn: Picture) -> str:
-    """Draw the picture as an SVG image on a white background; its height depends on the number of
-    groups."""
+    """Draw the picture as an SVG image on a white background. The height of the image depends on the
+    number of groups."""
     groups = drawn.groups
     height = 2 * _MARGIN + _ROW * max(1, len(groups))
     middle = height / 2
@@ -176,7 +176,7 @@ def _line(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def _box(x: float, y: float, width: float, *lines: str, kind: str = "box") -> list[str]:
-    """Draw a box around `lines`; the middle of its left side is at `x`, `y`."""
+    """Draw a box around `lines`. The middle of the box's left side is at `x`, `y`."""
     shape = (
         f'<rect class="{kind}" x="{x:.0f}" y="{y - _BOX / 2:.0f}" width="{width:.0f}" height="{_BOX}"/>'
     )

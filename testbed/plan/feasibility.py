@@ -64,7 +64,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
 
 
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
-    """Yield trainings that require a GPU but have none in `runtime`.
+    """Yield a problem for each training that requires a GPU but has none in `runtime`.
 
     `lack_of_cuda`: why this host's PyTorch has no GPU; None if it has one.
     """
@@ -130,7 +130,7 @@ def too_little(cpu: float, dilation: float) -> str | None:
     if (got := cpu / dilation) >= _MIN_SHARE - _ROUNDING:
         return None
     least = f"a container has at least {_MIN_SHARE:g} of a core"
-    return least if dilation == 1 else f"dilation {dilation:g} makes {got:.2g} of it, but {least}"
+    return least if dilation == 1 else f"dilation {dilation:g} makes it {got:.2g}, but {least}"
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
@@ -159,8 +159,7 @@ def too_much(shares: Iterable[float], capacity: float) -> str | None:
     """Return why CPU `shares` do not fit on `capacity` cores; None if they fit."""
     if (total := math.fsum(shares)) <= capacity + _ROUNDING:
         return None
-    there = f"there {'is' if capacity == 1 else 'are'} {capacity:g} for them"
-    return f"the devices would ask for {total:g} cores, but {there}"
+    return f"the devices would request {total:g} cores, but can have only {capacity:g}"
 
 
 def no_cores_to_evaluate(topology: Topology, cores: int) -> Problem | None:

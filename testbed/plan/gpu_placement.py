@@ -31,7 +31,7 @@ class PlannedGpu:
 
     @property
     def summary(self) -> str:
-        """Text such as `0.25, 2GiB`."""
+        """Share and memory limit as text, such as `0.25, 2GiB`."""
         limit = "" if self.memory is None else f", {format_size(self.memory)}"
         return f"{self.share:.3g}{limit}"
 
@@ -103,8 +103,8 @@ def place_on_gpus(
     """Assign a GPU to each device that requests one. Return device -> its GPU, and the problem if the
     devices do not fit (None if they fit).
 
-    The largest shares are assigned first, each to the first GPU with room for it. With `oversubscribe`,
-    a device that fits on no GPU gets the GPU with the largest unassigned share.
+    Devices with the largest shares are placed first, each on the first GPU that has room for it. With
+    `oversubscribe`, a device that fits on no GPU gets the GPU with the largest unassigned share.
     """
     wanted = [
         (group.gpu, name) for group in topology.devices if group.gpu for name in group.device_names

@@ -1,5 +1,5 @@
-"""Measurements on a host for a run, kept beside the run's topology so that the run can be repeated with
-the same figures."""
+"""Measurements on a host for a run. They are stored next to the run's topology, so that the run can be
+repeated with the same figures."""
 
 from __future__ import annotations
 

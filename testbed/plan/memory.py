@@ -1,4 +1,4 @@
-"""Maximum memory of the processes of a run, in bytes, from the size of the model.
+"""Maximum memory of the processes of a run, in bytes, computed from the size of the model.
 
 Figures are resident memory, measured with BERT-base (docs/concepts/models.md). A client's data and the
 intermediate results of a step are not included. The updates that a rule keeps in the aggregator

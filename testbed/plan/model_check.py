@@ -1,4 +1,5 @@
-"""Check of a task's model before anything is launched: whether it can be exchanged, and its size.
+"""Check of a task's model before anything is launched: whether the model can be exchanged, and how large
+it is.
 
 Building a model needs PyTorch, and importing PyTorch takes a second. So a good result is cached. It is
 used again only for the same source files, parameters and version of PyTorch.
@@ -81,8 +82,8 @@ def has_frozen_parameters(topology: Topology) -> bool:
 
 
 def _counts(topology: Topology) -> tuple[int, int, int]:
-    """Return three numbers: how many parameters are trained and sent, buffers included; how many other
-    parameters there are; and how many numbers are in buffers."""
+    """Return three numbers: the number of parameters that are trained and sent (buffers included), the
+    number of other parameters, and the number of values in buffers."""
     task: Task = topology.task.build()
     dataset = task.dataset
     if topology.task.data is None and isinstance(dataset, str) and dataset not in DATASETS:
@@ -123,7 +124,8 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
 def try_step(topology: Topology, prepared: Prepared) -> None:
     """Try a training step of a user's task on some samples, and an evaluation on others.
 
-    The samples contain every label if there are not too many. Raises BadInputError if a trial fails.
+    The samples contain every label if there are not too many labels. Raises BadInputError if a trial
+    fails.
     """
     task = topology.task.build()
     if not isinstance(task, StandIn):
@@ -140,8 +142,8 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 
 def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
-    """Try a step on one sample if some device's last mini-batch has only one sample, which BatchNorm
-    refuses.
+    """Try a step on one sample if some device's last mini-batch has only one sample. BatchNorm refuses
+    such a mini-batch.
 
     Raises BadInputError.
     """
@@ -168,7 +170,8 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
 
 
 def _sample_shard(whole: Shard) -> Shard:
-    """Return the first samples of `whole`, and one of every label if there are not too many."""
+    """Return the first samples of `whole`, and one sample of every label if there are not too many
+    labels."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))

@@ -1,8 +1,9 @@
 """The model that a run begins with, and the models that a run saved, as plain state dicts.
 
-If a topology gives `task.initial`, or some parameters are not trained, the run directory gets
-`start.safetensors`: the module's whole state by name. Every process of the run builds its module from
-that file, so all have the same module, and the directory can be read without any other file.
+If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
+`start.safetensors`. This file has the module's whole state by name. Every process of the run builds its
+module from that file, so all processes have the same module. The directory can be read without any other
+file.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ State = Mapping[str, torch.Tensor]
 
 _MAX_BYTES = 2**33
 _OF_RUN = {"w"}, {"w", "floats", "integers"}
-"""Names of the tensors in a model that a run saved: without and with buffers."""
+"""Names of the tensors in a saved model, without buffers and with buffers."""
 _NAMED = 3
 """Maximum number of differences listed in an error."""
 
@@ -83,7 +84,7 @@ def _save_initial(topology: Topology, path: Path, to: str) -> None:
     """
     try:
         save_file({name: t.contiguous() for name, t in _initial(path).items()}, to)
-    except BadInputError as error:  # about the run that wrote the file
+    except BadInputError as error:  # the error is about the run that wrote the file
         raise _problem(topology, str(error)) from error
     except Exception as error:
         raise _problem(
@@ -109,7 +110,7 @@ def _initial(path: Path) -> State:
 
 
 def _pickled(path: Path) -> State:
-    """Read a state dict written by `torch.save`; only tensors are unpickled."""
+    """Read a state dict written by `torch.save`. Only tensors are unpickled."""
     with files.open_regular(path) as file:
         found = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(
@@ -138,11 +139,11 @@ def saved_state(directory: RunDirectory, file: Path) -> dict[str, torch.Tensor]:
     Raises BadInputError if the run or the file cannot be read, or if the task has changed since the run.
     """
     state = saved_module(directory, file).state_dict()
-    return {name: tensor.clone() for name, tensor in state.items()}  # no shared storage
+    return {name: tensor.clone() for name, tensor in state.items()}  # without shared storage
 
 
 def run_task(topology: Topology, directory: RunDirectory) -> Task:
-    """Build the task of a run; a user's own task is imported from the run's copy of the code."""
+    """Build the task of a run. A user's own task is imported from the run's copy of the code."""
     agents.user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     return agents.user_code.build(topology.task.named, TASKS, Task)
 

@@ -19,9 +19,9 @@ from testbed.topology.units import format_duration, format_size
 
 _MIB = 2**20
 _AMPLE = 384 * _MIB
-"""Bytes of memory that suffice for a client. Measured resident memory after 60 steps of 32 samples: 240
-MiB with digits-logreg, 350 MiB with cifar10-cnn and 8,000 images; and 40 MiB for the device's init. Part
-of this is code, which the kernel can drop."""
+"""Bytes of memory that suffice for a client. After 60 steps of 32 samples, the measured resident memory
+was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. The device's init had
+40 MiB more. Part of this memory is code, which the kernel can drop."""
 
 
 def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResources) -> Iterator[str]:

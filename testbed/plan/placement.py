@@ -2,7 +2,8 @@
 
 Each node keeps its first core for the processes that serve its devices, as a single host does. On the
 first node, broker and aggregator are among these processes. The devices with the largest requests are
-placed first, each on the allowed node with the most cores left, so that all nodes are equally busy.
+placed first. Each is placed on the allowed node with the most cores left, so that all nodes are equally
+busy.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from dataclasses import dataclass
 from testbed.host.nodes import Node
 
 SHARED_CAPACITY = 0.5
-"""Cores that devices get on a machine with only one core. They share it with the processes that serve
-them."""
+"""Cores that all devices together get on a machine with only one core. The devices share the core with
+the processes that serve them."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in a sum of shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedNode:
-    """How a node's cores and memory are divided."""
+    """Division of a node's cores and memory."""
 
     id: str
     """Id of the node in the Swarm."""
@@ -183,7 +184,8 @@ def _why(
 
 
 def _share_text(request: NodeRequest, node: PlannedNode) -> str:
-    """Describe the CPU share that the device needs on `node`; empty if it is the same on all nodes."""
+    """Describe the CPU share that the device needs on `node`; empty if the share is the same on all
+    nodes."""
     return "" if request.shares is None else f"({request.share_on(node.id):.3g} needed) "
 
 

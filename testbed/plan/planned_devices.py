@@ -56,13 +56,13 @@ class PlannedDevice:
     memory: int
     """Memory limit in bytes."""
     local: LocalTraining
-    """Local training."""
+    """Settings of the device's local training."""
     cores: str = ""
     """cpuset, such as `1-3`; empty in virtual time."""
     core_speed: float = 1.0
     """Speed of a core of the device's machine, relative to a core of this host."""
     link: AccessLink | None = None
-    """The device's own link at the start of the run; None if it is not shaped."""
+    """The device's own link at the start of the run; None if the device has no link of its own."""
     trace: tuple[LinkSeries, ...] = ()
     """Changes of the device's own link during the run."""
     access: SharedLink | None = None
@@ -78,7 +78,8 @@ class PlannedDevice:
     speed: float = 1.0
     """Speed factor that was drawn for this device."""
     steps: tuple[Named, ...] = ()
-    """The device's own pipeline steps (`agents.pipeline`), in addition to those of all devices."""
+    """The device's own pipeline steps (`agents.pipeline`), in addition to the steps that all devices
+    have."""
     power: Mapping[str, float] | None = None
     """State of the device -> power draw in watts; None if unknown."""
     thermal: Thermal | None = None
@@ -86,7 +87,7 @@ class PlannedDevice:
     gpu: PlannedGpu | None = None
     """GPU that the device trains on; None if it trains on the CPU."""
     dilation: float = 1.0
-    """Host seconds per second of device time. All rates of the device are divided by this."""
+    """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
     def step_kind(self, step: str) -> str | None:
         """Return the kind of the device's own pipeline step `step`; None if it has no such step."""
@@ -101,7 +102,7 @@ class PlannedDevice:
 
     @property
     def host_link(self) -> AccessLink | None:
-        """The device's own link in the host's time; None if it is not shaped."""
+        """The device's own link in the host's time; None if the device has no link of its own."""
         return (
             None if self.link is None else AccessLink(**to_host_time(asdict(self.link), self.dilation))
         )
@@ -118,12 +119,13 @@ class PlannedDevice:
     @property
     def end_to_end(self) -> AccessLink | None:
         """The whole path between device and server at the start of the run, as if no other device used
-        it. None if it is not shaped."""
+        the path. None if the path is not shaped."""
         return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
 
     @property
     def host_end_to_end(self) -> AccessLink | None:
-        """The whole path between device and server in the host's time; None if it is not shaped."""
+        """The whole path between device and server in the host's time; None if the path is not
+        shaped."""
         return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
 
     @property
@@ -155,7 +157,8 @@ class PlannedDevice:
 
     @property
     def weight(self) -> int:
-        """CPU weight among devices that compete for the same core. It is proportional to the CPU share.
+        """CPU weight among devices that compete for the same core. The weight is proportional to the CPU
+        share.
 
         With these weights, a device gets its quota in each period even if another device's slice is as
         long as the period.
@@ -191,7 +194,7 @@ class Plan:
     device_cpus: str = ""
     """cpuset of the devices."""
     evaluation_cpus: str = ""
-    """cpuset of the aggregator's evaluations; empty if they use the aggregator's."""
+    """cpuset of the aggregator's evaluations; empty if evaluations use the aggregator's CPUs."""
     device_capacity: float = 0.0
     """Cores that all devices together can have."""
     dilation: float = 1.0
@@ -264,7 +267,7 @@ class Plan:
         return self.measures_steps if self.virtual.packets is None else self.virtual.packets
 
     def with_measurements(self, virtual: Virtual) -> Plan:
-        """Return the plan with measured costs."""
+        """Return the plan with the measured costs `virtual`."""
         return replace(
             self, virtual=virtual, measured=Measurements(cpu=self.measured.cpu, virtual=virtual)
         )

@@ -1,7 +1,7 @@
 """Estimate of each device's round, and whether a round fits into the run.
 
-Figures are in device time. They assume the links, shares and speeds at the start of the run, and that
-no device shares its access link. They are means, without TCP's slow start and acknowledgements.
+Figures are means in device time. They are computed from the links, shares and speeds at the start of the
+run, as if no device shared its access link. TCP's slow start and acknowledgements are not included.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def estimate_rounds(
 ) -> dict[str, Round]:
     """Estimate a round of each device.
 
-    `parameters`: number of the model's parameters. `samples`: device -> number of its training
-    samples; None if not known yet.
+    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
+    None if the numbers are not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     side: ClientSide = topology.rule.build().client_side

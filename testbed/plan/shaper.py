@@ -1,8 +1,9 @@
 """Shapers, which emulate a run's links.
 
 `netem`: the device's own network namespace has a tbf for each direction, with netem as its child qdisc.
-`tbf+delay`: the same tbf, and a delay line in the router between devices and broker. In both, tbf limits
-the rates. `relay`: local processes share their host's network, so they use a relay (testbed.relay).
+`tbf+delay`: the device has the same tbf, and the router between devices and broker has a delay line. In
+both cases, tbf limits the rates. `relay`: local processes share their host's network, so they use a
+relay (testbed.relay).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Shaper:
 def choose_shaper(
     topology: Topology, runtime: Traits, lack: str | None
 ) -> tuple[Shaper | None, list[Problem]]:
-    """Return the shaper for the links of `topology`, or None if it has no links; also return problems.
+    """Return the shaper for the links of `topology` (None if there are no links), and the problems.
 
     `lack`: why the kernel's netem cannot be used; None if it can.
     """

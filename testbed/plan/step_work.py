@@ -109,7 +109,7 @@ def count_work(run: Callable[[], object]) -> Work:
     def add_convolution(
         x: Any, weight: Any, out: Any, transposed: Any, groups: int, products: int
     ) -> None:
-        # Not by torch's own formula: for a backward pass it ignores groups.
+        # torch's own formula is not used, because it ignores groups in a backward pass.
         outputs = x.numel() if transposed else out.numel()
         flop = 2 * outputs * weight[0].numel() * products
         giga["depthwise" if groups > 1 else "convolution"] += flop / 1e9

@@ -20,18 +20,18 @@ from agents.wire.messages import QueueUse
 T = TypeVar("T")
 
 SEGMENT = 1448
-"""Bytes of payload in a full packet."""
+"""Length of the payload of a full packet in bytes."""
 _HEADERS = 66
-"""Bytes that Ethernet, IP and TCP add to each packet."""
+"""Number of bytes that Ethernet, IP and TCP add to each packet."""
 _PACKET = SEGMENT + _HEADERS
 _QUEUE_SECONDS = 0.2
 """Size of the queue, as seconds of traffic at the link's rate. The kernel's queue has the same size
 (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Maximum bytes to hand over at a time. The limit also applies to the fastest link."""
+"""Maximum number of bytes to hand over at a time. The limit also applies to the fastest link."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum bytes in the pipe, including those in flight, if no rate limits them."""
+"""Maximum number of bytes in the pipe, including those in flight, if no rate limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class LinkPipe(Generic[T]):
         """Total bytes on the wire that have passed the bucket."""
         self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
-        """Bytes on the wire in the queue."""
+        """Size of the items in the queue on the wire, in bytes."""
         self._held = 0
-        """Bytes of payload in the pipe, including those in flight."""
+        """Size of the payload in the pipe in bytes, including payload in flight."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
         """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
@@ -99,8 +99,8 @@ class LinkPipe(Generic[T]):
 
     @property
     def piece(self) -> int:
-        """Maximum bytes of payload to hand over at a time. The bucket lets this number of bytes pass at
-        once."""
+        """Maximum size of the payload to hand over at a time, in bytes. The bucket lets this size pass
+        at once."""
         if self._shape.rate is None:
             return _MAX_PIECE_BYTES
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)

@@ -34,7 +34,7 @@ _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
 take too long for a start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
-"""Bytes on the wire per byte of payload. The factor converts measured rates of payload."""
+"""Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
 """Seconds, in addition to the link's delay, within which the next byte must arrive."""
 
@@ -80,7 +80,7 @@ def round_trips(host: str, port: int, count: int, interval: float, timeout: floa
 
 
 def size(rate: int) -> int:
-    """Return the number of bytes with which to measure a link of `rate` bit/s."""
+    """Return the number of bytes to send to measure a link of `rate` bit/s."""
     return min(max(_MIN_BYTES, int(rate / 8 * _TRANSFER_SECONDS)), _MAX_BYTES)
 
 

@@ -21,7 +21,8 @@ QueueUse follow for each queue, with the time in µs."""
 
 
 class Traffic:
-    """Bytes on the wire of each device since the relay's start, and the use of the device's queues."""
+    """Number of bytes on the wire of each device since the relay's start, and the use of the device's
+    queues."""
 
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """Map the file `path`; create it if it is missing.

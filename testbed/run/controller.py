@@ -118,12 +118,12 @@ class Controller:
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
         """Planned limits of each device's container; None if no control group limits the container."""
         self._limited: dict[str, float] = {}
-        """Time at which the limits of each device were applied, on the monotonic clock."""
+        """Time in seconds, on the monotonic clock, at which the limits of each device were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
         """Limits of each device's container, as last read from the kernel."""
         self._asked: dict[str, float] = {}
-        """Time at which the init of each device was last asked to read the limits, on the monotonic
-        clock."""
+        """Time in seconds, on the monotonic clock, at which the init of each device was last asked to
+        read the limits."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
         self._connection: Connection | None = None
@@ -150,8 +150,8 @@ class Controller:
         self._states: dict[str, DeviceState] = {}
         """State of each device after the actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
-        """Time at which each process was found to be stopped by somebody else, on the monotonic clock.
-        Processes that are not stopped are left out."""
+        """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
+        somebody else. Processes that are not stopped are left out."""
         self._disturbances = Ongoing()
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:

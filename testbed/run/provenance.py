@@ -109,8 +109,8 @@ def host() -> dict[str, Any]:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit from which the program runs, with `+` if files differ from it; None if the
-    commit is unknown."""
+    """Return the commit of the running program, with `+` if files differ from it; None if the commit is
+    unknown."""
     if bundle.COMMIT.is_file():  # a wheel
         return bundle.COMMIT.read_text(encoding="ascii").strip()
     try:

@@ -1,6 +1,6 @@
-"""Check that the files with which a run began are unchanged when the run is resumed.
+"""Check that the files that a run started from are unchanged when the run is resumed.
 
-These are the files of the plan, and the file with the model's initial state. The user's own code is
+These files are those of the plan, and the file with the model's initial state. The user's own code is
 checked by `preparing.check_code`. The manifest has digests of the files. The folder `state/` has copies,
 so that an error can say what differs.
 """
@@ -29,7 +29,7 @@ _NOTHING = object()
 
 
 def save(directory: RunDirectory) -> None:
-    """Save copies and digests of the files with which the run begins."""
+    """Save copies and digests of the files that the run starts from."""
     directory.state.mkdir(mode=0o700, exist_ok=True)
     for path in _files(directory):
         if path.is_file():
@@ -39,7 +39,7 @@ def save(directory: RunDirectory) -> None:
 
 
 def _files(directory: RunDirectory) -> tuple[Path, ...]:
-    """Return the paths of the files from which the run's plan is made."""
+    """Return the paths of the files that determine the run's plan."""
     return directory.topology, directory.profiles, directory.measured
 
 
@@ -52,7 +52,7 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because a file with which it began
+    """Raise BadInputError if the run in `directory` cannot continue, because a file that it started from
     has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)

@@ -109,7 +109,8 @@ class ScenarioPlayer:
 
     @property
     def next_due(self) -> float:
-        """Time at which the next step is due, on the monotonic clock; infinity if there is none."""
+        """Time in seconds, on the monotonic clock, at which the next step is due; infinity if there is
+        none."""
         if self._next is None or self._epoch is None:
             return float("inf")
         return self._epoch + to_seconds(self._next.at) * self._dilation

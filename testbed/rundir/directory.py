@@ -182,7 +182,7 @@ class RunDirectory:
 
     def begin_telemetry(self) -> None:
         """Write the Unix time at which the telemetry's clock was 0, before the samples of a new segment.
-        This time changes when the host restarts or sleeps."""
+        That Unix time changes when the host restarts or sleeps."""
         with self.telemetry.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

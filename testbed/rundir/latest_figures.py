@@ -54,8 +54,8 @@ def _in_tail(tail: bytes) -> LatestFigures:
 
 
 def _backwards(tail: bytes, begin: bytes) -> Iterator[events.Record]:
-    """Yield the records whose lines start with `begin`, the last one first. Skip lines that are not
-    records."""
+    """Yield the records whose lines start with `begin`, from the last one to the first. Skip lines that
+    are not records."""
     end = tail.rfind(b"\n")  # the line after it may be incomplete
     while end > 0:
         start = tail.rfind(b"\n" + begin, 0, end)

@@ -1,1 +1,1 @@
-"""Speeds of this host and of other machines in the kinds of work of which training consists."""
+"""Speeds of this host and of other machines in the kinds of work of a training."""

@@ -36,7 +36,7 @@ most products."""
 
 
 class CalibratedHost(Model):
-    """The host for which a calibration is valid."""
+    """The host that was measured. A calibration is valid for this host only."""
 
     cpu: str
     """Model of the processor."""
@@ -115,7 +115,7 @@ class _NodeCalibration(Model):
     node: str
     """Id of the node."""
     image: str
-    """Tag of the image of libraries in which the node was measured."""
+    """Tag of the image that was used to measure the node. It contains the libraries."""
     calibration: Calibration
 
 
@@ -210,7 +210,7 @@ def cpu_share(
 
 
 def work_seconds(work: Work, speeds: TrainingSpeeds) -> dict[str, float]:
-    """Return the seconds that each kind of `work` takes at these speeds."""
+    """Return the seconds that each kind of `work` takes at the given `speeds`."""
     own = {**speeds.model_dump(), "matrix": _matrix(speeds)}
     return {kind: getattr(work, kind) / own[kind] for kind in KINDS}
 

@@ -35,9 +35,10 @@ LEAST_RUNS = 3
 KIND_PART = 0.25
 """Time for each kind of work, as a share of the time for double-precision products on one core."""
 _QUIET = 0.3
-"""Load of other programs, in cores, up to which there is no remark."""
+"""Maximum load of other programs, in cores, that is accepted without a remark."""
 _STEADY = 1.1
-"""Ratio of step times at the end to step times at the beginning, up to which there is no remark."""
+"""Maximum ratio of step times at the end to step times at the beginning that is accepted without a
+remark."""
 _DISTURBED = 0.5
 """Maximum relative error of the predicted step time. A larger error means that something disturbed the
 measurements."""

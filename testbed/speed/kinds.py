@@ -1,4 +1,4 @@
-"""The kinds of work of which training consists, and the amount of each kind in a training step."""
+"""The kinds of work of a training, and the amount of each kind in a training step."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _Range = Annotated[
     WithJsonSchema(_NUMBER_OR_TWO),
     expecting(_RANGE),
 ]
-"""One number, or a range [minimum, maximum] from which a number is drawn for each device."""
+"""One number, or a range [minimum, maximum]. From a range, a number is drawn for each device."""
 _RangeFrom0 = Annotated[
     tuple[float, float],
     BeforeValidator(_as_range),

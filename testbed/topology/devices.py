@@ -230,7 +230,7 @@ class ByzantineSettings(Variant):
 
 
 class GpuSettings(Model):
-    """Part of one of the host's GPUs that each device of the group gets."""
+    """Share of a GPU of the host that each device of the group gets."""
 
     share: PositiveShare = Field(
         default=1.0,

@@ -226,8 +226,8 @@ def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tu
 def movements(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
-    """Return the movements of each device in the order of time. A movement is an entry by which the
-    device joins, leaves, or crashes without a restart."""
+    """Return the movements of each device in the order of time. In a movement, the device joins, leaves,
+    or crashes without a restart."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
@@ -294,7 +294,7 @@ def problems(
 def _too_early(
     scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry at whose time all its devices are still absent. Yield one more
+    """Yield a problem for each entry if all its devices are still absent at its time. Yield one more
     problem if the run would start without any device."""
     joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):

@@ -97,7 +97,7 @@ class RuleSettings(Variant):
 
 
 class ServerSettings(Model):
-    """The server, on which the aggregator runs. In virtual time only."""
+    """The server that runs the aggregator. These settings apply in virtual time only."""
 
     link: ServerLink | None = Field(
         default=None, description="Access link that all transfers share. Default: unlimited"
@@ -159,8 +159,7 @@ class EvaluationSettings(Model):
 
 @with_fields_of(config.StopConditions)
 class StopSettings(Parameters):
-    """When the run ends. It ends when the first of these conditions is met. Needs at least one
-    condition."""
+    """When the run ends: as soon as one of the conditions below is met. Needs at least one condition."""
 
 
 @with_fields_of(config.UpdateBounds)
@@ -366,7 +365,7 @@ class Topology(Model):
 
     @property
     def source(self) -> Source:
-        """File from which the topology was read. Errors use it to point to places in the file."""
+        """File that the topology was read from. Errors use it to point to places in the file."""
         return self._source
 
     @property

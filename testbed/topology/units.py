@@ -35,8 +35,8 @@ _POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
-    """Read a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` as a number of bit/s: a whole number
-    above zero."""
+    """Read a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` as a number of bit/s. The number must
+    be whole and above zero."""
     expected = "expected a rate above zero with its unit such as 5mbit, 200kbit or 1gbit"
     number, unit = _split(value, expected)
     if _BYTE_RATE.fullmatch(unit):
@@ -55,15 +55,15 @@ def rate(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Read a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` as a number of seconds: zero or
-    more."""
+    """Read a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` as a number of seconds. It may be
+    zero."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
     return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
-    """Read a size such as `512MiB`, `1GiB` or `500MB` as a number of bytes: a whole number above
-    zero."""
+    """Read a size such as `512MiB`, `1GiB` or `500MB` as a number of bytes. The number must be whole and
+    above zero."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
     count = _in_base_unit(value, _SIZES, expected)
     if count == 0:
@@ -74,7 +74,7 @@ def size(value: object) -> int:
 
 
 def power(value: object) -> float:
-    """Read a power such as `6.4W` or `350mW` as a number of watts: zero or more."""
+    """Read a power such as `6.4W` or `350mW` as a number of watts. It may be zero."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
     return float(_in_base_unit(value, _POWERS, expected))
 
@@ -115,7 +115,8 @@ def _ratio(value: object, most: float, expected: str) -> float:
 
 
 def frequency(value: object) -> float:
-    """Read a frequency such as `2/min`, `0.5/s` or `3/h` as a number per second: above zero."""
+    """Read a frequency such as `2/min`, `0.5/s` or `3/h` as a number per second. It must be above
+    zero."""
     match = _match(FREQUENCY, value)
     if match is None or not Fraction(match[1]):
         raise ValueError("expected a number above zero per s, min or h such as 2/min, 0.5/s or 3/h")

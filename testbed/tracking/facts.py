@@ -18,7 +18,7 @@ class Facts:
     run: str
     """Run id."""
     study: str
-    """Name of the topology, by which runs are grouped."""
+    """Name of the topology. Trackers group runs by this name."""
     began: float
     """Unix time at device time 0, in seconds."""
     parameters: Mapping[str, str | int | float | bool]

@@ -17,7 +17,7 @@ _PARAMETERS = 100
 _MAX_VALUE = 500
 """Maximum number of characters of a parameter's value that every backend accepts."""
 _RUN = "testbed.run"
-"""Tag with the run id, by which an earlier upload is found."""
+"""Name of the tag with the run id. An earlier upload of the run is found by this tag."""
 
 
 class MlflowTracker:

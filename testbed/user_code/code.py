@@ -24,7 +24,7 @@ class UserCode:
     digest: str
     """First 12 hexadecimal digits of the SHA-256 of the files."""
     files: Mapping[str, bytes] = field(compare=False, repr=False)
-    """Contents of the files, by path relative to the folder from which the modules are imported."""
+    """Contents of the files, by path relative to the import folder (`import_folder`)."""
 
     @classmethod
     def read(cls, path: Path) -> UserCode:
@@ -81,7 +81,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def import_folder(path: Path) -> Path:
-    """Return the folder from which the modules at `path` are imported."""
+    """Return the folder that Python must search to import the modules at `path`."""
     return path if path.is_dir() and not (path / "__init__.py").is_file() else path.parent
 
 

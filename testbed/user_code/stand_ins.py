@@ -36,7 +36,7 @@ class StandIn:
     """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
     stands_for: ClassVar[tuple[UserCode, Kind, str]]
-    """The class for which this class stands: its code, its kind, and its name."""
+    """The class that this class replaces: its code, its kind, and its name."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if the user's class refuses the parameters."""
@@ -99,7 +99,7 @@ class RuleStandIn(StandIn):
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
-    """Ask `question` about the object for which `one` stands. A question is a key of
+    """Ask `question` about the object that `one` replaces. A question is a key of
     `testbed.user_code.inspection_process._QUESTIONS`.
 
     Raises ValueError if the user's class refuses, and BadInputError with the traceback if the user's

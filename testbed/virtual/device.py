@@ -38,30 +38,31 @@ class LazyTraining(Protocol):
 
 
 _PATIENCE = from_seconds(silence_timeout())
-"""Duration of silence after which the broker drops most clients."""
+"""Nanoseconds of silence after which the broker drops most clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OngoingTraining:
-    """The training in progress. `started` is a device time. All other times are running times of the
-    device, which exclude pauses (`VirtualDevice.running_time`)."""
+    """The training in progress. All times are in nanoseconds. `started` is a device time. All other
+    times are running times of the device, which exclude pauses (`VirtualDevice.running_time`)."""
 
     training: LazyTraining
     started: Nanoseconds
-    """Device time at which the training started."""
+    """Device time at which the training started, in nanoseconds."""
     since: Nanoseconds
-    """Running time at which `done` steps were done. From this time to `end_time`, the remaining steps
-    are spread evenly."""
+    """Running time at which `done` steps were done, in nanoseconds. From this time to `end_time`, the
+    remaining steps are spread evenly."""
     done: Fraction = Fraction()
     """Number of steps done at `since`. It may be a fraction."""
     computed: Nanoseconds
-    """Running time at which all steps are computed, at the present CPU share."""
+    """Running time at which all steps are computed, in nanoseconds, at the present CPU share."""
     floor: Nanoseconds
-    """Earliest running time at which the training may end, according to the device's `timing`."""
+    """Earliest running time at which the training may end, in nanoseconds, according to the device's
+    `timing`."""
 
     @property
     def end_time(self) -> Nanoseconds:
-        """Running time at which the training ends."""
+        """Running time at which the training ends, in nanoseconds."""
         return max(self.computed, self.floor)
 
     def progress(self, at: Nanoseconds) -> Fraction:
@@ -73,7 +74,8 @@ class OngoingTraining:
         return self.done + (steps - self.done) * Fraction(at - self.since, duration)
 
     def slowed_down(self, at: Nanoseconds, factor: float) -> OngoingTraining:
-        """Return a copy for which computing takes `factor` times as long from running time `at` on."""
+        """Return a copy that is slowed down. From running time `at` on, computing takes `factor` times
+        as long."""
         left = round(max(0, self.computed - at) * factor)
         return replace(self, since=at, done=self.progress(at), computed=at + left)
 
@@ -127,25 +129,26 @@ class VirtualDevice:
     """Callback that starts the device again after it has left; None if no start was ordered while it was
     leaving."""
     frozen_at: Nanoseconds | None = None
-    """Device time at which the current pause began; None if the device is not paused."""
+    """Device time at which the current pause began, in nanoseconds; None if the device is not paused."""
     lost_to_pauses: Nanoseconds = 0
-    """Total duration of all pauses except the current one."""
+    """Total duration of all pauses except the current one, in nanoseconds."""
     unplugged: bool = False
     """Whether an action has disconnected the device."""
     all_lost: bool = False
     """Whether the device's link loses every packet, or is too slow for a connection."""
     patience: Nanoseconds = _PATIENCE
-    """Duration of silence after which the broker drops the device's client."""
+    """Nanoseconds of silence after which the broker drops the device's client."""
     silent_since: Nanoseconds | None = None
-    """Device time at which the device was cut off or paused. If it is both, the earlier of the two times
-    counts. None if it is neither."""
+    """Device time in nanoseconds at which the device was cut off or paused. If it is both, the earlier
+    of the two times counts. None if it is neither."""
     given_up: bool = False
     """Whether the broker has dropped the device's client, so that the client has to connect again."""
     held_by_pause: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that reached the client while it was paused; called when it resumes."""
+    """Callbacks for messages that reached the client while it was paused. They are called when the
+    client resumes."""
     held_by_network: list[Callable[[], None]] = field(default_factory=list)
-    """Callbacks for messages that could not pass while the device was cut off; called when packets pass
-    again."""
+    """Callbacks for messages that could not pass while the device was cut off. They are called when
+    packets pass again."""
     under_way: list[Callable[[], payloads.UpdateMessage]] = field(default_factory=list)
     """Functions that make the updates in flight, in the order in which they were sent."""
 
@@ -159,7 +162,7 @@ class VirtualDevice:
         return now if self.frozen_at is None else self.frozen_at
 
     def running_time(self, now: Nanoseconds) -> Nanoseconds:
-        """Return the running time at `now`: device time without pauses."""
+        """Return the running time at `now`, which is the device time without pauses, in nanoseconds."""
         return self.last_awake(now) - self.lost_to_pauses
 
     def freeze(self, now: Nanoseconds) -> None:

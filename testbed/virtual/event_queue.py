@@ -21,13 +21,13 @@ class EventQueue:
         self._count = itertools.count()
 
     def plan(self, time: Nanoseconds, rank: int, index: int, callback: Callable[[], None]) -> None:
-        """Plan `callback` for `time`, or for now if `time` is past. `index` is the device's position in
-        device order."""
+        """Plan `callback` for `time`. If `time` is past, plan it for now. `index` is the device's
+        position in device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 
     @property
     def next(self) -> Nanoseconds | None:
-        """Time of the next callback; None if there is none."""
+        """Time of the next callback, in nanoseconds; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self) -> Callable[[], None] | None:

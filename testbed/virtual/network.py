@@ -69,7 +69,7 @@ class SharedPipe:
         """Heap of flows by their ends. It also has flows that have already left."""
         self._count = itertools.count()
         self._check_at: Nanoseconds | None = None
-        """Time of the next planned check; None if no check is planned."""
+        """Time of the next planned check, in nanoseconds; None if no check is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
         """Add `flow`, which must not be in the pipe yet. It has `bits` bits to send from now on."""
@@ -166,10 +166,10 @@ class Direction:
         self._in: list[SharedPipe] = []
         """Pipes that the first message has not passed yet."""
         self._last: Nanoseconds = 0
-        """Arrival time of the last message that has passed."""
+        """Arrival time of the last message that has passed, in nanoseconds."""
         self._free: Nanoseconds | None = None
-        """Time at which all messages so far would have passed at the device's own rate without the
-        bucket; None if no message was sent."""
+        """Time in nanoseconds at which all messages so far would have passed at the device's own rate
+        without the bucket; None if no message was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Send a message of `bits` bits. Call `then` with its arrival time as soon as that time is

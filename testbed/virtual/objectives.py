@@ -71,8 +71,8 @@ class Objective(Protocol):
     memory."""
 
     partial: bool
-    """Whether some loss did not depend on some parameter. This covers all losses computed since the last
-    call of `gradient_on`."""
+    """Whether at least one loss, of those computed since the last call of `gradient_on`, did not depend
+    on all parameters."""
 
     def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
         """Return the gradient function for mini-batches. The mini-batch of job k at step t has the

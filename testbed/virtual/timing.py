@@ -15,7 +15,7 @@ _RTO_MAX = 120.0
 
 
 class ComputeTimes:
-    """Durations of the computations of a device, at its present CPU share."""
+    """Durations of the computations of a device at its present CPU share, in nanoseconds."""
 
     def __init__(self, device: PlannedDevice, cost: StepCost) -> None:
         self._device = device
@@ -23,28 +23,28 @@ class ComputeTimes:
         self._step = cost.per_step(device)
 
     def computing(self, steps: int) -> Nanoseconds:
-        """Time to compute an update of `steps` steps."""
+        """Return the nanoseconds to compute an update of `steps` steps."""
         return from_seconds(steps * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
-        """Duration of the computations for other clients before a training, such as a mask and its
-        shares."""
+        """Return the nanoseconds to compute the data for other clients before a training, such as a mask
+        and its shares."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.prepare))
 
     def passing_on(self, messages: int) -> Nanoseconds:
-        """Time to process `messages` messages to or from other clients."""
+        """Return the nanoseconds to process `messages` messages to or from other clients."""
         return from_seconds(self._cost.seconds_on(self._device, messages * self._cost.exchange.share))
 
     def answering(self) -> Nanoseconds:
-        """Time to compute an answer to the server."""
+        """Return the nanoseconds to compute an answer to the server."""
         return from_seconds(self._cost.seconds_on(self._device, self._cost.exchange.answer))
 
     def starting(self) -> Nanoseconds:
-        """Time from the start of a client until it is ready."""
+        """Return the nanoseconds from the start of a client until it is ready."""
         return from_seconds(self._cost.per_start(self._device))
 
     def set_share(self, share: float) -> float:
-        """Change the CPU share of the device; return the factor by which a step takes longer from now
+        """Change the CPU share of the device. Return the factor by which a step takes longer from now
         on."""
         before = self._step
         self._device = replace(self._device, cpu=share)

@@ -58,7 +58,8 @@ class Activity:
     """Activity of one device. Times are device time in seconds. They arrive roughly in order."""
 
     _until: float = math.inf
-    """Time up to which the activity is known; infinity before the device was first present."""
+    """Time up to which the activity is known, in seconds; infinity if the device has never been
+    present."""
     _seconds: dict[int, _Seconds] = field(default_factory=dict)
     """Seconds spent in each state, by second of device time."""
     _pending: deque[UpdateApplied] = field(default_factory=deque)

@@ -1,8 +1,8 @@
 """Host names by which servers of this machine may be addressed.
 
-By DNS rebinding, a foreign host name could resolve to this machine. A foreign page could then read our
-pages. Servers on the loopback interface therefore answer only requests to their own names, and no
-requests from foreign pages.
+By DNS rebinding, a foreign host name could resolve to this machine. A foreign page could then read the
+pages of the testbed. Servers on the loopback interface therefore answer only requests to their own
+names, and no requests from foreign pages.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Overview:
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
     def tally(self) -> Tally:
-        """Return an empty tally of these devices."""
+        """Return a tally of the run's devices without any records."""
         return Tally({device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices})
 
 

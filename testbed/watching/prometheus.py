@@ -123,16 +123,16 @@ class _Totals:
     loss: float = nan
     ended: bool = False
     updates: Counter[str] = field(default_factory=Counter)
-    """Applied updates by client."""
+    """Number of applied updates, by client."""
     bytes: Counter[str] = field(default_factory=Counter)
-    """Payload bytes of applied updates by client."""
+    """Payload size of all applied updates in bytes, by client."""
     last_staleness: dict[str, int] = field(default_factory=dict)
-    """Staleness of the last update by client."""
+    """Staleness of the last update in versions, by client."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Number of updates by bucket of the histogram."""
+    """Number of updates, by bucket of the histogram."""
     staleness_sum: int = 0
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Rejected updates by client and reason."""
+    """Number of rejected updates, by client and reason."""
     online: dict[str, bool] = field(default_factory=dict)
     requested_cpu: dict[str, float] = field(default_factory=dict)
     """Share of a core by device, as last set by an action."""

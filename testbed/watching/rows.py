@@ -26,7 +26,7 @@ class Row:
     online: int
     """Number of devices that are not offline."""
     updates: int
-    """Applied updates."""
+    """Number of applied updates."""
     last: float
     """Staleness of the device's last update, in versions; NaN for a group."""
     mean: float

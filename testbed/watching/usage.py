@@ -23,9 +23,9 @@ class _TimedFigures(NamedTuple):
     cpu: float
     """CPU seconds since the start of the device."""
     sent: float
-    """Bytes sent since the start of the device; NaN if they are not counted."""
+    """Number of bytes sent since the start of the device; NaN if they are not counted."""
     received: float
-    """Bytes received since the start of the device; NaN if they are not counted."""
+    """Number of bytes received since the start of the device; NaN if they are not counted."""
     memory: float
     """Memory in use, in bytes; NaN if unknown."""
 

@@ -256,4 +256,6 @@ def test_masked_model_is_passed_on_with_its_base_only() -> None:
     assert found.vector is _W
     told = judged(models, replace(masked(), kind="model"))
     assert told == "masked, but the model that it was trained from is not kept"
-    assert judged(validation(secure=_SECURE), update()) == "not masked, in a run with secure aggregation"
+    assert (
+        judged(validation(secure=_SECURE), update()) == "not masked, but the run uses secure aggregation"
+    )

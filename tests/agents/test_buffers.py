@@ -111,7 +111,7 @@ def test_buffers_are_read_from_and_loaded_into_a_module() -> None:
     assert buffers_of(module).equals(new)
     assert module[0].running_var.tolist() == [3, 4]  # type: ignore[operator]
     assert module.short.dtype == torch.float16
-    with pytest.raises(ValueError, match="buffers have 1 numbers of a kind"):
+    with pytest.raises(ValueError, match="buffers have 1 numbers of one kind"):
         load_buffers(module, held(1.0))
 
 

@@ -312,7 +312,7 @@ def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     assert journal.read_bytes() == whole
     journal.write_bytes(b"")
     with pytest.raises(
-        SnapshotError, match=r"events\.jsonl is missing or shorter than in .*checkpoint\.bin"
+        SnapshotError, match=r"events\.jsonl is missing or shorter than stated in .*checkpoint\.bin"
     ):
         again(durable, tmp_path / "run")
 

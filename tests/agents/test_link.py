@@ -449,7 +449,7 @@ def test_rate_other_than_requested_is_an_error(network: Network) -> None:
         "try:\n"
         "    link.apply(AccessLink(up=1_000_000), 'eth0')\n"
         "except link.LinkError as error:\n"
-        "    assert 'asked for 1000000 bit/s on eth0, the kernel has 1008000' in str(error), error\n"
+        "    assert 'requested 1000000 bit/s on eth0, but the kernel has 1008000' in str(error), error\n"
         "else:\n"
         "    raise AssertionError('no error')"
     )

@@ -435,7 +435,7 @@ def test_gpu_memory_over_the_limit_makes_the_run_not_valid(tmp_path: Path) -> No
 def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
     for samples in ((), (GpuFigures(0, 0.0),)):
         _, validity = judged(tmp_path, *samples)
-        assert "a, its GPU: NVML saw no process of the device there" in validity.unjudged
+        assert "a, its GPU: NVML saw no process of the device on it" in validity.unjudged
     _, validity = judged(tmp_path, GpuFigures(None, None, mps=True))
     assert any("its GPU memory: NVML does not report" in text for text in validity.unjudged)
 

@@ -115,7 +115,7 @@ def test_json_listing_has_the_same_content(printed: Callable[..., str]) -> None:
         "type": "whole number",
         "required": False,
         "default": 10,
-        "description": "K: updates per aggregation.",
+        "description": "K, number of updates per aggregation.",
     }
 
 

@@ -116,7 +116,7 @@ def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testb
         ({"1.weight": torch.zeros(10, 63), "1.bias": torch.zeros(10)}, "1.weight has shape [10"),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), "fc": torch.zeros(1)},
-            "the model has nothing of that name",
+            "the model has no parameter or buffer of that name",
         ),
         (
             {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},

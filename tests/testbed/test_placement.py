@@ -240,5 +240,5 @@ def test_dilation_follows_the_fastest_nodes() -> None:
 def test_scenario_cannot_exceed_a_nodes_capacity() -> None:
     more = "scenario: [{at: 1s, set: a, cpu: 1.5}]"
     assert planned("{name: a, cpu: 0.5, hosts: [node-1]}", nodes(2, 3), more)
-    with pytest.raises(BadInputError, match="there is 1 for them on node-0"):
+    with pytest.raises(BadInputError, match="can have only 1 on node-0"):
         planned("{name: a, cpu: 0.5, hosts: [node-0]}", nodes(2, 3), more)

@@ -107,7 +107,7 @@ def test_ten_shares_of_a_tenth_fit_one_core() -> None:
         ("{name: pi, cpu: 4}", "4:27: devices[0].cpu: found 4"),
         (
             "{name: pi, count: 2, cpu: 1}]\nscenario: [{at: 2s, set: pi, cpu: 2}",
-            "5:35: scenario[0].cpu: the devices would ask for 4 cores, but there are 3 for them",
+            "5:35: scenario[0].cpu: the devices would request 4 cores, but can have only 3",
         ),
         ("{name: pi, cpu: 1, memory: 16GiB}", "4:1: devices: ask for 16.0 GiB of memory (1 x 16GiB pi)"),
     ],

@@ -1,8 +1,8 @@
 """Secure aggregation of buffers: the server learns sums of updates, but no single update
 (docs/concepts/privacy.md).
 
-LightSecAgg in its asynchronous form (So et al., MLSys 2022, arXiv 2109.14236, section 4.2). `field`,
-`coding`, `masks`, `quantisation` and `channels` are its mathematics, `party` is the client's side,
-`sums` and `server` are the server's side, and `secure_messages` has the messages between clients and
-from clients to the server. No clock and no socket.
+The protocol is LightSecAgg in its asynchronous form (So et al., MLSys 2022, arXiv 2109.14236, section
+4.2). `field`, `coding`, `masks`, `quantisation` and `channels` are its mathematics, `party` is the
+client's side, `sums` and `server` are the server's side, and `secure_messages` has the messages between
+clients and from clients to the server. No clock and no socket.
 """

@@ -5,7 +5,8 @@
     when the server asks:   send Σ a_i (share of z_i) over the updates of one buffer
 
 A client answers only for sums of at least K updates in which no update has more weight than the others
-together, and it uses each share only once: two sums that differ by one update would reveal that update.
+together, and it uses each share only once. Otherwise two sums that differ by one update would reveal
+that update.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ to real vectors.
 A coordinate x in [−R, R] becomes an integer q in [−L, L], L = 2^(bits−1) − 1. The coordinate is rounded
 at random to one of the two neighbouring values, so that the mean of the result is x: x = R q/L + an
 error below R/L. A negative q is stored as p − |q|. A sum Σ a_i q_i of K updates with integer weights a_i
-≤ A is at most K·A·L in magnitude, so it does not overflow if K·A·2^bits ≤ p. Its error is below (R/L)·Σ
-a_i.
+≤ A is at most K·A·L in magnitude, so it does not overflow if K·A·2^bits ≤ p. The error of this sum is
+below (R/L)·Σ a_i.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
 _MIN_WEIGHT = 2
 """Lowest CPU weight that the kernel allows for a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts during the run. Start-up is not part of the experiment. It must not
-take CPU time to which other devices are entitled."""
+"""Limits of a client that starts during the run. Start-up is not part of the experiment, and must not
+take CPU time away from other devices."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
 """CPU weights of control groups, per core; 1 is the weight of a single process of the host. The devices'
 weight during the run is DEVICES_WEIGHT.

@@ -68,7 +68,7 @@ RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def find_mosquitto() -> str | None:
-    """Path of the Mosquitto broker; None if it is not installed. The folder in which Debian installs it
+    """Path of the Mosquitto broker; None if it is not installed. Debian installs it into a folder that
     is in the PATH of root only."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 
@@ -368,8 +368,8 @@ class ProcessRuntime:
         return list(broker.mosquitto_command(self._programs.mosquitto, str(conf), pipe))
 
     def _fork_server(self) -> ForkServer | None:
-        """Start a process that imports the agents' modules, and from which the agents are later forked.
-        Return None if the agents are not Python modules, or the host cannot fork."""
+        """Start a process that imports the agents' modules. The agents are later forked from that
+        process. Return None if the agents are not Python modules, or the host cannot fork."""
         programs = self._programs.aggregator, self._programs.client
         modules: list[str] = []
         for *start, module in programs:

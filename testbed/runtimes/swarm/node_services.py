@@ -35,7 +35,7 @@ _STAT = "stat"
 """Name of the file with the counters of a node's CPUs, in the control folder."""
 _CLOCK_PORT = 7001
 _CLOCK = "clock"
-"""Host name of the agent on this node, whose clock is the clock of the run."""
+"""Host name of the agent on this node. The clock of this node is the clock of the run."""
 _TIMEOUT_SECONDS = 30.0
 """Maximum seconds to wait until the clocks of all nodes are compared."""
 FILES = str(Path(agent_configs.SHARD).parent)
@@ -138,8 +138,8 @@ class NodeAgents:
         executor.put_files(engine, self._containers[node], where, {name: content})
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
-        """Wait until each of `nodes` has an estimate of this node's clock. The agent on this node needs
-        no estimate: its value is exact. Raises HostError."""
+        """Wait until each of `nodes` has an estimate of this node's clock. The estimate of the agent on
+        this node is exact. Raises HostError."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS

@@ -59,10 +59,11 @@ def remove(
     manager: docker.DockerClient, proxies: EngineProxies, run: str, directory: RunDirectory | None
 ) -> None:
     """Remove everything of `run` through the nodes' engines. The `proxies` to the engines are removed
-    last. Logs, and the files from which devices resume, are saved to `directory` unless that is None.
+    last.
 
-    A node that does not answer gets no further request. It is reported after everything else is removed.
-    Raises HostError.
+    Logs, and the files that devices need to resume, are saved to `directory` unless that is None. A node
+    that does not answer gets no further request. It is reported after everything else is removed. Raises
+    HostError.
     """
     failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []

@@ -505,7 +505,7 @@ def test_unmasked_updates_are_refused_in_secure_runs_and_the_reverse() -> None:
     number = run.dispatched["c1"].number
     run.execute(run.core.update("c1", message("c1", number, encoded=few.encoded, **done(0.0)), 1, 0.001))
     assert [r.reason for r in run.records if isinstance(r, events.UpdateRejected)] == [
-        "not masked, in a run with secure aggregation",
+        "not masked, but the run uses secure aggregation",
         "only 1 clients have a share of its mask, expected at least 2: too many clients are absent",
     ]
     forged = Masked(np.zeros(_D, np.uint32), (0, 1), 0, took=10**400)
