@@ -340,6 +340,6 @@ class Rule(Protocol):
         ...
 
     def begin_client(self, settings: ClientSettings) -> ClientState:
-        """Return the client half of the rule. A rule of kind `residual` must override this method. A rule
-        with vectors, memory or terms returns a `ClientHalf`."""
+        """Return the client half of the rule. A rule of kind `residual` must override this method. A
+        rule with vectors, memory or terms returns a `ClientHalf`."""
         return ClientState(self.client_side, settings)
