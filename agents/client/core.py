@@ -24,7 +24,7 @@ import numpy as np
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep
-from agents.rules.client_half import ClientState, Form, SavedVectors
+from agents.rules.client_half import NO_TERMS, ClientState, Form, SavedVectors, Terms
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import FAREWELL, Encoded, ModelMessage, UpdateMessage
 
@@ -64,6 +64,8 @@ class Train:
     model: ModelMessage
     sequence: int
     """Sequence number of the update, counted from 1 over all processes of the client."""
+    terms: Terms = NO_TERMS
+    """Terms that the rule adds to the objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class ClientCore:
         self._rule = rule
         self._before_rule = [step for step in steps if step.before_rule]
         self._steps = [step for step in steps if not step.before_rule]
+        self._vector_steps: dict[str, ClientStep | None] = {}
+        """Step that encodes each of the rule's own vectors; None for a vector that is sent whole."""
         self._sequence = rule.newest
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
@@ -250,7 +254,8 @@ class ClientCore:
             return []
         self._working_on, self._received = self._received, None
         self._sequence += 1
-        return [Train(self._working_on[0], self._sequence)]
+        model = self._working_on[0]
+        return [Train(model, self._sequence, self._rule.begin(model))]
 
     def _finish(self, at: Nanoseconds) -> Actions:
         """Send the finished update, or put it into the send buffer."""
@@ -292,6 +297,7 @@ class ClientCore:
                 vector=vector,
                 encoded=encoded,
                 buffers=outcome.buffers,
+                vectors={name: self._encoded(name, v, done) for name, v in form.vectors.items()},
             )
 
         remember: list[Action] = [Remember(form.memory)] if form.memory else []
@@ -322,3 +328,14 @@ class ClientCore:
         if isinstance(change, Encoded):
             return _NOTHING, change
         return model.vector + change if is_model else change, None
+
+    def _encoded(self, name: str, vector: Vector, done: _Done) -> Vector | Encoded:
+        """Return one of the rule's own vectors as it is sent: encoded if it is declared `compressed` and
+        a step compresses it."""
+        if name not in self._rule.side.compressed:
+            return vector
+        if name not in self._vector_steps:
+            made = (step.for_vector(vector.size) for step in self._steps)
+            self._vector_steps[name] = next((step for step in made if step is not None), None)
+        step = self._vector_steps[name]
+        return vector if step is None else step.apply(vector, done.sequence, done.model.dispatch)

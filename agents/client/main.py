@@ -45,7 +45,13 @@ def main() -> None:
         client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
-    client.run()
+    try:
+        client.run()
+    except Exception as error:
+        if not user_code.is_from_user_code(error):
+            raise
+        sys.stderr.write(f"{user_code.user_traceback(error)}\n")
+        sys.exit(user_code.FAILED)
     process.exit_now(0)
 
 
@@ -65,7 +71,7 @@ class ClientProcess:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(self._name), names.broadcast, names.request(self._name)]
-        largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
+        largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers, cfg.own_elements)}
         steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
         """The step's messages between clients; None if no step needs them. Keys and shares are handled
@@ -199,8 +205,8 @@ class ClientProcess:
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
             match action:
-                case core.Train(model, sequence):
-                    self._train(model, sequence)
+                case core.Train():
+                    self._train(action)
                 case core.CutShort():
                     self._cut = True
                 case core.Think(duration):
@@ -226,7 +232,8 @@ class ClientProcess:
                 update = chunks.split(payload)
                 self._connection.publish(self._topics.update(self._name), update)
 
-    def _train(self, model: payloads.ModelMessage, sequence: int) -> None:
+    def _train(self, wanted: core.Train) -> None:
+        model, sequence = wanted.model, wanted.sequence
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
@@ -243,7 +250,9 @@ class ClientProcess:
             else:
                 lr = self._setup.local.rate(model.version, model.lr)
                 result = self._trainer.train(
-                    model.vector, rng, lr, self._interrupted, buffers=model.buffers
+                    *(model.vector, rng, lr, self._interrupted),
+                    buffers=model.buffers,
+                    terms=wanted.terms,
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"

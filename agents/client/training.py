@@ -15,6 +15,7 @@ from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
+from agents.rules.client_half import NO_TERMS, Terms
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 
@@ -68,6 +69,10 @@ class Trainer:
         needs them."""
         self._scale = 1.0
         """Scale of the loss; 1 unless `precision` is float16."""
+        self._proximal = local.proximal
+        """Weight of the squared distance to the start, with that of the rule's terms."""
+        self._linear: torch.Tensor | None = None
+        """Vector that the rule adds to each gradient, shape (d,); None if it adds none."""
         self._skipped: Sequence[slice] = []
         """Parts of the vector that the next step must not change, because the loss does not depend on
         them."""
@@ -89,9 +94,11 @@ class Trainer:
         stopped: Callable[[], bool] = lambda: False,
         *,
         buffers: Buffers = NONE,
+        terms: Terms = NO_TERMS,
     ) -> Result:
         """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
-        training ends early when it returns true.
+        training ends early when it returns true. `terms`: terms that the rule adds to the objective; the
+        loss that is reported does not include them.
 
         Mini-batches are taken from a random permutation of the shard. After each pass, a new permutation
         is drawn. `lr`: step size before `lr_by_step` is applied; None for the step size in the local
@@ -99,6 +106,7 @@ class Trainer:
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
+        self._set_terms(terms)
         self._load(start, buffers, rng)
         loss, steps = 0.0, 0
         order = batches(len(self._y), self._local, rng, self._device)
@@ -116,10 +124,20 @@ class Trainer:
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
+        self._set_terms(NO_TERMS)
         self._load(start, buffers, rng)
         order = batches(len(self._y), self._local, rng, self._device)
         loss = self._gradient(next(order))
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
+
+    def _set_terms(self, terms: Terms) -> None:
+        """Use the terms of the rule in the next training."""
+        self._proximal = self._local.proximal + terms.proximal
+        if self._proximal and self._start is None:
+            self._start = self.flat.w.clone()
+        self._linear = None
+        if terms.linear is not None:
+            self._linear = torch.from_numpy(np.array(terms.linear, np.float32)).to(self._device)
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # A child of `rng` seeds the model's own random draws (dropout), so `rng` itself does not change.
@@ -134,19 +152,23 @@ class Trainer:
         self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """Return the local objective on `batch` and put its gradient into `flat`. If the settings
-        require it, the gradient includes the ℓ2 and FedProx terms and is clipped."""
+        """Return the local objective on `batch` and put its gradient into `flat`. The gradient includes
+        the ℓ2 and FedProx terms and those of the rule, if there are any, and is then clipped if the
+        settings require it."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        self._skipped = [] if l2 or local.proximal else unreached  # these terms change all parameters
+        reaches_all = l2 or self._proximal or self._linear is not None  # these terms change all of them
+        self._skipped = [] if reaches_all else unreached
         with torch.no_grad():
             if l2:
                 value += 0.5 * l2 * float(flat.w @ flat.w)
                 flat.gradient.add_(flat.w, alpha=l2)
-            if local.proximal and self._start is not None:
-                flat.gradient.add_(flat.w, alpha=local.proximal)
-                flat.gradient.sub_(self._start, alpha=local.proximal)
+            if self._proximal and self._start is not None:
+                flat.gradient.add_(flat.w, alpha=self._proximal)
+                flat.gradient.sub_(self._start, alpha=self._proximal)
+            if self._linear is not None:
+                flat.gradient.add_(self._linear)
             if local.clip_gradient is not None:
                 length = _length(flat.gradient)
                 if length > local.clip_gradient:
@@ -208,7 +230,10 @@ class FitTrainer(Trainer):
         stopped: Callable[[], bool] = lambda: False,
         *,
         buffers: Buffers = NONE,
+        terms: Terms = NO_TERMS,
     ) -> Result:
+        if terms:
+            raise NotImplementedError("a task with its own fit cannot add terms to the objective")
         seed = int(rng.spawn(1)[0].integers(2**32))
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
