@@ -27,7 +27,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.pipeline.interface import Exchange, PeerError
 from agents.rules.client_half import SavedVectors
 from agents.tasks import TASKS
-from agents.tasks.interface import Task
+from agents.tasks.interface import FitClient, Task
 from agents.texts import quantity
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
@@ -322,6 +322,7 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
         accelerator.prepare(cfg)
         task = user_code.build(cfg.task, TASKS, Task)
         trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)
+        trainer.client = FitClient(cfg.setup.client, cfg.setup.index)
         trainer.warm_up()
         gc.freeze()
     return trainer

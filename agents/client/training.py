@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
 from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task, mean_loss
+from agents.tasks.interface import FitClient, Task, mean_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Trainer:
         self._device = torch.device(device)
         self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)
         self._task = task
+        self.client = FitClient("client", 0)
+        """The client, for a task with its own `fit`."""
         self.assign(shard, local)
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
@@ -181,6 +184,10 @@ class Trainer:
             self._optimizer.step(lr, self._skipped)
 
 
+_FIT_PARAMETERS = 3
+"""Number of parameters of a `fit` that does not ask for the client: module, shard and step size."""
+
+
 class FitTrainer(Trainer):
     """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
     step, with step size `lr`."""
@@ -225,7 +232,10 @@ class FitTrainer(Trainer):
 
     def _fit(self, lr: float) -> float:
         """Call the task's `fit` and return its loss. Raises TypeError if that is not a number."""
-        loss: object = self._task.fit(self.flat.module, self._shard, lr)
+        fit: Callable[..., object] = self._task.fit
+        takes_client = len(inspect.signature(fit).parameters) > _FIT_PARAMETERS
+        given = (self.flat.module, self._shard, lr, *((self.client,) if takes_client else ()))
+        loss = fit(*given)
         try:
             return float(loss)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 Splits = Mapping[str, Mapping[str, Any]]
 """A dataset: arrays `x`, `y` and `client` for each of the splits `train`, `test` and `validation`,
 with one row per sample. Every array except `x` of `train` may be missing (docs/guide/data.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitClient:
+    """The client whose shard a task's own `fit` trains on."""
+
+    name: str
+    """Name of the device."""
+    index: int
+    """Number of the device in device order, from 0."""
 
 
 class Task(Protocol):
@@ -73,6 +84,8 @@ class Task(Protocol):
         """Train `module` in place on a client's shard. Return the mean loss; NaN if it is unknown. Only
         tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for
         images. `shard.tensors()` returns inputs and labels as tensors for `module`.
+
+        With a fourth parameter, `fit(self, module, shard, lr, client)`, it also gets a `FitClient`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.

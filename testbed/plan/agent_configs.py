@@ -215,8 +215,8 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
-    for device in spec.plan.devices:
-        setup = client_setup(spec, device, common)
+    for index, device in enumerate(spec.plan.devices):
+        setup = client_setup(spec, device, index, common)
         client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
         dump(replace(client, buffers=buffers), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
@@ -313,14 +313,17 @@ def _aggregator(
     )
 
 
-def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+def client_setup(
+    spec: RunSpec, device: PlannedDevice, index: int, common: Sequence[Named]
+) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps of all devices.
     """
     return ClientSetup(
         run=spec.directory.run,
         client=device.name,
+        index=index,
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,

@@ -243,7 +243,7 @@ class _Fleet:
         for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
-        setup = client_setup(self._spec, planned, self._common)
+        setup = client_setup(self._spec, planned, index, self._common)
         gradient = self._side.kind == "gradient"
         round_settings = replace(setup.local, steps=1, epochs=None) if gradient else setup.local
         steps, work = round_settings.count(len(indices)), round_settings.work(len(indices))
@@ -259,6 +259,7 @@ class _Fleet:
                 steps=steps,
                 work=work,
                 client=name,
+                index=index,
                 rng=lambda: factory.rng(setup, randomness.TRAINING, sequence),
                 gradient=gradient,
             )

@@ -23,7 +23,7 @@ from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
 from agents.shards import Shard
-from agents.tasks.interface import Task
+from agents.tasks.interface import FitClient, Task
 from testbed.virtual.objectives import (
     AnyModule,
     Floats,
@@ -56,6 +56,8 @@ class Job:
     """Number of mini-batch steps."""
     client: str = "a client"
     """Name of the client."""
+    index: int = 0
+    """Number of the client in device order, from 0."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
@@ -262,6 +264,7 @@ class _Single:
         self._trainer.assign(
             self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
+        self._trainer.client = FitClient(job.client, job.index)
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)
         else:

@@ -18,7 +18,7 @@ from testbed.errors import BadInputError
 from testbed.plan import model_check
 from testbed.run import planning
 from testbed.run.options import Options
-from tests.running import TOPOLOGIES, Testbed
+from tests.running import TOPOLOGIES, Finished, Testbed
 
 HEAD = """
 from __future__ import annotations
@@ -260,3 +260,17 @@ def test_device_with_one_sample_is_handled_as_last_batch_says(
     with pytest.raises(BadInputError) as refused:
         model_check.try_step(read, prepared)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("runtime", ["virtual", "process"])
+def test_fit_knows_its_client(runtime: str, testbed: Testbed, tmp_path: Path) -> None:
+    body = FITS.replace("lr):", "lr, client):")
+    body += "        assert client.name == f'a-{client.index + 1}'\n        return client.index\n"
+    file = write(tmp_path, body)
+    file.write_text(
+        file.read_text().replace("timing: 1s", "cpu: 0.1").replace("updates: 40", "updates: 4")
+    )
+    done = testbed("up", file, "--runtime", runtime, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    updates = Finished.only_one_in(tmp_path / "runs").updates
+    assert {(update.client, update.loss) for update in updates} == {("a-1", 0.0), ("a-2", 1.0)}
