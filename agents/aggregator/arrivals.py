@@ -50,14 +50,16 @@ class Arrivals:
         event: UpdateArrived,
         dispatch: Dispatched,
         epoch: Nanoseconds,
+        sizes: Mapping[str, int],
         parameters: int,
         facts: Mapping[str, Any],
     ) -> None:
         """Add an update that answers `dispatch`. `epoch`: time of the client's clock at device time 0;
-        `parameters`: number of the model's parameters; `facts`: further fields of the record."""
+        `sizes`: number of elements of each of the rule's own vectors; `parameters`: number of the
+        model's parameters; `facts`: further fields of the record."""
         message, before = event.message, event.size
         if message.encoded is not None:
-            before = plain_size(message, parameters)
+            before = plain_size(message, parameters, sizes)
         record = partial(
             events.UpdateApplied,
             client=event.sender,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from agents.models.vectors import Vector
     from agents.shards import Shard
 
 Splits = Mapping[str, Mapping[str, Any]]
@@ -25,6 +26,10 @@ class FitClient:
     """Name of the device."""
     index: int
     """Number of the device in device order, from 0."""
+    memory: dict[str, Vector] = field(default_factory=dict)
+    """Name -> float32 vector, shape (n,). `fit` may change this dict. The client's next training begins
+    with what it has then, also after a crash or when the run is resumed. An update that is lost,
+    rejected or not used by the rule leaves the memory as it was."""
 
 
 class Task(Protocol):
