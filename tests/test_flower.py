@@ -120,7 +120,7 @@ def test_fit_returns_the_apps_arrays(tmp_path: Path) -> None:
         ({"app": "flower_app.nothing:app"}, "no module flower_app.nothing"),
         ({"app": "flower_app.task:load_data"}, "found function, expected a Flower ClientApp"),
         ({"run_config": "lr"}, "expected key=value pairs such as lr=0.1"),
-        ({"local": {"epochs": 2, "lr": 0.1}}, "flower trains by its own code: keep steps: 1"),
+        ({"local": {"epochs": 2, "lr": 0.1}}, "flower trains by its own code: keep only steps: 1"),
     ],
 )
 def test_unsupported_apps_are_refused(task: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ class DurableCore:
         if not extent.first <= entries <= extent.last:
             raise RecordingError(
                 f"{self._log_path} has entries {extent.first} to {extent.last} of the run, but "
-                f"{self._checkpoint} needs the entries after {entries}: they belong to different runs"
+                f"{self._checkpoint} needs the entries after {entries}: the two files do not match"
             )
         return extent
 

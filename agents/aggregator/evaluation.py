@@ -18,7 +18,7 @@ from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
 from agents.shards import Shard
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, calls_correct
 from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
@@ -146,7 +146,7 @@ class Evaluator:
             losses.append(self._task.loss(outputs, y).double().numpy())
             own = self._task.weights(y)
             weights.append(np.ones(len(y)) if own is None else own.double().numpy())
-            correct = self._task.correct(outputs, y) if self._task.has_accuracy else None
+            correct = self._task.correct(outputs, y) if calls_correct(self._task) else None
             right.append(np.full(len(y), math.nan) if correct is None else correct.double().numpy())
         return [np.concatenate(each) for each in (losses, weights, right)]
 

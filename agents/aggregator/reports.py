@@ -72,7 +72,7 @@ class Reports:
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
             return []
-        if about == asked:  # otherwise it was asked again meanwhile, and that answer will come
+        if about == asked:  # otherwise the client was asked again and will answer that request
             self.expect_none(client)
             self._sending.outgoing.request_again(client)  # the rule's request for its update may be lost
         lost = self._sending.dispatches.find(client, about)

@@ -13,7 +13,7 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgIid(Rule):
-    """In each round, aggregate the first n updates that arrive from different clients, however stale
+    """Aggregate, in each round, the first n updates that arrive from different clients, however stale
     (Wang et al., Algorithm 2):
 
         w ← w + η_g (1/n) Σ Δ_i

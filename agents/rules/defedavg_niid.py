@@ -27,7 +27,7 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgNiid(Rule):
-    """In each round, draw n clients uniformly with replacement, pull one update from each of them,
+    """Draw n clients in each round, uniformly with replacement, pull one update from each of them,
     however stale, and wait for all of these updates (Wang et al., Algorithm 1):
 
         w ← w + η_g (1/n) Σ m_i Δ_i

@@ -155,7 +155,7 @@ class FavanoClient(ClientState):
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
         start = model.vector
-        divisor = np.float32(self.divisor(steps) or 1.0)  # no step, no progress
+        divisor = np.float32(self.divisor(steps) or 1.0)  # 0 without a local step
         return Form("model", lambda: start + (end() - start) / divisor)
 
     def divisor(self, steps: int) -> float:

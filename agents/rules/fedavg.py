@@ -26,7 +26,7 @@ from agents.timing.nanoseconds import from_seconds
 
 @dataclass(frozen=True)
 class FedAvg(Rule):
-    """In each round, send w to all clients (or to `sample` of them) and wait for all of their updates:
+    """Send w to all clients (or to `sample` of them) in each round, and wait for all of their updates:
 
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 

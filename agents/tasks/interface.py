@@ -44,7 +44,8 @@ class Task(Protocol):
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
     None if `shards` makes the data of each device. Empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
-    """Whether the task has an accuracy, computed from `correct`. If not, `correct` is never called."""
+    """Whether the task has an accuracy, computed from `correct`. If not, `correct` need not be
+    defined."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
@@ -112,6 +113,11 @@ class Task(Protocol):
         """Return one shard for each of `clients` clients. A task that works with any number of clients
         overrides this method."""
         return self.shards()
+
+
+def calls_correct(task: Task) -> bool:
+    """Whether evaluations call `correct`: if the task has an accuracy, or defines the method."""
+    return task.has_accuracy or type(task).correct is not Task.correct
 
 
 def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

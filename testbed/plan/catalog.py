@@ -18,7 +18,7 @@ from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
-from testbed.topology.devices import DeviceGroup, LinkSettings
+from testbed.topology.devices import LinkSettings
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
@@ -142,11 +142,7 @@ def needs_speeds(topology: Topology, catalog: Catalog, *, many_hosts: bool) -> b
     Shares that were measured on one host are reused only on that host.
     """
     known = {} if many_hosts else catalog.measured.cpu
-    return any(_by_profile(group) and group.name not in known for group in topology.devices)
-
-
-def _by_profile(group: DeviceGroup) -> bool:
-    return group.profile is not None and group.cpu is None
+    return any(group.has_profile_speed and group.name not in known for group in topology.devices)
 
 
 def with_cpu(
@@ -160,7 +156,7 @@ def with_cpu(
     problems, sentences, found = [], [], {}
     for index, group in enumerate(topology.devices):
         profile = catalog.profile(group.profile)
-        if not _by_profile(group) or group.profile is None or profile is None:
+        if not group.has_profile_speed or group.profile is None or profile is None:
             continue
         work = None
         if profile.training is not None:

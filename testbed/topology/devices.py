@@ -399,6 +399,11 @@ class DeviceGroup(Model):
         return self
 
     @property
+    def has_profile_speed(self) -> bool:
+        """Whether the CPU share of the group's devices follows from their profile."""
+        return self.profile is not None and self.cpu is None
+
+    @property
     def update_steps(self) -> list[config.Named]:
         """Steps of `agents.pipeline` that only this group's devices have, with their parameters."""
         compression = None if self.link is None else self.link.compression

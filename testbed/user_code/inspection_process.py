@@ -43,7 +43,7 @@ from agents.rules.client_half import (
 from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task, mean_loss, unfit_classes, unfit_inputs
+from agents.tasks.interface import Task, calls_correct, mean_loss, unfit_classes, unfit_inputs
 from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
@@ -413,7 +413,7 @@ def _step(
         if not torch.isfinite(loss := mean_loss(task, outputs, shard.tensors()[1])):
             raise _RefusedError(f"its loss is {loss.item()} with the initial model")
         loss.backward()  # type: ignore[no-untyped-call]
-    if cls.has_accuracy:
+    if calls_correct(task):
         _try_correct(task, outputs, shard)
 
 

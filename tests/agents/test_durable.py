@@ -444,7 +444,7 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     refused(folder, SnapshotError, r"inputs\.bin: this is not a regular file\. Intact: checkpoint")
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
-    refused(folder, RecordingError, "has the entries 0 to 0 of the run, and .* needs those after 4")
+    refused(folder, RecordingError, "has entries 0 to 0 of the run, but .* needs the entries after 4")
     begins = 8 + 36 + len(b'{"entries":4}')
     log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
     refused(folder, RecordingError, "2 updates after that: the end of the log is")

@@ -76,7 +76,7 @@ def test_device_is_added_and_other_entries_kept(before: str, after: str) -> None
 def test_invalid_entry_is_refused_and_nothing_written(tmp_path: Path) -> None:
     to = tmp_path / "profiles.yaml"
     for text, told in (
-        ("devices: {old: {cores: 1}}\n", "in braces, to which nothing can be added"),
+        ("devices: {old: {cores: 1}}\n", "the devices are written in braces"),
         ("devices:\n  new: {cores: 1}\n", "already has a device new"),
     ):
         to.write_text(text)
