@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from testbed.errors import BadInputError
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.virtual.stacked_training import BatchTrainer, Job
-from tests.running import TOPOLOGIES, Finished, Testbed, started, until_printed
+from tests.running import (
+    TOPOLOGIES,
+    Finished,
+    Testbed,
+    left_as_processes,
+    started,
+    until_printed,
+)
 
 OWN = TOPOLOGIES / "own"
 STEPS, LR, L2, ALPHA, SERVER_LR = 4, 0.2, 1e-4, 0.3, 0.7
@@ -151,22 +159,20 @@ def test_virtual_run_equals_the_plain_loop(name: str, tmp_path: Path) -> None:
     assert len({update.client for update in found.updates}) == N
 
 
-@pytest.mark.parametrize("name", LOOPS)
 def test_killed_run_of_processes_resumes_and_equals_the_plain_loop(
-    name: str, testbed: Testbed, tmp_path: Path
+    testbed: Testbed, tmp_path: Path
 ) -> None:
-    devices = [{"name": "d", "count": N, "timing": "60ms"}]
-    file = written(
-        tmp_path, name, devices=devices, stop={"updates": 45}, runtime={"name": "process"},
-        evaluate={"every": "500ms"},
-    )  # fmt: skip
+    name = "scaffold"
+    devices = [{"name": "d", "count": N, "cpu": 0.1, "timing": "100ms"}]
+    file = written(tmp_path, name, devices=devices, stop={"updates": 120}, runtime={"name": "process"})
     runs = tmp_path / "runs"
     with started("up", file, "--runs", runs) as up:
-        until_printed(up, "version")
         until_printed(up, "version")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     (run,) = runs.iterdir()
+    while left_as_processes(run.name):
+        time.sleep(0.05)
     resumed = testbed("up", "--resume", run.name, "--runs", runs)
     assert resumed.code == 0, resumed.out + resumed.err
     found = check(run, file, name)
@@ -190,7 +196,7 @@ def test_vectors_take_bytes_and_time_on_the_link(tmp_path: Path) -> None:
     assert before == both
     assert both - plain == pytest.approx(4 * 650, abs=90)
     assert plain / 4 < packed - 4 * 650 < plain / 2
-    assert unpacked == both
+    assert unpacked == pytest.approx(both, abs=100)  # numbers of the header have more digits
     for direction in (0, 1):
         longer = times["scaffold"][direction] - times["feddyn"][direction]
         assert longer == pytest.approx(4 * 650 * 8 / 40_000, rel=0.1)

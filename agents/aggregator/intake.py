@@ -96,7 +96,7 @@ class Intake:
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.close_request(sender)
         facts = _NO_FACTS if self._sums is None else self._sums.record_fields(sender, number)
-        self._sending.arrivals.add(event, dispatch, epoch, self._own_sizes, self._server.w.size, facts)
+        self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts, self._own_sizes)
         update = Update(
             client=sender,
             dispatch=number,

@@ -49,6 +49,7 @@ from agents.rules.client_half import ClientSettings as ClientSettings
 from agents.rules.client_half import ClientSide as ClientSide
 from agents.rules.client_half import ClientState as ClientState
 from agents.rules.client_half import Kind as Kind
+from agents.rules.client_half import Lengths as Lengths
 from agents.rules.client_half import LocalResult as LocalResult
 from agents.rules.client_half import Terms as Terms
 from agents.rules.client_half import Vectors as Vectors

@@ -215,7 +215,7 @@ def decode_model(payload: bytes | bytearray) -> ModelMessage:
     """Decode a model. Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     vectors: dict[str, Vector] = {}
-    if any(name.startswith(_OWN) for name in header):
+    if len(header) > 1 and any(name.startswith(_OWN) for name in header):
         arrays, own = _separate(_arrays(header, body))
         if [*arrays] != ["w"] or any("/" in name or a.dtype != "<f4" for name, a in own.items()):
             raise WireError(f"expected float32 vectors, found {', '.join(header):.100}")
@@ -230,7 +230,7 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Decode an update. Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     fields = _fields(UpdateMessage, metadata)
-    if any(name.startswith(_OWN) for name in header):
+    if len(header) > 1 and any(name.startswith(_OWN) for name in header):
         return _with_vectors(fields, metadata, _arrays(header, body), buffers)
     if len(metadata) > len(fields) + 1:  # more than the fields and `protocol`
         known = {"protocol", *fields}

@@ -302,8 +302,8 @@ class _Fleet:
         names = tuple(step.name if step in self._common else repr(step) for step in steps)
         key = repr(names)
         if key not in self._sizes:
-            names = [*self._planned]
-            self._sizes[key] = message_sizes(*self._model, steps, names, self._side)[1]
+            clients = [*self._planned]
+            self._sizes[key] = message_sizes(*self._model, steps, clients, self._side)[1]
         return self._sizes[key]
 
 

@@ -55,13 +55,8 @@ def test_vectors_are_encoded_and_decoded_in_order() -> None:
     assert model.vector.tolist() == W.tolist()
     assert model.buffers.equals(BUFFERS)
     payload = payloads.encode(dataclasses.replace(UPDATE, vectors=vectors, buffers=BUFFERS))
-    assert [*safetensors.numpy.load(payload)] == [
-        "w",
-        "vector/control",
-        "vector/one",
-        "floats",
-        "integers",
-    ]
+    names = {"w", "vector/control", "vector/one", "floats", "integers"}
+    assert safetensors.numpy.load(payload).keys() == names
     update = payloads.decode_update(payload)
     assert [*update.vectors] == ["control", "one"]
     assert update.vector.tolist() == W.tolist()
@@ -70,11 +65,10 @@ def test_vectors_are_encoded_and_decoded_in_order() -> None:
 
 @pytest.mark.parametrize("is_encoded", [False, True])
 def test_encoded_vectors_keep_their_fields_apart_from_those_of_the_update(is_encoded: bool) -> None:
-    own = Compressor(METHODS["fp16"]()).apply(W, 0, 0) if is_encoded else None
-    sent = dataclasses.replace(
-        UPDATE, vectors={"control": PACKED, "one": CONTROL}, encoded=own,
-        **({"vector": np.zeros(0, np.float32)} if is_encoded else {}),
-    )  # fmt: skip
+    sent = dataclasses.replace(UPDATE, vectors={"control": PACKED, "one": CONTROL})
+    if is_encoded:
+        own = METHODS["fp16"]().compress(W).encoded
+        sent = dataclasses.replace(sent, encoded=own, vector=np.zeros(0, np.float32))
     payload = payloads.encode(sent)
     found = payloads.decode_update(payload)
     control = found.vectors["control"]
@@ -146,14 +140,15 @@ def test_dispatches_with_the_same_vectors_share_their_body() -> None:
     other = {"control": np.zeros(chunks.CHUNK_BYTES, np.float32)}
     for number, (client, vectors) in enumerate(zip("abcd", (same, same, other, {}), strict=True), 1):
         pending.add_model(act.Dispatch(client, 0, number, vectors=vectors))
-    first, second, third, fourth = ([*sent] for _, sent in pending.waiting)
+    chunked: list[Any] = [[*sent] for _, sent in pending.waiting]
+    first, second, third, fourth = chunked
     assert all(one is two for one, two in zip(first[1:], second[1:], strict=True))
     assert len(first) == len(third) == 2 * len(fourth) == 8
     assert np.shares_memory(np.asarray(first[1].share), np.asarray(third[1].share))
     server.w += 1
     pending.add_model(act.Dispatch("a", 1, 5, vectors=same))
-    (head, *_) = pending.waiting[-1][1]
-    assert not np.shares_memory(np.asarray(first[0].share), np.asarray(head.share))
+    later: Any = pending.waiting[-1][1]
+    assert not np.shares_memory(np.asarray(first[0].share), np.asarray(later[0].share))
 
 
 @dataclass(frozen=True)
@@ -188,6 +183,9 @@ class AddingState(State):
     def start(self) -> Actions:
         return [self.send(client) for client in self.server.clients]
 
+    def join(self, client: str) -> Actions:
+        return [self.send(client)]
+
     def send(self, client: str) -> Send:
         return Send(client, deferred=self.params.deferred, vectors={"control": self.control})
 
@@ -213,8 +211,9 @@ def begun(rule: Rule | None = None) -> tuple[Core, list[act.Dispatch]]:
 
 
 def answer(core: Core, dispatch: act.Dispatch, at: float = 1.0, **fields: Any) -> act.Actions:
-    fields = {"vectors": {"control": CONTROL}, "vector": np.ones(2, np.float32)} | done(at) | fields
-    update = message(dispatch.client, dispatch.number, base_version=dispatch.version, **fields)
+    plain: dict[str, Any] = {"vectors": {"control": CONTROL}, "vector": np.ones(2, np.float32)}
+    fields = {**plain, **done(at), **fields, "base_version": dispatch.version}
+    update = message(dispatch.client, dispatch.number, **fields)
     return [*core.update(dispatch.client, update, 99, at), *core.end_of_instant(at)]
 
 
@@ -235,7 +234,8 @@ def test_rule_gets_the_model_that_an_update_was_trained_from() -> None:
     (a2,) = of(act.Dispatch, answer(core, a))
     answer(core, b, 2.0)
     answer(core, a2, 3.0, sequence=2)
-    assert core.rule.bases == [[0, 0], [0, 0], [1, 1]]
+    state: Any = core.rule
+    assert state.bases == [[0, 0], [0, 0], [1, 1]]
 
 
 def test_ignored_update_is_not_acknowledged_to_a_client_with_memory() -> None:

@@ -17,6 +17,7 @@ from agents.rules.interface import (
     ClientSettings,
     ClientSide,
     Ignored,
+    Lengths,
     LocalResult,
     Rule,
     Send,
@@ -62,7 +63,7 @@ class Scaffold(Rule):
 
     @property
     def client_side(self) -> ClientSide:
-        control = {"control": "model"}  # a vector as long as the model
+        control: Lengths = {"control": "model"}  # a vector as long as the model
         return ClientSide(
             "delta", model_vectors=control, update_vectors=control, memory=control, adds_terms=True
         )

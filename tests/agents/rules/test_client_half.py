@@ -14,7 +14,6 @@ from agents.client import memory_file
 from agents.client.core import ClientCore, ClientIdentity, Outcome, Remember, SendUpdate, Train, Trained
 from agents.config import LocalTraining, Schedule
 from agents.models.vectors import Vector
-from agents.pipeline.compression import METHODS, Compressor
 from agents.pipeline.interface import ClientStep
 from agents.rules.client_half import (
     Answer,
@@ -27,6 +26,7 @@ from agents.rules.client_half import (
     Vectors,
 )
 from agents.wire.payloads import Encoded, ModelMessage, UpdateMessage
+from tests.agents.helpers import compressor
 
 SIDE = ClientSide(
     model_vectors={"pull": "model"},
@@ -132,7 +132,7 @@ def test_sum_of_step_sizes_follows_schedule_and_interrupt() -> None:
 
 def test_only_declared_vectors_are_compressed() -> None:
     """Each with an error of its own: top-k sends one of two values of `ends` a time."""
-    client = core(steps=(Compressor(METHODS["topk"](share=0.5)),))
+    client = core(steps=(compressor("topk", share=0.5),))
     _, _, update = train(client, model(1, pull=np.array([0.5, 0.0], np.float32)))
     assert update.encoded is not None
     ends = update.vectors["ends"]
