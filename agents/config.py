@@ -242,6 +242,8 @@ class ClientSetup:
 
     run: str
     client: str
+    index: int = 0
+    """Number of the client in device order, from 0."""
     seed: int
     """Seed of the run."""
     rule: Named

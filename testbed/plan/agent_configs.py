@@ -229,8 +229,8 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
-    for device in spec.plan.devices:
-        setup = client_setup(spec, device, common)
+    for index, device in enumerate(spec.plan.devices):
+        setup = client_setup(spec, device, index, common)
         client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
@@ -327,14 +327,17 @@ def _aggregator(
     )
 
 
-def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+def client_setup(
+    spec: RunSpec, device: PlannedDevice, index: int, common: Sequence[Named]
+) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps of all devices.
     """
     return ClientSetup(
         run=spec.directory.run,
         client=device.name,
+        index=index,
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
@@ -355,6 +358,7 @@ def _client(
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     side: ClientSide = spec.topology.rule.build().client_side
+    remembers = side.kind == "residual" or bool(side.memory) or spec.topology.task.build().fits
     return ClientConfig(
         setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
@@ -364,7 +368,7 @@ def _client(
         parameters=parameters,
         start=_initial_model(spec, places),
         dilation=device.dilation,
-        memory=f"{disk}/memory.safetensors" if side.kind == "residual" or side.memory else None,
+        memory=f"{disk}/memory.safetensors" if remembers else None,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,

@@ -235,6 +235,7 @@ class _Fleet:
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
+        self._fits = task.fits
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
         self._common = spec.topology.update_steps
 
@@ -243,7 +244,7 @@ class _Fleet:
         for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
-        setup = client_setup(self._spec, planned, self._common)
+        setup = client_setup(self._spec, planned, index, self._common)
         gradient = self._side.kind == "gradient"
         round_settings = replace(setup.local, steps=1, epochs=None) if gradient else setup.local
         steps, work = round_settings.count(len(indices)), round_settings.work(len(indices))
@@ -260,9 +261,11 @@ class _Fleet:
                 steps=steps,
                 work=work,
                 client=name,
+                index=index,
                 rng=lambda: factory.rng(setup, randomness.TRAINING, wanted.sequence),
                 gradient=gradient,
                 terms=wanted.terms,
+                memory=wanted.memory,
             )
             return self._pool.hand_in(ticket)
 
@@ -281,6 +284,7 @@ class _Fleet:
             core=factory.core(
                 *(setup, len(indices), lambda _: timing.thinking, client_steps),
                 memory=memory,
+                fits=self._fits,
             ),
             line=line,
             train=train,

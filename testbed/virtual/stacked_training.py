@@ -11,7 +11,7 @@ import queue
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
-from agents.rules.client_half import NO_TERMS, Terms
+from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.objectives import (
@@ -57,6 +57,10 @@ class Job:
     """Number of mini-batch steps."""
     client: str = "a client"
     """Name of the client."""
+    index: int = 0
+    """Number of the client in device order, from 0."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit`; empty if there is none."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
@@ -266,13 +270,14 @@ class _Single:
         self._trainer.assign(
             self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
+        self._trainer.set_client(job.client, job.index, job.memory)
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)
         else:
             result = self._trainer.train(
                 *(job.start, job.rng(), job.lr), buffers=job.buffers, terms=job.terms
             )
-        return Outcome(result.end, result.loss, result.buffers)
+        return Outcome(result.end, result.loss, result.buffers, result.memory)
 
 
 class _Descent:
