@@ -43,6 +43,8 @@ class Headline:
     """Highest accuracy of any evaluation, as a share."""
     evaluated: bool = True
     """Whether the run was ever evaluated."""
+    has_loss: bool = True
+    """Whether any evaluation has a loss; a Flower app may report none."""
     perplexity: float = nan
     """Perplexity of the last evaluation; NaN if the task has none."""
     ended: str | None
@@ -64,7 +66,9 @@ class Headline:
             best = f"(best {self.best_accuracy:.1%})"
             return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}{perplexity}"
         if isnan(self.loss):
-            return "loss nan: the model diverged" if self.evaluated else "never evaluated"
+            if not self.evaluated:
+                return "never evaluated"
+            return "loss nan: the model diverged" if self.has_loss else "no loss reported"
         return f"loss {self.loss:.6g}{perplexity}"
 
 
@@ -81,6 +85,7 @@ def headline(run: Run) -> Headline:
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
         evaluated=len(evaluations) > 0,
+        has_loss=bool(evaluations["loss"].notna().any()),
         best_accuracy=float(evaluations["accuracy"].max()),
         perplexity=float(last["perplexity"]) if "perplexity" in last else nan,
         ended=None if run.ended is None else run.ended.reason,
