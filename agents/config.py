@@ -58,7 +58,7 @@ class BrokerAccess:
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """Certificate of the broker in PEM format, the only one that is trusted; None if TLS is not used."""
+    """The broker's certificate as PEM text; None if TLS is not used. No other certificate is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,8 @@ class InitialModel:
     """The model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's state by name; None if the task makes the initial
-    state."""
+    """Path of a safetensors file with the module's `state_dict`; None to start from the state that the
+    task makes."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
     """Patterns for the names of parameters that are neither trained nor sent."""
 
@@ -242,6 +242,8 @@ class ClientSetup:
 
     run: str
     client: str
+    index: int = 0
+    """Number of the client in device order, from 0."""
     seed: int
     """Seed of the run."""
     rule: Named
@@ -272,6 +274,8 @@ class ClientConfig:
     """Number of model parameters that are sent."""
     buffers: int = 0
     """Number of elements in the model's buffers, which are sent with the parameters."""
+    own_elements: int = 0
+    """Number of elements in the vectors that the rule sends with each model."""
     start: InitialModel = InitialModel()
     dilation: float = 1.0
     """Host seconds per second of device time."""

@@ -29,7 +29,8 @@ class ComparisonRow:
     settings: Mapping[str, str]
     """How the row differs from the others: text by setting, as in `names.coordinates`."""
     task: str
-    """Name of the task, as `by_task` returns it."""
+    """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
+    `by_task`)."""
     target: float
     """Target accuracy, as a share; NaN if there is none."""
     runs: int
