@@ -388,9 +388,10 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(
-    cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, lr: float, *, trains: bool
+    cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool, **fit: Any
 ) -> None:
-    """Train on the shard in the file `samples` if `trains`; else evaluate it."""
+    """Train on the shard in the file `samples` if `trains`; else evaluate it. `fit`: arguments of
+    `_try_fit`."""
     if cls.__module__.partition(".")[0] == "agents":  # a Flower app, which Flower calls
         return
     import torch
@@ -399,7 +400,7 @@ def _step(
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
     if trains and cls.fits:
-        _try_fit(task, shard, lr)
+        _try_fit(task, shard, **fit)
         return
     module = task.model().train(trains)
     outputs = _outputs(task, module, shard)
@@ -487,16 +488,17 @@ class _TimeOverError(BaseException):
     """The trial of a task's `fit` took too long. Not an Exception, so that `fit` does not catch it."""
 
 
-def _try_fit(task: Task, shard: Shard, lr: float) -> None:
-    """Call the task's `fit` as a client does, for at most `_FIT_S` seconds, and check its results."""
+def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> None:
+    """Call the task's `fit` as the device `client` does, for at most `_FIT_S` seconds, and check its
+    results. `index`: number of the device in device order. `lr`: step size."""
     from agents.client.training import FitTrainer
-    from agents.config import LocalTraining
     from agents.models.flat import learned, vector_of
 
     def stop(*_: object) -> None:
         raise _TimeOverError
 
     trainer = FitTrainer(task, shard, LocalTraining(steps=1, lr=lr))
+    trainer.set_client(client, index, {})
     flat = trainer.flat
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, _FIT_S)
