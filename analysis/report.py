@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from agents.texts import quantity
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.action_marks import describe
-from analysis.charts.chart import INKS, Chart
+from analysis.charts.chart import INKS, Chart, remarks
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
@@ -55,7 +55,7 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
     """Return the page. `target` is the accuracy (share) whose cost is compared. If `target` is None, the
     highest accuracy that all runs of a task reached is used."""
     charts = _charts(runs)
-    figures = [screen.draw(chart).figure for chart in charts]
+    figures = [screen.draw(replace(chart, remarks=())).figure for chart in charts]
     for drawn in figures:  # transparent, so that the page's background shows, light or dark
         drawn.update(background_fill_color=None, border_fill_color=None)
     script, divs = components(figures) if figures else ("", ())
@@ -68,7 +68,11 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
         subtitle=", ".join(by_settings(runs)) if several else _headline(runs[0]),
         resources=Markup(Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render()),  # noqa: S704
         script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
-        charts=[(Markup(div), chart.key) for div, chart in zip(divs, charts, strict=True)],  # noqa: S704
+        chart_remarks=remarks(charts),
+        charts=[
+            (Markup(div), key)  # noqa: S704
+            for div, key in zip(divs, _new_keys(charts), strict=True)
+        ],
         comparisons=[*_comparisons(runs, target)] if several else [],
         remarks=comparison.remarks(runs),
         seeds=any(len(same) > 1 for same in by_settings(runs).values()),
@@ -99,6 +103,14 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
     made = (CHARTS[name](first if name in _LANES else runs) for name in names)
     return [chart for chart in made if not chart.is_bare]
+
+
+def _new_keys(charts: Sequence[Chart]) -> Iterator[tuple[str, ...]]:
+    """Yield the key of each chart; empty if an earlier chart has the same."""
+    seen: set[tuple[str, ...]] = set()
+    for chart in charts:
+        yield () if chart.key in seen else chart.key
+        seen.add(chart.key)
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:

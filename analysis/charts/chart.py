@@ -3,7 +3,7 @@ of runs and of drawing libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
@@ -124,6 +124,9 @@ class Chart:
     (`spans`)."""
     note: str = ""
     """Text below the title."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the run that its other charts have, too. Below the title they follow the note. A page
+    of several charts shows each remark once."""
     key: tuple[str, ...] = ()
     """Explanations of the labels of vertical lines (`rules`) if these labels are numbers. In print, the
     explanations are written below the plot."""
@@ -149,9 +152,23 @@ class Chart:
                 points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
         return points < 2
 
+    @property
+    def whole_note(self) -> str:
+        """The note, followed by the remarks."""
+        return "; ".join(filter(None, (self.note, *self.remarks)))
+
     def with_note(self, *notes: str) -> Chart:
         """Return the chart with `notes` added to its note."""
         return replace(self, note="; ".join(filter(None, (self.note, *notes))))
+
+    def with_remarks(self, *remarks: str) -> Chart:
+        """Return the chart with `remarks` added to its remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
+
+def remarks(charts: Iterable[Chart]) -> tuple[str, ...]:
+    """Return the remarks of `charts`, each once."""
+    return (*dict.fromkeys(remark for chart in charts for remark in chart.remarks),)
 
 
 def band_of(name: str) -> str:

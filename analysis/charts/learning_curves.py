@@ -67,21 +67,20 @@ def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: b
         )
         hover = {"run": "$name", y.title: "y", "version": "version", "device time (s)": "at"}
         layers.append(Layer(name, "line", columns, color(index), legend=len(sets) > 1, hover=hover))
-    chart = Chart(
-        f"{quality.capitalize()} against {x.label}", x, y, tuple(layers), note=_line_note(sets)
-    )
+    title = f"{quality.capitalize()} against {x.label}"
+    chart = Chart(title, x, y, tuple(layers), remarks=_line_remarks(sets))
     return with_actions(chart, runs, colors=hues) if against == "time" else chart
 
 
-def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
-    """Return a note on the meaning of a line. It is empty if each line is one run."""
+def _line_remarks(sets: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
+    """Return remarks on the meaning of a line. There are none if each line is one run."""
     counts = sorted({len(same) for same in sets.values()} - {1})
     if not counts:
-        return ""
+        return ()
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (
-        f"line: mean of {number} seeds, band: lowest to highest; "
-        "after its end, a run counts with its last value"
+        f"learning curves: line: mean of {number} seeds, band: lowest to highest",
+        "after its end, a run counts with its last value",
     )
 
 
