@@ -205,8 +205,8 @@ def _sample_shard(whole: Shard) -> Shard:
 def _ask_step(
     topology: Topology, task: TaskStandIn, samples: Shard, client: str, *, trains: bool
 ) -> None:
-    """Try a step, or a call of the task's `fit` for the device `client`. Raises ValueError if the task refuses the samples,
-    BadInputError if the task's code raises an exception."""
+    """Try a step, or a call of the task's `fit` for the device `client`. Raises ValueError if the task
+    refuses the samples, BadInputError if the task's code raises an exception."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
