@@ -93,6 +93,8 @@ class Layer:
     label: str = ""
     """Label in the legend. If it is empty, the name of the layer is used."""
     dashed: bool = False
+    reference: bool = False
+    """Whether the layer is only a reference for others. A chart with nothing else is bare."""
     hover: Mapping[str, str] = field(default_factory=dict)
     """Lines of a point's tooltip: for each heading, the column to show, or `$name` to show the layer's
     name."""
@@ -147,7 +149,7 @@ class Chart:
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
                 return False
-            if layer.mark in ("line", "points", "bars"):
+            if layer.mark in ("line", "step", "points", "bars") and not layer.reference:
                 y = np.asarray(layer.columns["y"], np.float64)
                 points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
         return points < 2

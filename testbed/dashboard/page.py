@@ -35,7 +35,7 @@ sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Number of columns -> characters per line of text in a chart."""
 
-_UNKNOWN = metrics.t_interval([])
+_UNKNOWN = metrics.cost([], [])
 
 
 def fill(document: Document, board: Board, theme: Theme | None) -> None:

@@ -20,7 +20,8 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -43,6 +44,7 @@ from agents.rules.client_half import (
 from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
+from agents.tasks.flower import Flower
 from agents.tasks.interface import Task, calls_correct, mean_loss, unfit_classes, unfit_inputs
 from agents.wire.payloads import ModelMessage
 
@@ -388,19 +390,29 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(
-    cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool, **fit: Any
+    cls: Any,
+    _: Path,
+    params: dict[str, Any],
+    samples: str,
+    seed: int,
+    lr: float,
+    *,
+    client: str,
+    index: int,
+    trains: bool,
 ) -> None:
-    """Train on the shard in the file `samples` if `trains`; else evaluate it. `fit`: arguments of
-    `_try_fit`."""
-    if cls.__module__.partition(".")[0] == "agents":  # a Flower app, which Flower calls
-        return
+    """Train on the shard in the file `samples` if `trains`; else evaluate it. `client` and `index`: name
+    and number of the device whose shard it is, for a task's own `fit`."""
     import torch
 
     torch.manual_seed(seed)
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
+    if cls is Flower:
+        _try_app(task, shard.subset(np.arange(1)), lr, trains=trains)
+        return
     if trains and cls.fits:
-        _try_fit(task, shard, **fit)
+        _try_fit(task, shard, client, index, lr)
         return
     module = task.model().train(trains)
     outputs = _outputs(task, module, shard)
@@ -488,31 +500,61 @@ class _TimeOverError(BaseException):
     """The trial of a task's `fit` took too long. Not an Exception, so that `fit` does not catch it."""
 
 
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise _TimeOverError if what is inside takes longer than `_FIT_S` seconds."""
+
+    def stop(*_: object) -> None:
+        raise _TimeOverError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _FIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
+    """Let a Flower app train on a partition if `trains`, else evaluate it, for at most `_FIT_S`
+    seconds."""
+    import torch
+
+    module = task.model()
+    try:
+        with _time_limit():
+            if trains:
+                task.fit(module, partition, lr)
+            else:
+                with torch.no_grad():
+                    module(torch.from_numpy(partition.x))
+    except _TimeOverError:
+        return
+    except (NotImplementedError, ValueError) as error:
+        if user_code.is_from_user_code(error):
+            raise
+        raise _RefusedError(str(error)) from error
+
+
 def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> None:
     """Call the task's `fit` as the device `client` does, for at most `_FIT_S` seconds, and check its
     results. `index`: number of the device in device order. `lr`: step size."""
     from agents.client.training import FitTrainer
     from agents.models.flat import learned, vector_of
 
-    def stop(*_: object) -> None:
-        raise _TimeOverError
-
     trainer = FitTrainer(task, shard, LocalTraining(steps=1, lr=lr))
     trainer.set_client(client, index, {})
     flat = trainer.flat
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, _FIT_S)
     try:
-        trainer.train(vector_of(flat.w), np.random.default_rng(0))
+        with _time_limit():
+            trainer.train(vector_of(flat.w), np.random.default_rng(0))
     except _TimeOverError:
         return
     except TypeError as error:
         if user_code.is_from_user_code(error):
             raise
         raise _RefusedError(str(error)) from error
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
     for (name, parameter), part in zip(learned(flat.module), flat.parts, strict=True):
         if parameter.data_ptr() != flat.w[part].data_ptr():
             raise _RefusedError(

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from agents import events
+from analysis import metrics
 from analysis.charts import CHARTS, paper, screen, time_shares
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import (
@@ -31,10 +32,10 @@ from analysis.charts.chart import (
     remarks,
 )
 from analysis.charts.lanes import lanes
-from analysis.charts.learning_curves import curves
+from analysis.charts.learning_curves import curves, target_reached
 from analysis.load import Run, load
 from analysis.names import distinct
-from tests.analysis.conftest import EVENTS
+from tests.analysis.conftest import EVENTS, with_records
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def run(directory: Path) -> Run:
         for at, version, losses in ((0.0, 0, (2.0, 4.0, 3.0)), (5.0, 2, (1.5, 0.5, 1.0)))
         for name, loss in zip(("fast", "slow", "mute"), losses, strict=True)
     ]
+    parts += [events.EvaluatedPart(at, int(at), "class", "3", 10, 1.0, 0.5) for at in (0.0, 2.0)]
     made: list[events.Record] = [*acted, *parts]
     lines = [*EVENTS[:6], *(events.to_line(each).strip() for each in made), *EVENTS[6:]]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
@@ -368,9 +370,49 @@ def test_target_missed_by_some_seeds_is_noted(run: Run) -> None:
 
 
 def test_time_to_accuracy_is_drawn(run: Run) -> None:
+    """From 10 % at 0 s to 85 % at 5 s."""
     chart = CHARTS["time-to-accuracy"]([run])
     assert chart.x.ticks == {0.0: "60%", 1.0: "70%", 2.0: "80%", 3.0: "85%"}
-    assert column(chart, "fedbuff", "y") == [5.0] * 4
+    assert column(chart, "fedbuff", "y") == pytest.approx([10 / 3, 4.0, 14 / 3, 5.0])
+
+
+def test_share_of_runs_that_reached_the_target_is_drawn(run: Run) -> None:
+    """Three runs reach 85 % at 5, 3 and 7 s; one ends after 4 s without it."""
+
+    def seed(number: int, at: list[float], accuracy: float = 0.85) -> Run:
+        evaluations = run.evaluations.assign(at=at, accuracy=[0.1, accuracy, accuracy])
+        return replace(run, topology={**run.topology, "seed": number}, evaluations=evaluations)
+
+    runs = [seed(1, [0, 5, 10]), seed(2, [0, 3, 10]), seed(3, [0, 7, 10]), seed(4, [0, 2, 4], 0.5)]
+    chart = target_reached(runs, 0.85)
+    # Kaplan–Meier: 3/4 are left at 3 s; two of these are observed after 4 s, and half of them at 5 s.
+    assert column(chart, "fedbuff", "x") == [0, 3, 4, 5, 7, 10]
+    assert column(chart, "fedbuff", "y") == pytest.approx([0, 25, 25, 62.5, 100, 100])
+    assert (column(chart, "fedbuff, missed", "x"), column(chart, "fedbuff, missed", "y")) == ([4], [25])
+    assert not chart.is_bare
+    assert CHARTS["target-reached"](runs).title == "Runs that have reached an accuracy of 50%"
+
+
+def test_accuracy_is_drawn_by_class_and_group(directory: Path) -> None:
+    """`fast` (40 % of 10 samples) and `slow` (80 % of 30) are one group, `mute` another."""
+    parts = [("class", "0", 5, 0.9), ("class", "10", 5, 0.5), ("class", "2", 5, 0.7)]
+    parts += [("device", "fast", 10, 0.4), ("device", "slow", 30, 0.8), ("device", "mute", 5, 0.2)]
+    run = with_records(
+        directory,
+        *(events.EvaluatedPart(5.0, 2, *one[:3], 0.5, one[3]) for one in parts),
+    )
+    table = metrics.accuracy_by(run, "class")
+    assert (list(table.columns), table.index.tolist()) == (["0", "2", "10"], [5.0])
+    assert metrics.accuracy_by(run, "group").loc[5.0].to_dict() == pytest.approx(
+        {"pi": 0.7, "nano": 0.2}
+    )
+    chart = CHARTS["accuracy-by-class"]([run])
+    assert column(chart, "10, fedbuff", "y") == [50.0]
+    other = replace(run, topology={"rule": {"name": "fedavg"}})
+    chart = CHARTS["accuracy-by-group"]([run, other])
+    assert column(chart, "fedavg", "y") == pytest.approx([45.0])
+    assert column(chart, "fedavg, lowest", "y") == pytest.approx([20.0])
+    assert CHARTS["accuracy-by-class"]([replace(run, parts=run.parts[:0])]).is_bare
 
 
 def test_layer_with_columns_of_unequal_length_is_refused() -> None:
