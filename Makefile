@@ -73,20 +73,25 @@ papers-full: $(VENV)/.installed
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
 USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.run.up, testbed.data.datasets, \
-	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, amqtt.broker, sklearn.datasets, \
+	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, testbed.broker.embedded, sklearn.datasets, \
 	flwr_datasets.partitioner
+# The broker of machines without Mosquitto, in a folder of its own, as Flower needs another typer.
+AMQTT := 'from testbed.broker import programs; print(programs.AMQTT)'
+AMQTT_FOLDER := 'from testbed.broker import programs; print(programs.AMQTT_FOLDER)'
 $(VENV)/.installed: pyproject.toml
 	@echo "Setting up $(VENV) (a few minutes, once) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile $$($(BIN)/python -I testbed/images/torch_index.py) --editable .
+	@$(BIN)/python -m pip install -qq --no-compile --no-warn-conflicts --upgrade --target \
+		"$$($(BIN)/python -c $(AMQTT_FOLDER))" "$$($(BIN)/python -c $(AMQTT))"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"
 	@touch $@
 
-# Flower's client, for its tests, without what its commands pin: with these pip searches for minutes.
-FLOWER := 'flwr>=1.41,<1.43' 'iterators<0.0.3' pycryptodome
+# The last version of Flower whose package has its quickstarts, which tests run as they are.
+QUICKSTARTS := $(VENV)/share/flower-quickstarts flwr==1.24.0
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
-	@$(BIN)/python -m pip install -qq --no-compile --no-deps $(FLOWER)
+	@$(BIN)/python -m pip install -qq --no-compile --no-deps --upgrade --target $(QUICKSTARTS)
 	@touch $@
 
 clean:

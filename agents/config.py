@@ -58,7 +58,7 @@ class BrokerAccess:
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """Certificate of the broker in PEM format, the only one that is trusted; None if TLS is not used."""
+    """The broker's certificate as PEM text; None if TLS is not used. No other certificate is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,10 @@ class LocalTraining:
     """Number of passes over the shard per round. Set either `steps` or `epochs`."""
     batch_size: Count = 32
     """Number of samples per mini-batch."""
+    last_batch: Literal["keep", "drop", "merge"] = "keep"
+    """Use of the samples that are left in a pass after the last full mini-batch. keep: they are a
+    smaller mini-batch. drop: they are left out of this pass. merge: they are added to the last full
+    mini-batch."""
     lr: Positive = 0.1
     """Step size."""
     lr_by_step: Schedule | None = None
@@ -179,9 +183,33 @@ class LocalTraining:
 
     def count(self, samples: int) -> int:
         """Return the number of mini-batch steps of a training on a shard of `samples` samples."""
+        batches, _ = self.batches(samples)
         if self.steps is not None:
-            return self.steps
-        return (self.epochs or 1) * -(-samples // self.batch_size)
+            return self.steps if batches else 0
+        return (self.epochs or 1) * batches
+
+    def batches(self, samples: int) -> tuple[int, int]:
+        """Return the number of mini-batches in a pass over `samples` samples, and the number of samples
+        in the last one. All others have `batch_size` samples. Both are 0 if there is no mini-batch."""
+        full, rest = divmod(samples, self.batch_size)
+        if rest == 0 or self.last_batch == "drop":
+            return full, self.batch_size if full else 0
+        if self.last_batch == "merge" and full:
+            return full, self.batch_size + rest
+        return full + 1, rest
+
+    def first_batch(self, samples: int) -> int:
+        """Return the number of samples in the first mini-batch of a pass; 0 if there is none."""
+        batches, last = self.batches(samples)
+        return self.batch_size if batches > 1 else last
+
+    def work(self, samples: int) -> float:
+        """Return the work of a training in steps of `batch_size` samples. A smaller mini-batch counts as
+        a whole step, a larger one in proportion to its samples."""
+        batches, last = self.batches(samples)
+        steps = self.count(samples)
+        passes = steps // batches if batches else 0
+        return steps + passes * max(0.0, last / self.batch_size - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +217,8 @@ class InitialModel:
     """The model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's state by name; None if the task makes the initial
-    state."""
+    """Path of a safetensors file with the module's `state_dict`; None to start from the state that the
+    task makes."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
     """Patterns for the names of parameters that are neither trained nor sent."""
 
@@ -214,6 +242,8 @@ class ClientSetup:
 
     run: str
     client: str
+    index: int = 0
+    """Number of the client in device order, from 0."""
     seed: int
     """Seed of the run."""
     rule: Named
@@ -321,6 +351,8 @@ class AggregatorConfig:
     rule: Named
     clients: Mapping[str, float]
     """Importance p_i of each client. The values sum to 1."""
+    idle: Sequence[str] = dataclasses.field(default_factory=list)
+    """Clients without a mini-batch, which are not in `clients`: the rule sends them no models."""
     samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of training samples of each client."""
     evaluate_every: float

@@ -31,6 +31,13 @@ class Shard:
     def __len__(self) -> int:
         return len(self.y)
 
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's inputs, shape (n, …), and the labels. Inputs are float32 and multiplied by
+        `scale`, or int64 if they are tokens."""
+        import torch
+
+        return model_inputs(torch.from_numpy(self.x), self.scale), torch.from_numpy(self.y)
+
     def subset(self, indices: NDArray[np.int64]) -> Shard:
         """Return a copy of the samples at `indices`."""
         return Shard(self.x[indices], self.y[indices], self.scale)

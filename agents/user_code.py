@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -43,6 +44,9 @@ def use_folder(folder: str | None) -> None:
     turn."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
+    # `torch.compile` then returns the module as it is. A device has no compiler, and compiling takes
+    # minutes at its CPU share.
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     for name, module in list(sys.modules.items()):
         if _lies_in_use(getattr(module, "__file__", None)):
             del sys.modules[name]

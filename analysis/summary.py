@@ -43,6 +43,8 @@ class Headline:
     """Highest accuracy of any evaluation, as a share."""
     evaluated: bool = True
     """Whether the run was ever evaluated."""
+    has_loss: bool = True
+    """Whether any evaluation has a loss; a Flower app may report none."""
     perplexity: float = nan
     """Perplexity of the last evaluation; NaN if the task has none."""
     ended: str | None
@@ -64,7 +66,9 @@ class Headline:
             best = f"(best {self.best_accuracy:.1%})"
             return f"accuracy {self.accuracy:.1%} {best}, loss {self.loss:.3g}{perplexity}"
         if isnan(self.loss):
-            return "loss nan: the model diverged" if self.evaluated else "never evaluated"
+            if not self.evaluated:
+                return "never evaluated"
+            return "loss nan: the model diverged" if self.has_loss else "no loss reported"
         return f"loss {self.loss:.6g}{perplexity}"
 
 
@@ -81,6 +85,7 @@ def headline(run: Run) -> Headline:
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
         evaluated=len(evaluations) > 0,
+        has_loss=bool(evaluations["loss"].notna().any()),
         best_accuracy=float(evaluations["accuracy"].max()),
         perplexity=float(last["perplexity"]) if "perplexity" in last else nan,
         ended=None if run.ended is None else run.ended.reason,
@@ -109,15 +114,16 @@ def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
 def devices(run: Run) -> pd.DataFrame:
     """Return one row per device, in the manifest's order, indexed by `device`. The columns:
 
-    - `group`, `profile`, `cpu` (share of one host core), `samples`: as planned.
+    - `group`, `profile`, `cpu` (share of one host core), `samples`: as in the run's plan.
     - `updates`: number of applied updates of the device.
     - `staleness`: mean staleness of these updates, in versions; NaN without updates.
-    - `share`: number of these updates ÷ number of all applied updates; weights do not count. NaN
+    - `share`: number of these updates ÷ number of all applied updates, whatever their weights. NaN
       if the run has no applied update.
 
-    Shares of the run's duration, which sum to 1 (states as in `device_states`); NaN without duration:
+    The following columns are shares of the run's duration, and sum to 1. They are NaN if the duration
+    is 0. `device_states` describes the states.
 
-    - `busy`: training, or in a round without applied update, including its transfers.
+    - `busy`: training, or in a round whose update is not applied. The transfers of such a round count.
     - `transfer`: downloading or uploading, without training.
     - `idle`: waiting for the aggregator, or think time.
     - `paused`: frozen. `offline`: absent, or cut off from the network.

@@ -44,7 +44,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from agents import events
 from analysis.load import load
-from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
+from testbed.broker.programs import find_mosquitto
+from testbed.runtimes.process.runtime import HOST, free_ports
 
 _WARM_S = 3.0
 """Seconds after the first model before updates count."""

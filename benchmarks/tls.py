@@ -26,7 +26,8 @@ from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
 from testbed.broker import Listeners, accounts, write_mosquitto
 from testbed.broker.identity import new_identity
-from testbed.runtimes.process.runtime import HOST, find_mosquitto, free_ports
+from testbed.broker.programs import find_mosquitto
+from testbed.runtimes.process.runtime import HOST, free_ports
 
 CLIENTS = ("a", "b")
 SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}

@@ -71,7 +71,13 @@ WHOLE = (
 """Long files whose tests look at one run, or are runs of containers, whose devices would take each
 other's cores."""
 SINGLE = (
-    *("test_resume.py", "test_actions_in_runs.py", "test_behaviours.py", "test_flower.py"),
+    *(
+        "test_resume.py",
+        "test_actions_in_runs.py",
+        "test_behaviours.py",
+        "test_flower.py",
+        "test_flower_apps.py",
+    ),
     *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),
     *("test_api.py", "test_studies.py", "test_paper_tasks.py", "test_virtual_fuzz.py"),
     "test_virtual_run.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from testbed import images
+from testbed.broker import programs
 from tests.running import Finished, write_small_topology
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +71,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     subprocess.run([*pip, "--python", python, "install", "--no-deps", "--no-index", wheel], check=True)
     packages = next(environment.glob("lib/python*/site-packages"))
     (packages / "all-else.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    if programs.AMQTT_FOLDER.is_dir():  # the broker of a host without Mosquitto
+        place = environment / programs.AMQTT_FOLDER.relative_to(sys.prefix)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(programs.AMQTT_FOLDER)
     for place in (packages, work):
         (place / "agents").mkdir(parents=True)
         (place / "agents" / "__init__.py").write_text(FOREIGN)

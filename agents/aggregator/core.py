@@ -100,7 +100,7 @@ class AggregatorCore:
         self._phase = RunPhase.WAITING
         self._epoch: Nanoseconds = 0
         self._timers = Timers()
-        self._members = Membership(settings.importance, server)
+        self._members = Membership(settings.importance, server, settings.idle)
         self.progress = RunProgress(settings.patience)
         self._versions = Versions(settings, server, steps)
         self._arrivals = self._versions.arrivals
@@ -121,7 +121,7 @@ class AggregatorCore:
 
     @property
     def ready(self) -> Sequence[str]:
-        """Clients that are ready, in device order."""
+        """Clients that are ready and train, in device order."""
         return self._members.ready
 
     @property
@@ -349,7 +349,8 @@ class AggregatorCore:
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
         """Return the actions at every start of the run clock: write a record, save the model, and
         evaluate it."""
-        clients, missing = tuple(self._server.clients), tuple(self._members.missing)
+        clients = (*self._server.clients, *self._members.waiting)
+        missing = tuple(self._members.missing)
         at = to_seconds(started.at)
         return [
             Log(events.RunStarted(at, started.wall_clock, clients, missing)),
@@ -363,10 +364,11 @@ class AggregatorCore:
         """Handle a client's new state. A client that is ready is asked for its unacknowledged
         updates. If the client is also asked for a report, it sends its unacknowledged updates before
         the report."""
-        if client not in self._settings.importance:
+        is_idle = client in self._settings.idle
+        if client not in self._settings.importance and not is_idle:
             return []
         actions = [] if self._phase is RunPhase.ENDED else self._take_status(client, state, at)
-        if state != "ready" or any(isinstance(action, AskForReport) for action in actions):
+        if is_idle or state != "ready" or any(isinstance(action, AskForReport) for action in actions):
             return actions
         return [*actions, AskForUnacknowledged(client)]
 
@@ -410,7 +412,9 @@ class AggregatorCore:
         """Handle the farewell of `sender`. The farewell contains the vector that the client saved after
         its last applied update. If no update of the client was applied, the farewell has the sequence
         number 0. The client's sequence numbers are forgotten, so that the client starts like a new one
-        if it comes back."""
+        if it comes back. The farewell of an idle client is ignored."""
+        if sender not in self._settings.importance:
+            return []
         acknowledged = self._sending.acknowledged(sender)
         told = message.run, message.client, message.sequence
         if told != (self._settings.run, sender, acknowledged) or self._sums is not None:

@@ -17,8 +17,8 @@ from agents.config import FROM_TASK, InitialModel
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
-from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task
+from agents.shards import Shard
+from agents.tasks.interface import Task, calls_correct
 from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
@@ -71,9 +71,9 @@ class Evaluator:
         self._flat = FlatModule(build(task, start), trained=False)
         self._flat.module.eval()
         self._task = task
-        self._test_set = _tensors(test_set)
+        self._test_set = test_set.tensors()
         self._parts = parts
-        self._device_set = None if parts.device_set is None else _tensors(parts.device_set)
+        self._device_set = None if parts.device_set is None else parts.device_set.tensors()
         self._done = done
         self._thread = ThreadPoolExecutor(1, "evaluation", _begin, (cpus,))
         self._kept = kept
@@ -146,17 +146,12 @@ class Evaluator:
             losses.append(self._task.loss(outputs, y).double().numpy())
             own = self._task.weights(y)
             weights.append(np.ones(len(y)) if own is None else own.double().numpy())
-            correct = self._task.correct(outputs, y)
+            correct = self._task.correct(outputs, y) if calls_correct(self._task) else None
             right.append(np.full(len(y), math.nan) if correct is None else correct.double().numpy())
         return [np.concatenate(each) for each in (losses, weights, right)]
 
 
 _Samples = tuple[torch.Tensor, torch.Tensor]
-
-
-def _tensors(shard: Shard) -> _Samples:
-    """Return the inputs and labels of a shard as tensors."""
-    return model_inputs(torch.from_numpy(shard.x), shard.scale), torch.from_numpy(shard.y)
 
 
 def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Part:

@@ -122,6 +122,7 @@ class Aggregator:
             schema=self._schema,
             side=rule.client_side,
             importance=cfg.clients,
+            idle=cfg.idle,
             samples=cfg.samples,
             stop=cfg.stop,
             evaluate_every=from_seconds(cfg.evaluate_every),
@@ -149,7 +150,7 @@ class Aggregator:
         self._core, self._server = self._durable.core, self._durable.server
         self._watched = time.monotonic()
         self._epoch = self._core.epoch
-        self._clients = list(cfg.clients)
+        self._clients = [*cfg.clients, *cfg.idle]
         self._topics = topics.Topics(cfg.run)
         self._inbox: Inbox[_Other] = Inbox(_INBOX_BYTES)
         test_set = shards.load(Path(cfg.test_set))

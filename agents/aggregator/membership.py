@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum
 
 from agents.rules.interface import Server
@@ -20,37 +20,48 @@ class MembershipChange(Enum):
 class Membership:
     """Membership of clients. A client is ready from its status `ready` until its status `joining` (its
     process restarts) or `offline`. While the run clock runs, the ready clients are present, and the rule
-    knows them.
+    knows them. Idle clients may be ready, but are never present.
 
-    `importance`: p_i of all clients of the run, in device order.
+    `importance`: p_i of all clients that train, in device order. `idle`: the other clients.
     """
 
-    def __init__(self, importance: Mapping[str, float], server: Server) -> None:
+    def __init__(
+        self, importance: Mapping[str, float], server: Server, idle: Sequence[str] = ()
+    ) -> None:
         self._importance = importance
+        self._idle = idle
         self._server = server
         self._ready: set[str] = set()
 
     @property
     def ready(self) -> list[str]:
-        """Clients that are ready, in device order."""
+        """Clients that are ready and train, in device order."""
         return [client for client in self._importance if client in self._ready]
 
     @property
     def missing(self) -> list[str]:
-        """Clients that are not present, in device order."""
-        return [client for client in self._importance if client not in self._server.clients]
+        """Clients that are not present, in device order, then idle clients that are not ready."""
+        absent = [client for client in self._importance if client not in self._server.clients]
+        return [*absent, *(client for client in self._idle if client not in self._ready)]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Idle clients that are ready, in device order."""
+        return [client for client in self._idle if client in self._ready]
 
     def report(self, client: str, state: str) -> MembershipChange | None:
         """Handle a status of `client`. The status may come from the client's last will. Return the
-        change of membership; None if there is no change."""
+        change of membership; None if there is no change, or if the client is idle."""
         was_ready = client in self._ready
         if state == "ready":
             self._ready.add(client)
+            if client in self._idle:
+                return None
             return MembershipChange.RECONNECTED if was_ready else MembershipChange.JOINED
         if state not in ("joining", "offline"):
             return None
         self._ready.discard(client)
-        return MembershipChange.LEFT if was_ready else None
+        return MembershipChange.LEFT if was_ready and client not in self._idle else None
 
     def admit(self, clients: Container[str]) -> None:
         """Make exactly `clients` present. The rule's mapping of clients is changed in place, and stays
@@ -69,7 +80,7 @@ class Membership:
         present = self._server.clients
         if list(present.items()) != [(c, p) for c, p in self._importance.items() if c in present]:
             yield f"{present} are present, and not of this run in this order"
-        if not self._ready <= self._importance.keys():
+        if not self._ready <= {*self._importance, *self._idle}:
             yield f"{self._ready} are ready, and not all of this run"
-        if clock_runs and present.keys() != self._ready:
-            yield f"{list(present)} are present, {self._ready} are ready"
+        if clock_runs and list(present) != self.ready:
+            yield f"{list(present)} are present, {self.ready} are ready"

@@ -110,7 +110,7 @@ class Sending:
     # Passed and lost updates
 
     def note_passed(self, message: UpdateMessage, wanted: rules.Actions) -> None:
-        """Note that an update was passed to the rule, which returned the actions `wanted`."""
+        """Record that an update was passed to the rule. `wanted`: actions that the rule returned."""
         client = message.client
         if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
             self._acknowledged.pop(
@@ -135,7 +135,7 @@ class Sending:
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:
-        """Note that the update of `client` that answered `dispatch` was lost with its sum."""
+        """Record that the update of `client` for `dispatch` is lost, because its sum is lost."""
         if self._is_residual:
             self._losses.add(client, dispatch)
 

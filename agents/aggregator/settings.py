@@ -30,7 +30,9 @@ class Settings:
     side: ClientSide
     """The rule's requirements on clients."""
     importance: Mapping[str, float]
-    """Importance p_i of every client of the run, in device order."""
+    """Importance p_i of every client that trains, in device order."""
+    idle: Sequence[str] = ()
+    """Clients without a mini-batch. Their presence is recorded, but the rule does not know them."""
     samples: Mapping[str, int] = field(default_factory=dict)
     """Number of training samples of each client. A client's updates must state this number, because a
     rule may use it as a weight. A client without an entry may state any number."""

@@ -109,7 +109,9 @@ class ClientProcess:
         self._timing = factory.timing(self._setup, begun)
         self._publish_key()
         with user_code.exit_if_user_code_fails(self._setup.rule.name):
-            self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
+            self._core = factory.core(
+                *(self._setup, len(shard), self._wait, steps, known), fits=self._trainer.fits
+            )
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """Time on the host's monotonic clock, in seconds, since which the client has worked without
@@ -249,6 +251,7 @@ class ClientProcess:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
                 lr = self._setup.local.rate(model.version, model.lr)
+                self._trainer.set_client(self._name, self._setup.index, wanted.memory)
                 result = self._trainer.train(
                     *(model.vector, rng, lr, self._interrupted),
                     buffers=model.buffers,
@@ -259,7 +262,7 @@ class ClientProcess:
         self._log(f"round {sequence} {how}: {quantity(result.steps, 'step')}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
-        outcome = core.Outcome(result.end, result.loss, result.buffers)
+        outcome = core.Outcome(result.end, result.loss, result.buffers, result.memory)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.on_trained(trained))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,9 +16,9 @@ from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
-from agents.rules.client_half import NO_TERMS, Terms
+from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task, mean_loss
+from agents.tasks.interface import FitClient, Task, mean_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Result:
     """Mean loss over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit` after the training; empty if there is none."""
 
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -58,6 +61,9 @@ class Trainer:
         self._device = torch.device(device)
         self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)
         self._task = task
+        self._client = FitClient("client", 0)
+        """The client of the next training, for a task with its own `fit`."""
+        self.fits = task.fits
         self.assign(shard, local)
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
@@ -80,10 +86,17 @@ class Trainer:
         self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
 
+    def set_client(self, name: str, index: int, memory: Vectors) -> None:
+        """Tell a task's own `fit` which client the next training is for. `index`: number of the device
+        in device order. `memory`: the client's memory, of which `fit` gets a copy."""
+        copies = {key: vector.copy() for key, vector in memory.items()}
+        self._client = FitClient(name, index, copies)
+
     def warm_up(self) -> None:
         """Run one step, so that torch's lazy initialisation does not slow down the first training."""
-        self._gradient(torch.arange(min(len(self._y), self._local.batch_size)))
-        self._descend(self._local.lr)
+        if batch := self._local.first_batch(len(self._y)):  # else the client never trains
+            self._gradient(torch.arange(batch))
+            self._descend(self._local.lr)
 
     def train(
         self,
@@ -108,7 +121,7 @@ class Trainer:
         self._set_terms(terms)
         self._load(start, buffers, rng)
         loss, steps = 0.0, 0
-        order = batches(len(self._y), self._local.batch_size, rng, self._device)
+        order = batches(len(self._y), self._local, rng, self._device)
         for _ in range(self._local.count(len(self._y))):
             if stopped():
                 break
@@ -125,7 +138,7 @@ class Trainer:
         """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
         self._set_terms(NO_TERMS)
         self._load(start, buffers, rng)
-        order = batches(len(self._y), self._local.batch_size, rng, self._device)
+        order = batches(len(self._y), self._local, rng, self._device)
         loss = self._gradient(next(order))
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
 
@@ -202,6 +215,10 @@ class Trainer:
             self._optimizer.step(lr, self._skipped)
 
 
+_FIT_PARAMETERS = 3
+"""Number of parameters of a `fit` that does not ask for the client: module, shard and step size."""
+
+
 class FitTrainer(Trainer):
     """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
     step, with step size `lr`."""
@@ -217,8 +234,9 @@ class FitTrainer(Trainer):
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
-        with torch.no_grad():
-            self.flat.module(model_inputs(torch.from_numpy(self._shard.x[:1]), self._shard.scale))
+        if len(self._shard):  # else the client never trains
+            with torch.no_grad():
+                self.flat.module(self._shard.subset(np.arange(1)).tensors()[0])
 
     def train(
         self,
@@ -240,14 +258,39 @@ class FitTrainer(Trainer):
             fill(self._start, start)
         self.flat.load(start, buffers)
         self.flat.module.zero_grad()  # as in a module that was never trained
-        loss = self._task.fit(self.flat.module, self._shard, self._local.lr if lr is None else lr)
+        loss = self._fit(self._local.lr if lr is None else lr)
         if self._local.clip is not None and self._start is not None:
             with torch.no_grad():
                 _clip(self.flat.w, self._start, self._local.clip)
-        return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module))
+        memory = {name: _remembered(name, value) for name, value in self._client.memory.items()}
+        return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module), memory)
+
+    def _fit(self, lr: float) -> float:
+        """Call the task's `fit` and return its loss. Raises TypeError if that is not a number."""
+        fit: Callable[..., object] = self._task.fit
+        takes_client = len(inspect.signature(fit).parameters) > _FIT_PARAMETERS
+        given = (self.flat.module, self._shard, lr, *((self._client,) if takes_client else ()))
+        loss = fit(*given)
+        try:
+            return float(loss)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            name = type(self._task).__name__
+            raise TypeError(
+                f"{name}.fit returned {loss!r:.80}, expected the mean loss, or math.nan"
+            ) from error
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         raise NotImplementedError("a task with its own fit has no gradient")
+
+
+def _remembered(name: object, value: object) -> Vector:
+    """Return a copy of an entry of the memory of a task's own `fit`. Raises TypeError if it is none."""
+    if not isinstance(name, str) or not isinstance(value, np.ndarray):
+        raise TypeError(f"fit keeps memory[{name!r:.40}] = {value!r:.80}, expected a NumPy array")
+    if value.ndim != 1 or value.dtype != np.float32 or not value.size:
+        found = f"{value.dtype} of shape {value.shape}"
+        raise TypeError(f"fit keeps memory[{name!r:.40}], {found}, expected float32 of shape (n,)")
+    return value.copy()
 
 
 def make_trainer(
@@ -361,12 +404,15 @@ class _Adam:
 
 
 def batches(
-    samples: int, size: int, rng: np.random.Generator, device: str | torch.device = "cpu"
+    samples: int, local: LocalTraining, rng: np.random.Generator, device: str | torch.device = "cpu"
 ) -> Iterator[torch.Tensor]:
-    """Yield mini-batches of indices, without end. A batch has shape (`size`,), but the last batch of a
-    pass may be smaller."""
-    while True:
+    """Yield mini-batches of indices, shape (b,), without end. Yield nothing if a pass has no
+    mini-batch."""
+    count, last = local.batches(samples)
+    begins = [place * local.batch_size for place in range(count)]
+    ends = [*begins[1:], *(begin + last for begin in begins[-1:])]
+    while begins:
         # A batch of all samples is not shuffled. Its sum is bit-identical to that of gradient descent.
-        order = torch.from_numpy(rng.permutation(samples) if size < samples else np.arange(samples))
+        order = torch.from_numpy(rng.permutation(samples) if ends[0] < samples else np.arange(samples))
         order = order.to(device)
-        yield from (order[start : start + size] for start in range(0, samples, size))
+        yield from (order[begin:end] for begin, end in zip(begins, ends, strict=True))

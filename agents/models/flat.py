@@ -28,14 +28,25 @@ _EXACT = {torch.float32, torch.float16, torch.bfloat16}
 
 def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """Return the task's module at the start of a run. Parameters frozen by `start` require no
-    gradient."""
-    module = task.model()
+    gradient. Raises ValueError if the task's model is not a module."""
+    module: object = task.model()
+    if not isinstance(module, torch.nn.Module):
+        raise ValueError(
+            f"its model returns {_kind(module)}, expected a torch.nn.Module such as "
+            "torch.nn.Sequential(layer, other_layer)"
+        )
     if start.weights is not None:
         module.load_state_dict(load_file(start.weights))
     for name, parameter in module.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in start.frozen):
             parameter.requires_grad_(False)  # noqa: FBT003
     return module
+
+
+def _kind(value: object) -> str:
+    """Describe the type of `value`, as in `a list`."""
+    name = "None" if value is None else type(value).__name__
+    return name if value is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
@@ -225,9 +236,9 @@ def check(module: torch.nn.Module) -> None:
     if shared := list(_sharing(module)):
         raise ValueError(
             f"the model has parameters that share memory ({_some(shared)}), but parameters are "
-            "exchanged one by one: tie two modules by giving them one parameter, as in "
-            "decoder.weight = encoder.weight, and clone() tensors that are expanded or "
-            "share the data of another"
+            "exchanged one by one: to tie two modules, let them use the same parameter, as in "
+            "decoder.weight = encoder.weight; call clone() on other tensors that are "
+            "expanded or share memory"
         )
     buffers = stored_buffers(module)
     if other := [f"{name}: {b.dtype}" for name, b in buffers if not _can_be_sent(b)]:

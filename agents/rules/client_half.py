@@ -275,7 +275,7 @@ class ClientHalf(ClientState):
 
     def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
         super().__init__(side, settings)
-        self._kept = _Kept.from_saved(settings.memory or {})
+        self._kept = KeptMemory.from_saved(settings.memory or {})
         self._begun: dict[int, Vectors] = {}
         """Memory with which each unfinished training began, by the dispatch of its model."""
 
@@ -331,7 +331,7 @@ class ClientHalf(ClientState):
             whole = checked_copies("answer", {"update": answer.vector}, {"update": d}, like)
             form = Form(self.side.kind, lambda: whole["update"])
         if memory:
-            self._kept = _Kept(self._kept.applied, (sequence, memory))
+            self._kept = self._kept.after(sequence, memory)
         return replace(form, vectors=vectors, memory=self._kept.saved or None)
 
 
@@ -342,7 +342,7 @@ _APPLIED, _SENT = "applied", "sent"
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class KeptMemory:
     """A client's memory after two of its updates, each with the sequence number of the update. The next
     model says which of the two holds."""
 
@@ -352,7 +352,7 @@ class _Kept:
     """Memory after an update that was sent later; None if there is none."""
 
     @classmethod
-    def from_saved(cls, saved: SavedVectors) -> _Kept:
+    def from_saved(cls, saved: SavedVectors) -> KeptMemory:
         """Restore the memories that were saved on disk as `saved`."""
         found: dict[str, tuple[int, dict[str, Vector]]] = {}
         for key, (number, vector) in saved.items():
@@ -382,16 +382,20 @@ class _Kept:
         end = self.sent or self.applied
         return {} if end is None else end[1]
 
-    def acknowledged(self, sequence: int) -> _Kept:
+    def after(self, sequence: int, memory: Vectors) -> KeptMemory:
+        """Return the memory after update `sequence`, which leaves `memory`, was sent."""
+        return KeptMemory(self.applied, (sequence, memory))
+
+    def acknowledged(self, sequence: int) -> KeptMemory:
         """Return the memory after the aggregator has acknowledged update `sequence` as the last one that
         it took; 0 if it took none. If the client has no memory of that update, because a crash of the
         aggregator undid a part of the run, it keeps the newest that it has."""
         if sequence == 0:
-            return _Kept()
+            return KeptMemory()
         for end in (self.sent, self.applied):
             if end is not None and end[0] == sequence:
-                return _Kept(end)
-        return _Kept(self.sent or self.applied)
+                return KeptMemory(end)
+        return KeptMemory(self.sent or self.applied)
 
 
 def effective_steps(local: LocalTraining, lr: float, steps: int) -> float:

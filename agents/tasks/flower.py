@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from agents import user_code
+from agents.config import Count
 from agents.shards import Shard
 from agents.tasks.interface import Task
 
@@ -35,12 +36,27 @@ class Flower(Task):
     app: str
     """`module:name` of the ClientApp, or of a function without arguments that returns the ClientApp."""
     net: str | None = None
-    """`module:name` of a class or a function without arguments that returns the initial model: a torch
-    module, or a list or dict of NumPy arrays. None if the model consists of the parameters of partition
-    0's NumPyClient."""
+    """`module:name` of a class or a function that returns the initial model: a torch module, or a list
+    or dict of NumPy arrays. It has no argument, or one: the app's run_config. None if the model consists
+    of the parameters of partition 0's NumPyClient."""
+    evaluate: str | None = None
+    """`module:name` of a function that evaluates the global model once, as Flower's `evaluate_fn` does:
+    `f(server_round, arrays)` returns a MetricRecord, and `f(server_round, parameters, config)` returns
+    the loss and a dict. None if the app evaluates every partition."""
     run_config: str = ""
     """Configuration of the app, in the format of `flwr run --run-config`, such as `lr=0.1
     local-epochs=2`. It overrides `[tool.flwr.app.config]` of a pyproject.toml in the code."""
+    app_config: str = ""
+    """Config that a strategy would send with each message, as key=value pairs: `proximal-mu=0.1`. The
+    value '{round}' stands for the number of the device's training."""
+    loss_metric: str | None = None
+    """Name of the metric that is the loss of an evaluation; None if it is found by its name."""
+    accuracy_metric: str | None = None
+    """Name of the metric that is the accuracy of an evaluation, a share from 0 to 1; None if it is found
+    by its name."""
+    partitions: Count | None = None
+    """Number of partitions that the app divides its data into, at least the number of devices; None for
+    the number of devices."""
 
     def __post_init__(self) -> None:
         for key, name in self._references().items():
@@ -48,26 +64,31 @@ class Flower(Task):
                 raise ValueError(
                     f"{key} is {name!r}, expected module:name such as my_app.client_app:app"
                 )
-        _pairs(self.run_config)
+        _pairs("run_config", self.run_config)
+        _pairs("app_config", self.app_config)
 
     def check(self, clients: int) -> None:
-        """Raise ValueError if Flower is not installed, `app` is not a ClientApp, or `net` does not
-        exist."""
+        """Raise ValueError if Flower is not installed, `app` is not a ClientApp that trains and can be
+        evaluated, `net` or `evaluate` do not exist, or there are too few partitions."""
         if importlib.util.find_spec("flwr") is None:
             raise ValueError(
                 "app needs Flower, which is not installed here: run python -m pip install flwr, and add "
                 "flwr to requirements"
             )
-        from agents.tasks.flower_module import client_app
+        if self.partitions is not None and self.partitions < clients:
+            raise ValueError(
+                f"partitions is {self.partitions}, expected at least {clients}, one for each device"
+            )
+        from agents.tasks.flower_module import check_app
 
         objects = {key: _load_object(key, name) for key, name in self._references().items()}
-        client_app(objects["app"])
+        check_app(objects["app"], objects.get("evaluate"), _pairs("app_config", self.app_config))
 
     def shards_for(self, clients: int) -> Sequence[Shard]:
         """Return one shard per client. Shard k has one sample: (k, clients), the partition's number and
         the number of partitions."""
-        label = np.zeros(1, np.int64)
-        return [Shard(np.array([[k, clients]], np.float32), label) for k in range(clients)]
+        label, count = np.zeros(1, np.int64), self.partitions or clients
+        return [Shard(np.array([[k, count]], np.float32), label) for k in range(clients)]
 
     def model(self) -> torch.nn.Module:
         """Return a module with the arrays of Flower's model: floating-point arrays are parameters,
@@ -76,11 +97,20 @@ class Flower(Task):
         from agents.tasks.flower_module import FlowerModule
 
         objects = {key: _load_object(key, name) for key, name in self._references().items()}
-        return FlowerModule(objects["app"], objects.get("net"), self._run_config())
+        return FlowerModule(
+            objects["app"],
+            objects.get("net"),
+            self._run_config(),
+            evaluate=objects.get("evaluate"),
+            app_config=_pairs("app_config", self.app_config),
+            metrics=(self.loss_metric, self.accuracy_metric),
+            partitions=self.partitions,
+        )
 
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the loss that the app reports for each partition, scaled so that the mean over
-        partitions is the mean over all examples."""
+        partitions is the mean over all examples. If the app reports an accuracy and no loss, the loss is
+        1 − accuracy; if it reports neither, NaN."""
         return outputs[:, 0]
 
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
@@ -95,7 +125,8 @@ class Flower(Task):
 
     def _references(self) -> dict[str, str]:
         """Return the references to user code, by the names of the parameters that contain them."""
-        return {"app": self.app} | ({} if self.net is None else {"net": self.net})
+        named = {"app": self.app, "net": self.net, "evaluate": self.evaluate}
+        return {key: name for key, name in named.items() if name is not None}
 
     def _run_config(self) -> dict[str, Any]:
         """Return the app's configuration: the values of pyproject.toml, overridden by the values of
@@ -105,7 +136,7 @@ class Flower(Task):
         if folder is not None and (project := Path(folder, "pyproject.toml")).is_file():
             tools = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {})
             config |= _flat(tools.get("flwr", {}).get("app", {}).get("config", {}))
-        return config | _pairs(self.run_config)
+        return config | _pairs("run_config", self.run_config)
 
 
 def _load_object(key: str, reference: str) -> Any:
@@ -119,16 +150,17 @@ def _load_object(key: str, reference: str) -> Any:
         raise ValueError(f"{key}: {error}") from error
 
 
-def _pairs(text: str) -> dict[str, Any]:
-    """Parse a text such as `lr=0.1 name='x'` to a dict. Raises ValueError if the text is invalid."""
+def _pairs(parameter: str, text: str) -> dict[str, Any]:
+    """Parse a text such as `lr=0.1 name='x'`, the value of `parameter`, to a dict. Raises ValueError if
+    the text is invalid."""
     if _PAIR.sub("", text).strip():
-        raise ValueError(f"run_config is {text!r}, expected key=value pairs such as lr=0.1 epochs=2")
+        raise ValueError(f"{parameter} is {text!r}, expected key=value pairs such as lr=0.1 epochs=2")
     lines = (pair.partition("=") for pair in _PAIR.findall(text))
     try:
         return _flat(tomllib.loads("\n".join(f'"{key}" = {value}' for key, _, value in lines)))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(
-            f"run_config is {text!r}, expected TOML values such as lr=0.1 name='x' ({error})"
+            f"{parameter} is {text!r}, expected TOML values such as lr=0.1 name='x' ({error})"
         ) from error
 
 

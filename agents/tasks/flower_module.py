@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import flwr.common as flower
 import numpy as np
@@ -18,7 +18,17 @@ _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
 """Names under which apps report the training loss, the loss, the accuracy and the number of examples. If
-a reply has several of the names, the first one is used."""
+a reply has several of the names, the first one is used; if it has none, the only name that contains a
+word of `_PARTS`."""
+_PARTS = {"loss": "loss", "accuracy": "acc"}
+"""Word in the name of a metric that is a loss or an accuracy."""
+_ROUND = "{round}"
+"""Value in `app_config` that stands for the number of the training."""
+_SECURE_MODS = frozenset({"secagg_mod", "secaggplus_mod"})
+_CLIPPING_MODS = frozenset({"fixedclipping_mod", "adaptiveclipping_mod"})
+_CLIPPING_NORM = "clipping_norm"
+"""Key of the config in which a strategy sends the bound of Flower's clipping mods."""
+_EVALUATE = 'write evaluate: "my_app.server_app:global_evaluate", a function that evaluates the model'
 _LIFETIME_SECONDS = 43_200.0
 """Lifetime of a message in seconds, Flower's default. Flower requires a lifetime, but it has no effect
 here."""
@@ -32,13 +42,27 @@ _SERVER = 1
 class FlowerModule(torch.nn.Module):
     """The named arrays of a Flower model, and the app that trains and evaluates them.
 
-    Raises ValueError if `app` is not a ClientApp, or if the initial model is unknown.
+    `evaluate`, `app_config`, `metrics` (names of loss and accuracy) and `partitions`: see
+    `agents.tasks.flower.Flower`. Raises ValueError if `app` is not a ClientApp, or if the initial model
+    is unknown.
     """
 
-    def __init__(self, app: Any, initial: Any, run_config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        app: Any,
+        initial: Any,
+        run_config: Mapping[str, Any],
+        *,
+        evaluate: Any = None,
+        app_config: Mapping[str, Any] | None = None,
+        metrics: tuple[str | None, str | None] = (None, None),
+        partitions: int | None = None,
+    ) -> None:
         super().__init__()
         self._app = client_app(app)
         self._run_config = dict(run_config)
+        self._evaluate_fn, self._app_config = evaluate, dict(app_config or {})
+        self._metrics, self._partitions = metrics, partitions
         self._contexts: dict[int, flower.Context] = {}
         self._trainings: dict[int, int] = {}
         """Number of trainings that each partition has started."""
@@ -67,7 +91,10 @@ class FlowerModule(torch.nn.Module):
         by the number of examples, so that their mean over partitions is the mean over all examples. A
         row of `partitions`, shape (n, 2), has the index of a partition and the total number of
         partitions."""
-        rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
+        if self._evaluate_fn is None:
+            rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
+        else:
+            rows = [self._evaluate_globally()] * len(partitions)
         results = torch.tensor(rows, dtype=torch.float64)
         weights = results[:, 2:] / results[:, 2].mean()
         return results[:, :2] * weights
@@ -76,10 +103,12 @@ class FlowerModule(torch.nn.Module):
         """Train in place on the partition. Return the loss that the app reports; NaN if it reports no
         loss."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
-        config = {"lr": lr, "server-round": number, "server_round": number}
-        content = self._request("train", partition, partitions, config)
+        content = self._request("train", partition, partitions, {"lr": lr, **self._config(number)})
         self._load(content)
-        return _figure(content, _TRAIN_LOSS)
+        values = _numbers(content)
+        name = next((name for name in _TRAIN_LOSS if name in values), None)
+        name = name or _only(values, "train", "loss") or _only(values, "loss")
+        return math.nan if name is None else values[name]
 
     def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
         """Return the initial arrays by name, and the names of the arrays that are buffers."""
@@ -89,14 +118,16 @@ class FlowerModule(torch.nn.Module):
                     f"net is missing: an app of the message API provides no initial model. {_NET}"
                 )
             try:
-                content = self._request("get_parameters", 0, 1, {})
+                content = self._request("get_parameters", 0, self._partitions or 1, {})
             except NotImplementedError as error:
                 raise ValueError(
                     f"net is missing, and the client has no get_parameters. {_NET}"
                 ) from error
-            self._contexts.clear()  # they assume a single partition, because the number is unknown here
+            self._contexts.clear()  # the number of partitions may be unknown here
             return {name: array.numpy() for name, array in _arrays(content).items()}, set()
-        made = initial() if callable(initial) else initial
+        made = initial
+        if callable(initial):
+            made = initial(dict(self._run_config)) if len(_required(initial)) == 1 else initial()
         if isinstance(made, torch.nn.Module):
             state = made.state_dict()
             return {name: t.detach().cpu().numpy() for name, t in state.items()}, {
@@ -113,13 +144,53 @@ class FlowerModule(torch.nn.Module):
     def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
         """Return the loss, the accuracy and the number of examples that the app reports. A missing loss
         or accuracy is NaN; a missing number of examples is 1."""
-        content = self._request("evaluate", partition, partitions, {"server-round": 0})
-        examples = _figure(content, _EXAMPLES)
-        return (
-            _figure(content, _LOSS),
-            _figure(content, _ACCURACY),
-            1.0 if math.isnan(examples) else max(examples, 1.0),
-        )
+        try:
+            content = self._request("evaluate", partition, partitions, self._config(0))
+        except NotImplementedError as error:
+            raise ValueError(f"the client has no evaluate: add one, or {_EVALUATE}") from error
+        values = _numbers(content)
+        examples = next((values[name] for name in _EXAMPLES if name in values), 1.0)
+        return (*self._loss_and_accuracy(values), max(examples, 1.0))
+
+    def _evaluate_globally(self) -> tuple[float, float, float]:
+        """Return the loss and the accuracy that the function `evaluate` reports, and the number of
+        examples, 1."""
+        required = len(_required(self._evaluate_fn))
+        if required == 2:
+            record = flower.ArrayRecord({name: flower.Array(array) for name, array in self._present()})
+            reported = self._evaluate_fn(0, record)
+        else:
+            reported = self._evaluate_fn(0, [array for _, array in self._present()], self._config(0))
+        values: dict[str, float] = {}
+        if isinstance(reported, tuple) and len(reported) == 2 and isinstance(reported[1], Mapping):
+            values[_LOSS[0]], reported = float(reported[0]), reported[1]
+        if not isinstance(reported, Mapping):
+            raise ValueError(
+                f"evaluate returns {type(reported).__name__}, expected a MetricRecord, or the loss and "
+                "a dict of metrics"
+            )
+        return (*self._loss_and_accuracy(_only_numbers(reported) | values), 1.0)
+
+    def _loss_and_accuracy(self, values: Mapping[str, float]) -> tuple[float, float]:
+        """Return the loss and the accuracy among the reported `values`; NaN for a missing one. Without a
+        loss, the loss is 1 − accuracy. Raises ValueError if several metrics may be the loss or the
+        accuracy."""
+        named_loss, named_accuracy = self._metrics
+        loss = _find("loss", named_loss, _LOSS, values)
+        accuracy = _find("accuracy", named_accuracy, _ACCURACY, values)
+        if not (math.isnan(accuracy) or 0 <= accuracy <= 1):
+            raise ValueError(
+                f"the app reports the accuracy {accuracy:g}, expected a share from 0 to 1: divide it by "
+                "100, or name another metric, as in accuracy_metric: NAME"
+            )
+        return 1 - accuracy if math.isnan(loss) else loss, accuracy
+
+    def _config(self, number: int) -> dict[str, Any]:
+        """Return the config of a message: the numbers of the training `number` under their usual names,
+        and `app_config`."""
+        numbers = dict.fromkeys(("server-round", "server_round", "current_round"), number)
+        own = {key: number if value == _ROUND else value for key, value in self._app_config.items()}
+        return numbers | own
 
     def _request(
         self, kind: str, partition: int, partitions: int, config: Mapping[str, Any]
@@ -128,7 +199,16 @@ class FlowerModule(torch.nn.Module):
         of the reply. Raises NotImplementedError if the app's client does not support this kind of
         message."""
         context = self._context(partition, partitions)
-        reply = self._app(_message(kind, partition, self._content(kind, config)), context)
+        try:
+            reply = self._app(_message(kind, partition, self._content(kind, config)), context)
+        except KeyError as error:
+            key = next(iter(error.args), None)
+            if isinstance(key, str):
+                error.add_note(
+                    f"If a strategy sends {key} in its config, write app_config: {key}=VALUE; if it "
+                    "belongs to the run config, write it in run_config"
+                )
+            raise
         if reply.has_error():
             raise RuntimeError(f"the ClientApp replied to {kind} with an error: {reply.error}")
         for name, record in reply.content.config_records.items():
@@ -166,7 +246,9 @@ class FlowerModule(torch.nn.Module):
     def _load(self, content: flower.RecordDict) -> None:
         """Load the arrays of the app's reply. Raises ValueError if their number or shapes differ from
         the model's."""
-        arrays = [array.numpy() for array in _arrays(content).values()]
+        record = _arrays(content)
+        names = [*self._places] if set(record) == set(self._places) else [*record]
+        arrays = [record[name].numpy() for name in names]
         if len(arrays) != len(self._places):
             raise ValueError(
                 f"the ClientApp returned {len(arrays)} arrays, expected {len(self._places)} as in the "
@@ -197,6 +279,40 @@ def client_app(candidate: Any) -> Any:
     return app
 
 
+def check_app(candidate: Any, evaluate: Any, app_config: Mapping[str, Any]) -> None:
+    """Raise ValueError if `candidate` is not a ClientApp that trains, that can be evaluated, and that
+    does without Flower's server. `evaluate`: function that evaluates the global model; None if the app
+    does. `app_config`: config that is sent with each message."""
+    app = client_app(candidate)
+    mods = {str(getattr(mod, "__name__", "")) for mod in getattr(app, "_mods", ())}
+    for mod in sorted(mods & _SECURE_MODS):
+        raise ValueError(
+            f"app has the mod {mod}, whose other half is Flower's server: remove the mod; for secure "
+            "aggregation here, add privacy: {secure: ...} to the topology (docs/guide/privacy.md)"
+        )
+    for mod in sorted(mods & _CLIPPING_MODS):
+        if _CLIPPING_NORM not in app_config:
+            raise ValueError(
+                f"app has the mod {mod}, which needs the bound that a strategy sends: write app_config: "
+                f"{_CLIPPING_NORM}=10.0, or remove the mod and write local: {{clip: 10}}"
+            )
+    if evaluate is not None and not (callable(evaluate) and len(_required(evaluate)) in (2, 3)):
+        raise ValueError(
+            f"evaluate is {evaluate!r:.80}, expected a function of (server_round, arrays), or of "
+            "(server_round, parameters, config)"
+        )
+    if _has_client_fn(app):
+        return
+    functions = getattr(app, "_registered_funcs", {})
+    if "train.default" not in functions:
+        found = ", ".join(functions) or "none"
+        raise ValueError(
+            f"app has no function @app.train(), and a device has to train; its functions: {found}"
+        )
+    if evaluate is None and "evaluate.default" not in functions:
+        raise ValueError(f"app has no function @app.evaluate(): add one, or {_EVALUATE}")
+
+
 def _required(function: Any) -> list[str]:
     """Return the names of the function's parameters that have no default value."""
     parameters = inspect.signature(function).parameters.values()
@@ -225,12 +341,52 @@ def _arrays(content: flower.RecordDict) -> flower.ArrayRecord:
     return records[0]
 
 
-def _figure(content: flower.RecordDict, names: tuple[str, ...]) -> float:
-    """Return the reply's metric under the first of `names` that the reply has. NaN if the reply
-    has none of them, or if the metric is not a number.
-    """
-    values: dict[str, Any] = {}
+def _numbers(content: flower.RecordDict) -> dict[str, float]:
+    """Return the metrics of a reply that are single numbers, by name."""
+    values: dict[str, float] = {}
     for record in (*content.config_records.values(), *content.metric_records.values()):
-        values.update(record)
-    figure = next((values[name] for name in names if name in values), math.nan)
-    return float(figure) if isinstance(figure, int | float) else math.nan
+        values |= _only_numbers(record)
+    return values
+
+
+def _only_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _only(values: Iterable[str], *parts: str) -> str | None:
+    """Return the only name in `values` that contains all `parts`; None if there is none, or several."""
+    found = [name for name in values if all(part in name.lower() for part in parts)]
+    return found[0] if len(found) == 1 else None
+
+
+def _find(
+    what: Literal["loss", "accuracy"],
+    named: str | None,
+    usual: Sequence[str],
+    values: Mapping[str, float],
+) -> float:
+    """Return the metric in `values` that is the loss or the accuracy; NaN if there is none.
+
+    `named`: name that the topology gives. `usual`: names that apps use. Raises ValueError if the metric
+    `named` is missing, or if several metrics may be meant.
+    """
+    there = ", ".join(values) or "none"
+    if named is not None:
+        if named in values:
+            return values[named]
+        raise ValueError(f"the app reports no {named}, which {what}_metric names; its numbers: {there}")
+    if name := next((name for name in usual if name in values), None):
+        return values[name]
+    part = _PARTS[what]
+    if name := _only(values, part):
+        return values[name]
+    if several := [name for name in values if part in name.lower()]:
+        raise ValueError(
+            f"the app reports {', '.join(several)}: say which is the {what}, as in {what}_metric: "
+            f"{several[0]}"
+        )
+    return math.nan

@@ -19,11 +19,12 @@ import psutil
 
 from agents.texts import quantity
 from testbed import images
+from testbed.broker import programs
 from testbed.host import docker_engine, kernel
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory, torch_index
+from testbed.images import Images, debian, inventory, torch_companions, torch_index
 from testbed.images.inventory import StoredImage
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
@@ -69,7 +70,7 @@ def doctor() -> list[Finding]:
         found = [Finding("Docker engine", "missing", detail, error.fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
-    return [*found, disk(info), broker(), python(), torch()]
+    return [*found, disk(info), broker(has_engine=bool(info)), python(), torch()]
 
 
 def engine(info: Mapping[str, Any]) -> Finding:
@@ -256,14 +257,18 @@ def disk(info: Mapping[str, Any]) -> Finding:
     return Finding("disk", "ok", detail)
 
 
-def broker() -> Finding:
-    """Check for Mosquitto, the broker of the process runtime. Runtimes with containers bring their own
-    broker."""
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"  # often not on a user's PATH
-    if found := shutil.which("mosquitto", path=path):
-        return Finding("mosquitto", "ok", found)
-    detail = "the process runtime uses its slower built-in broker"
-    return Finding("mosquitto", "warn", detail, "sudo apt-get install mosquitto")
+def broker(*, has_engine: bool) -> Finding:
+    """Check for a broker of the process runtime: Mosquitto, or amqtt. Runtimes with containers bring
+    their own broker. `has_engine`: whether a Docker engine answers."""
+    name, fix = "mosquitto", programs.INSTALL_MOSQUITTO
+    if found := programs.find_mosquitto():
+        return Finding(name, "ok", found)
+    if programs.has_amqtt():
+        detail = "the process runtime uses amqtt instead, which is slower and may lose messages"
+        return Finding(name, "warn", detail, fix)
+    detail = "neither Mosquitto nor amqtt is installed: the process runtime cannot run"
+    status: Status = "warn" if has_engine else "missing"
+    return Finding(name, status, detail, f"{fix}, or {programs.amqtt_command()}")
 
 
 def python() -> Finding:
@@ -275,8 +280,13 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
-    """Check whether the installed PyTorch is a CPU build."""
+    """Check whether the installed PyTorch is a CPU build, and whether its companions, such as
+    torchvision, are for it."""
     version = importlib.metadata.version("torch")
+    if unfit := torch_companions.unfit_installed():
+        names = " and ".join(f"{name} {other}" for name, other in unfit.items())
+        fix = torch_companions.install_command(*unfit, again=True)
+        return Finding("torch", "warn", f"{version}, but {names} is for another version or build", fix)
     if version.endswith("+cpu"):
         return Finding("torch", "ok", version)
     detail = f"{version}: perhaps with CUDA, which takes gigabytes and is useless without a GPU"

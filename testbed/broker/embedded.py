@@ -15,14 +15,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from testbed.broker import Account, is_password, programs, read_embedded
+
+programs.use_amqtt_folder()
+
 from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker
 from amqtt.contexts import Action
 from amqtt.errors import NoDataError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.utils import gen_client_id
-
-from testbed.broker import Account, is_password, read_embedded
 
 _LOG = logging.getLogger(__name__)
 _OF_A_CONNECTION = (

@@ -93,7 +93,7 @@ def _devices(found: SampleDistribution, length: int) -> Table:
     for place, name in enumerate(found.devices):
         own = int(found.samples[place])
         if numbers:
-            cells = [f"{value:.4g}" for value in found.labels[name]]
+            cells = [f"{value:.4g}" for value in found.labels[name]] if own else ["–"] * 3
         else:
             cells = [str(found.classes_held[place])] if found.counts.size else []
         bar = _bar(found.counts[place], max(1, round(length * own / most)))

@@ -41,7 +41,8 @@ class SampleDistribution:
     """Number of samples by device and class, shape (devices, classes). The shape is (devices, 0) if
     labels are not classes."""
     labels: Mapping[str, tuple[float, float, float]]
-    """Device -> lowest, mean and highest label; empty if labels are not numbers."""
+    """Device -> lowest, mean and highest label, for devices with samples; empty if labels are not
+    numbers."""
     total: int
     """Number of training samples of the dataset, without transformed copies."""
     test: int
@@ -59,11 +60,12 @@ class SampleDistribution:
 
     @property
     def skew(self) -> float:
-        """Mean total variation distance between the class shares of a device and the class shares of all
-        devices together. It is 0 if all devices have the same shares, and near 1 if each device has its
-        own class."""
+        """Mean total variation distance between the class shares of a device that has samples and the
+        class shares of all devices together. It is 0 if all devices have the same shares, and near 1 if
+        each device has its own class."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
-        own = self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True))
+        own = self.counts[self.samples > 0]
+        own = own / own.sum(axis=1, keepdims=True)
         return float(np.abs(own - whole).sum(axis=1).mean() / 2)
 
     def draw(self, to: Path) -> None:
@@ -106,6 +108,7 @@ def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
         {
             name: (float(own.min()), float(own.mean()), float(own.max()))
             for name, own in ((name, y[chosen]) for name, chosen in prepared.indices.items())
+            if len(own)
         }
         if numbers
         else {},

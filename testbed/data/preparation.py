@@ -26,7 +26,7 @@ from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.console import Report, silent
 from testbed.data import datasets, transforms
-from testbed.errors import BadInputError, HostError
+from testbed.errors import BadInputError, HostError, name_list
 from testbed.host import cache
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, partition
@@ -118,9 +118,38 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
         remarks += (
             f"{left:,} of {len(dataset.train):,} training samples are left out: no device gets them.",
         )
+    remarks += _idle_remarks(topology, indices)
     train, indices = transforms.apply(topology, dataset.train, indices)
     prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
     return _with_evaluation_set(prepared, dataset, topology)
+
+
+def _sizes(indices: Mapping[str, Indices]) -> dict[str, int]:
+    return {client: len(own) for client, own in indices.items()}
+
+
+def _idle_remarks(topology: Topology, indices: Mapping[str, Indices]) -> tuple[str, ...]:
+    """Return a sentence on the devices that do not train, if there are any. Raises BadInputError if the
+    rule, or secure aggregation, does not work with the other devices alone."""
+    idle = topology.idle_devices(_sizes(indices))
+    if not idle:
+        return ()
+    active = len(indices) - len(idle)
+    secure = topology.secure
+    why = "too few samples for a mini-batch. No rule sends them a model"
+    remark = f"{name_list(idle)} will not train: {why}."
+    place: tuple[str, ...] = ("devices",)
+    try:
+        if not active:
+            raise ValueError("no device can train: give at least one of them samples")
+        place = ("rule",)
+        topology.rule.build().check(active)
+        place = ("privacy", "secure", "needed")
+        if secure is not None and secure.needed > active:
+            raise ValueError(f"found {secure.needed}, but only {active} devices train")
+    except ValueError as error:
+        raise datasets.topology_error(topology, place, f"{error}. {remark}") from error
+    return (remark,)
 
 
 def _shards_of_task(topology: Topology) -> Sequence[Shard]:
@@ -160,7 +189,9 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
         return prepared
     rng = np.random.default_rng(0)  # independent of the run's seed, so that runs can be compared
     if on == "clients":
-        source, dealt = prepared.train, list(prepared.indices.values())
+        idle = {*topology.idle_devices(_sizes(prepared.indices))}
+        source = prepared.train
+        dealt = [own for client, own in prepared.indices.items() if client not in idle]
         mean = sum(map(len, dealt)) / len(dealt)
         uniform = topology.task.importance == "uniform"
         counts = [samples if uniform else round(samples * len(shard) / mean) for shard in dealt]
@@ -177,7 +208,8 @@ def evaluation_parts(prepared: Prepared, topology: Topology) -> Parts:
     if most is None:
         return Parts(classes)
     rng = np.random.default_rng(0)  # independent of the run's seed
-    chosen = {name: rng.permutation(shard)[:most] for name, shard in prepared.indices.items()}
+    dealt = {name: shard for name, shard in prepared.indices.items() if len(shard)}
+    chosen = {name: rng.permutation(shard)[:most] for name, shard in dealt.items()}
     together, train = np.concatenate(list(chosen.values())), prepared.train
     samples = {name: len(indices) for name, indices in chosen.items()}
     return Parts(classes, Shard(train.x[together], train.y[together], train.scale), samples)

@@ -96,7 +96,10 @@ def _work(run: Run) -> dict[str, Any]:
     task = dict(run.topology["task"])
     local = task.pop("local")
     task.pop("partition", None)
-    return task | {"batch_size": local.get("batch_size")}
+    return task | {
+        "batch_size": local.get("batch_size"),
+        "last_batch": local.get("last_batch", "keep"),
+    }
 
 
 def _rows(run: Run) -> Iterator[dict[str, Any]]:

@@ -129,6 +129,10 @@ class Builder:
                     for kind in ("libraries", "libraries-cuda")
                     if kind in kinds
                 }
+                # First: what cannot be installed is reported before anything is built.
+                for kind in (f"{OWN[0]}{variant}" for variant in ("", CUDA)):
+                    if kind in kinds and self.own is not None:
+                        pool.submit(self._fetch_own_wheels, kind, self.own, machine, stop).result()
                 if "base" in kinds:
                     self._base(architecture, stop)
                 if "broker" in kinds:
@@ -164,19 +168,23 @@ class Builder:
         return wheels.fetch_wheels(requirements, machine, self.scratch, stop, cuda=cuda, again=again)
 
     def _own_context(self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event) -> Path:
-        plain = kind.removesuffix(CUDA)
-        libraries = kind.replace(plain, "libraries")
-        if plain == "code":
+        if kind.removesuffix(CUDA) == "code":
             folder = self.scratch / kind
             own.copy(folder)
             return self._context(kind, {"code": folder})
-        inputs = FOLDER / libraries
-        ours = self._fetch_wheels(libraries, machine, stop)
-        fetched = wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
+        fetched = self._fetch_own_wheels(kind, own, machine, stop)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:
-            wheels.unpack(fetched, inputs / "trim.txt", archive, stop)
+            wheels.unpack(fetched, FOLDER / _libraries(kind) / "trim.txt", archive, stop)
         return context
+
+    def _fetch_own_wheels(
+        self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event
+    ) -> Path:
+        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without those of
+        the agents."""
+        ours = self._fetch_wheels(_libraries(kind), machine, stop)
+        return wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
 
     def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
         """Write the tar archive that the engine builds from: the Dockerfile and `files`.
@@ -230,6 +238,11 @@ class Builder:
     def _report(self, text: str) -> None:
         """Report progress, with the time left if it is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
+
+
+def _libraries(kind: str) -> str:
+    """Return the kind of image with the agents' libraries that an image of `kind` is built on."""
+    return f"libraries{CUDA}" if kind.endswith(CUDA) else "libraries"
 
 
 def _readable_by_all(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -22,7 +22,7 @@ from pathlib import Path
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.host.subprocesses import StoppedError, run
-from testbed.images import torch_index
+from testbed.images import torch_companions, torch_index
 
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")
@@ -79,10 +79,12 @@ def fetch_more_wheels(
 
     `ours`: folder with the agents' wheels. The agents' wheels are not downloaded again, and pip must not
     choose other versions of them. Raises BadInputError, with pip's last lines, if the requirements
-    cannot be satisfied.
+    cannot be satisfied, or if a wheel is for another build of PyTorch than that of `ours`.
     """
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
+    torch = next((pin for pin in versions if pin.startswith("torch==")), "torch")
+    versions += significant_lines(torch_companions.CONSTRAINTS.read_text(encoding="utf-8"))
     options = platform_options(machine)
     digest = hashlib.sha256("\n".join([*options, *requirements, *versions]).encode()).hexdigest()[:12]
     folder = cache.folder() / f"wheels-{digest}"
@@ -92,16 +94,40 @@ def fetch_more_wheels(
     constraints.write_text("\n".join(versions), encoding="utf-8")
     partial = Path(tempfile.mkdtemp(dir=scratch))
     where = [f"--dest={partial}", f"--find-links={ours}", f"--constraint={constraints}"]
+    index = torch_index.cpu_source() if torch.endswith("+cpu") else None
     try:
-        command = [*_PIP, "download", *where, *options, "--", *requirements]
-        run(command, temporary=scratch, stop=stop)
+        command = [*_PIP, "download", *where, *options, *(index.options if index else ())]
+        run([*command, "--", *requirements], temporary=scratch, stop=stop)
     except HostError as error:
-        raise BadInputError(f"requirements cannot be installed in the agents' image: {error}") from error
+        raise BadInputError(
+            f"requirements cannot be installed in the agents' image, which has {torch}: {error}"
+        ) from error
     for wheel in partial.glob("*.whl"):
         if wheel.name in there:
             wheel.unlink()
+    _refuse_other_builds([*partial.glob("*.whl")], torch, index)
     partial.rename(folder)
     return folder
+
+
+def _refuse_other_builds(
+    added: Sequence[Path], torch: str, index: torch_index.TorchSource | None
+) -> None:
+    """Raise BadInputError if a wheel in `added` is for another build of PyTorch than `torch` (such as
+    `torch==2.13.0+cpu`). `index`: source of the wheels; None if `torch` is no CPU build."""
+    if index is None:
+        if cpu := torch_companions.cpu_wheels(added):
+            raise BadInputError(
+                f"requirements: pip finds {', '.join(cpu)}, a CPU build, but devices with a GPU have "
+                f"{torch}: let pip find PyTorch's wheels with CUDA, such as those of the Python Package "
+                "Index (pip config list shows where it looks), then run it again"
+            )
+    elif cuda := torch_companions.cuda_wheels(added):
+        raise BadInputError(
+            f"requirements: pip finds {', '.join(cuda)}, a build for CUDA, but the agents' image has "
+            f"{torch}. Source of the wheels: {index.reason}. Let pip find the CPU build: export "
+            f"PIP_EXTRA_INDEX_URL={torch_index.CPU_INDEX}, then run it again"
+        )
 
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:

@@ -199,10 +199,12 @@ def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
     return InitialModel(weights, topology.task.frozen)
 
 
-def importance(topology: Topology, samples: Mapping[str, int]) -> dict[str, float]:
-    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples). The sum of all p_i is
-    1."""
-    if topology.task.importance == "uniform":
+def importance(spec: RunSpec) -> dict[str, float]:
+    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples), for every client that
+    trains. The sum of all p_i is 1."""
+    idle = {*spec.topology.idle_devices(spec.samples)}
+    samples = {client: n for client, n in spec.samples.items() if client not in idle}
+    if spec.topology.task.importance == "uniform":
         return {client: 1 / len(samples) for client in samples}
     total = sum(samples.values())
     return {client: n / total for client, n in samples.items()}
@@ -227,8 +229,8 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
-    for device in spec.plan.devices:
-        setup = client_setup(spec, device, common)
+    for index, device in enumerate(spec.plan.devices):
+        setup = client_setup(spec, device, index, common)
         client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
@@ -291,12 +293,14 @@ def _aggregator(
     spec: RunSpec, account: Account, places: Places, expected: Mapping[str, rounds.Round]
 ) -> AggregatorConfig:
     topology, most = spec.topology, spec.topology.evaluate.devices
+    evaluated = {} if most is None else {name: min(n, most) for name, n in spec.samples.items() if n}
     return AggregatorConfig(
         run=spec.directory.run,
         broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
-        clients=importance(topology, spec.samples),
+        clients=importance(spec),
+        idle=topology.idle_devices(spec.samples),
         samples=spec.samples,
         evaluate_every=topology.evaluate.every,
         stop=topology.stop.build(),
@@ -316,21 +320,24 @@ def _aggregator(
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
         device_set=None if most is None else places.path(spec.directory.device_set, DEVICE_SET),
-        device_samples={} if most is None else {name: min(n, most) for name, n in spec.samples.items()},
+        device_samples=evaluated,
         evaluate_after=topology.evaluate.when == "after",
         code=_code(spec, places),
         steps=update_steps(topology, spec.plan),
     )
 
 
-def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+def client_setup(
+    spec: RunSpec, device: PlannedDevice, index: int, common: Sequence[Named]
+) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps of all devices.
     """
     return ClientSetup(
         run=spec.directory.run,
         client=device.name,
+        index=index,
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
@@ -351,6 +358,7 @@ def _client(
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     side: ClientSide = spec.topology.rule.build().client_side
+    remembers = side.kind == "residual" or bool(side.memory) or spec.topology.task.build().fits
     return ClientConfig(
         setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
@@ -360,7 +368,7 @@ def _client(
         parameters=parameters,
         start=_initial_model(spec, places),
         dilation=device.dilation,
-        memory=f"{disk}/memory.safetensors" if side.kind == "residual" or side.memory else None,
+        memory=f"{disk}/memory.safetensors" if remembers else None,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,

@@ -12,6 +12,7 @@ import inspect
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import metadata
 from importlib.util import find_spec
@@ -20,16 +21,18 @@ from pathlib import Path
 import numpy as np
 
 from agents import shards
+from agents.config import LocalTraining
 from agents.pipeline.differential import rounding_growth
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, unfit_classes, unfit_inputs
+from agents.texts import quantity
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
 from testbed.errors import BadInputError, name_list
 from testbed.host import cache
 from testbed.topology import Topology
 from testbed.user_code import stand_ins
-from testbed.user_code.stand_ins import StandIn
+from testbed.user_code.stand_ins import StandIn, TaskStandIn
 
 _TRIED = 64
 """Maximum number of samples in a trial step, and maximum number of further samples that are added so
@@ -124,25 +127,37 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
 def try_step(topology: Topology, prepared: Prepared) -> None:
     """Try a training step of a user's task on some samples, and an evaluation on others.
 
-    The samples contain every label if there are not too many labels. Raises BadInputError if a trial
-    fails.
+    The samples contain every label if there are not too many. The own `fit` of a task is tried on the
+    shard of one device. Raises BadInputError if a trial fails.
     """
     task = topology.task.build()
-    if not isinstance(task, StandIn):
+    if not isinstance(task, TaskStandIn):
         return
-    sets = (("run", prepared.train, True), ("be evaluated on the test set", prepared.test, False))
-    for purpose, whole, trains in sets:
+    trained = _smallest_shard(topology, prepared) if task.fits else _sample_shard(prepared.train)
+    sets = (
+        ("run", trained, True),
+        ("be evaluated on the test set", _sample_shard(prepared.test), False),
+    )
+    for purpose, samples, trains in sets:
         try:
-            _ask_step(task, _sample_shard(whole), topology.seed, trains=trains)
+            _ask_step(topology, task, samples, trains=trains)
         except ValueError as error:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
             raise topology.source.error([problem]) from error
-    _try_single(topology, task, prepared)
+    if not task.fits:
+        _try_single(topology, task, prepared)
 
 
-def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
-    """Try a step on one sample if some device's last mini-batch has only one sample. BatchNorm refuses
+def _smallest_shard(topology: Topology, prepared: Prepared) -> Shard:
+    """Return the samples of the device that trains on the fewest."""
+    idle = topology.idle_devices({name: len(own) for name, own in prepared.indices.items()})
+    active = [own for name, own in prepared.indices.items() if name not in idle]
+    return prepared.train.subset(min(active, key=len))
+
+
+def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> None:
+    """Try a step on one sample if some device has a mini-batch of only one sample. BatchNorm refuses
     such a mini-batch.
 
     Raises BadInputError.
@@ -150,23 +165,32 @@ def _try_single(topology: Topology, task: StandIn, prepared: Prepared) -> None:
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for group in topology.devices:
         local = group.local.build()
+        training = replace(local, steps=1, epochs=None) if sends_gradients else local
         for name in group.device_names:
             own = prepared.indices[name]
-            steps = 1 if sends_gradients else local.count(len(own))
-            before_last = (len(own) - 1) // local.batch_size
-            if len(own) - before_last * local.batch_size != 1 or steps <= before_last:
+            batches, last = local.batches(len(own))
+            if local.first_batch(len(own)) != 1 and (last != 1 or training.count(len(own)) < batches):
                 continue
             try:
-                _ask_step(task, prepared.train.subset(own[:1]), topology.seed, trains=True)
+                _ask_step(topology, task, prepared.train.subset(own[:1]), trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
                     f"{topology.task.name} cannot train on a single sample, and the last mini-batch of "
-                    f"{name} has only one: it has {len(own)} samples, and batch_size is "
-                    f"{local.batch_size}. Choose another batch_size\n{error}"
+                    f"{name} has only one: it has {quantity(len(own), 'sample')}, and batch_size is "
+                    f"{local.batch_size}. {_without_single(local, len(own))}\n{error}"
                 )
                 problem = topology.source.problem(("task", "local"), message)
                 raise topology.source.error([problem]) from error
             return
+
+
+def _without_single(local: LocalTraining, samples: int) -> str:
+    """Return what to change so that a device with `samples` samples has no mini-batch of one sample."""
+    if local.batch_size == 1:
+        return "Raise batch_size"
+    if samples == 1:
+        return "Write last_batch: drop, with which the device waits and does not train"
+    return "Write last_batch: drop or last_batch: merge, or choose another batch_size"
 
 
 def _sample_shard(whole: Shard) -> Shard:
@@ -177,13 +201,14 @@ def _sample_shard(whole: Shard) -> Shard:
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
 
 
-def _ask_step(task: StandIn, samples: Shard, seed: int, *, trains: bool) -> None:
-    """Try a step. Raises ValueError if the task refuses the samples, BadInputError if the task's code
-    raises an exception."""
+def _ask_step(topology: Topology, task: TaskStandIn, samples: Shard, *, trains: bool) -> None:
+    """Try a step, or a call of the task's `fit`. Raises ValueError if the task refuses the samples,
+    BadInputError if the task's code raises an exception."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
-        stand_ins.ask(task, "step", samples=str(file), seed=seed, trains=trains)
+        facts = {"samples": str(file), "seed": topology.seed, "lr": topology.task.local.build().lr}
+        stand_ins.ask(task, "step", trains=trains, **facts)
 
 
 def check_data(topology: Topology, prepared: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from agents.pipeline.secure.field import FIELD
@@ -18,6 +19,8 @@ from testbed.topology.profiles import DeviceProfile
 from testbed.topology.units import format_duration, format_size
 
 _MIB = 2**20
+_COMPILES = re.compile(rb"\btorch\.compile\b|\bfrom torch import .*\bcompile\b")
+"""Use of `torch.compile` in the text of a Python file."""
 _AMPLE = 384 * _MIB
 """Bytes of memory that suffice for a client. After 60 steps of 32 samples, the measured resident memory
 was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. The device's init had
@@ -44,6 +47,12 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
                     f"{topology.task.name} needs about {format_size(_round_up(needed))}, without its "
                     "data and what a step computes: it would be killed. Raise memory."
                 )
+    code = topology.user_code
+    if code is not None and any(_COMPILES.search(text) for text in code.files.values()):
+        yield (
+            "torch.compile has no effect here: models are trained and evaluated without compilation, "
+            "with the same results up to rounding."
+        )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "

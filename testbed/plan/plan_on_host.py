@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -29,12 +28,23 @@ def check_model(topology: Topology) -> None:
         models.check_initial(topology)
 
 
-def check_requirements(topology: Topology) -> None:
-    """Raise BadInputError if this host lacks packages that the user's own code requires."""
+def check_requirements(topology: Topology, *, installed: bool) -> None:
+    """Raise BadInputError if packages that the user's own code requires are for another PyTorch than
+    ours; if `installed` is true, also if this host lacks them."""
+    if not topology.requirements:
+        return
+    from testbed.images import torch_companions  # imports the Docker SDK, which takes half a second
+
     problems = []
     for index, text in enumerate(topology.requirements):
         wanted = Requirement(text)
         if wanted.marker is not None and not wanted.marker.evaluate():
+            continue
+        if (refusal := torch_companions.refusal(wanted)) is not None:
+            message = f"{text} {refusal}"
+            problems.append(topology.source.problem(("requirements", index), message))
+            continue
+        if not installed:
             continue
         try:
             found = metadata.version(wanted.name)
@@ -45,7 +55,7 @@ def check_requirements(topology: Topology) -> None:
             problems.append(
                 topology.source.problem(
                     ("requirements", index),
-                    f"{wanted.name} {state}: run {sys.executable} -m pip install '{text}'",
+                    f"{wanted.name} {state}: run {torch_companions.install_command(text)}",
                 )
             )
     if problems:

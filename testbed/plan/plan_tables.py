@@ -82,5 +82,6 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
 
 def _local(local: LocalTraining) -> str:
     number, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
+    last = "" if local.last_batch == "keep" else f", {local.last_batch} last"
     other = "" if local.optimizer == "sgd" else f", {local.optimizer}"
-    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}{other}"
+    return f"{number} {unit}{'' if number == 1 else 's'} x {local.batch_size}{last}{other}"

@@ -80,9 +80,13 @@ def estimate_rounds(
     one_step = side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the CPU share decides
     cost = replace(costs.step_cost(plan.virtual, flops), time=_step_time(topology, plan))
+    idle = {*topology.idle_devices(samples or {})}
     rounds = {}
     for device in plan.devices:
         own = None if samples is None else samples[device.name]
+        if device.name in idle:
+            rounds[device.name] = Round(samples=own, transfer=0.0, seconds=0.0)
+            continue
         training, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
         transfer = _transfer(
@@ -119,11 +123,11 @@ def _training(
     if least is None:
         lacks.add("mean")
     if step := cost.per_step(device):
-        local = device.local
-        if one_step or local.steps is not None:
-            computed = step * (1 if one_step else local.count(0)) + cost.per_update(device)
-        elif samples is not None:
-            computed = step * local.count(samples) + cost.per_update(device)
+        local = replace(device.local, steps=1, epochs=None) if one_step else device.local
+        if samples is not None:
+            computed = step * local.work(samples) + cost.per_update(device)
+        elif local.steps is not None:
+            computed = step * local.steps + cost.per_update(device)
         else:
             lacks.add("samples")
     elif device.timing is None or device.cpu is not None:
@@ -221,10 +225,16 @@ def _row(own: Sequence[Round]) -> dict[str, Any]:
 
 
 def remarks(topology: Topology, rounds: Mapping[str, Round]) -> Iterator[str]:
-    """Yield sentences on the unknown parts of estimates, then on devices that will not finish a round
+    """Yield sentences on what is unknown, then on devices that will not train or will not finish a round
     within the run."""
     if any(one.samples is None for one in rounds.values()):
         yield "The number of samples per device is known once a run has prepared the data."
+    known = {name: one.samples for name, one in rounds.items() if one.samples is not None}
+    if idle := topology.idle_devices(known):
+        yield (
+            f"{name_list(idle, _MAX_NAMED)} will not train: too few samples for a mini-batch. No rule "
+            "sends them a model."
+        )
     for lack, sentence in _LACKS.items():
         if names := [name for name, one in rounds.items() if lack in one.lacks]:
             yield sentence.format(name_list(names, _MAX_NAMED))

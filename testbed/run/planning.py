@@ -27,8 +27,7 @@ def plan_topology(topology: Topology, options: Options) -> Plan:
     found = catalog.read(topology)
     plan_on_host.check_model(topology)
     runtime = choose_runtime(options, topology.runtime.name)
-    if not traits(runtime).images:
-        plan_on_host.check_requirements(topology)
+    plan_on_host.check_requirements(topology, installed=not traits(runtime).images)
     nodes = _nodes(runtime, options)
     return plan_on_host.plan_on_host(
         topology,

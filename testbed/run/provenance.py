@@ -25,7 +25,7 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
     """Return the manifest's entries that are known before the start. `labels`: for each client, the
     number of its samples of each class."""
-    weights = importance(spec.topology, spec.samples)
+    weights = importance(spec)
     return {
         "format": events.FORMAT,
         "runtime": spec.plan.runtime,
@@ -50,7 +50,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
                 **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
                 "samples": spec.samples[device.name],
-                "importance": weights[device.name],
+                "importance": weights.get(device.name, 0.0),
                 "labels": labels[device.name],
             }
             for device in spec.plan.devices

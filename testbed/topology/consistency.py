@@ -14,8 +14,9 @@ from testbed.topology import scenario, validation_errors
 from testbed.topology.schema import Topology
 from testbed.topology.yamlfile import Document, Problem, Where
 
-_BUILT_IN_TRAINING_ONLY = ("steps", "epochs", "lr_by_step", "optimizer", "momentum", "weight_decay",
-                           "clip_gradient", "precision", "proximal", "fednova")  # fmt: skip
+_BUILT_IN_TRAINING_ONLY = ("steps", "epochs", "last_batch", "lr_by_step", "optimizer", "momentum",
+                           "weight_decay", "clip_gradient", "precision", "proximal",
+                           "fednova")  # fmt: skip
 """Settings of local training that have no effect if the task trains by code of its own."""
 _LOCAL_STEPS_ONLY = {
     "optimizer": "sgd",
@@ -32,9 +33,16 @@ clients that send a single gradient."""
 
 def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
     """Yield all conflicts, with their places in `document`. `topology` was read from this document."""
-    for part, parameters in (("rule", topology.rule.build()), ("task", topology.task.build())):
+    empty = (group for group in topology.devices if group.data and group.data.samples == 0)
+    idle, devices = sum(len(group.device_names) for group in empty), len(topology.device_names)
+    checked = ("rule", topology.rule.build(), devices - idle), ("task", topology.task.build(), devices)
+    if idle == devices:
+        message = "every device has samples: 0, so that none can train: raise it for at least one"
+        yield document.source.problem(("devices",), message, at_key=True)
+        return
+    for part, parameters, clients in checked:
         try:
-            parameters.check(len(topology.device_names))
+            parameters.check(clients)
         except ValueError as error:
             yield validation_errors.conflict(document, (part,), error)
     yield from scenario.problems(topology.scenario, topology.churn, topology.devices, document.source)

@@ -117,7 +117,8 @@ class DataSettings(Model):
     ] = Field(default=None, description="Configuration (subset) of the hub's dataset")
     path: FilePath | None = Field(
         default=None,
-        description="A .parquet or .npz file, or a folder of such files, relative to the topology file",
+        description="A .parquet, .npz, .csv or .tsv file, or a folder of such files or of images in one "
+        "folder per class, relative to the topology file",
     )
     input: Annotated[
         tuple[str, ...] | None,
@@ -196,10 +197,11 @@ class Transform(Model):
 class DeviceDataSettings(Model):
     """Training samples that each device of the group gets, in place of task.partition."""
 
-    samples: Count | None = Field(
+    samples: _WholeNumber | None = Field(
         default=None,
         description="Number of samples of each device, drawn at random; no other device gets them. "
-        "task.partition divides the rest among the other devices",
+        "task.partition divides the rest among the other devices. 0: the device does not train, and no "
+        "rule sends it a model",
     )
     labels: (
         Annotated[

@@ -8,7 +8,8 @@ _TOP = ("churn", "code", "dilation", "durability", "requirements", "scenario", "
 _PARTS: Mapping[str, str] = {
     "at the top level": " ".join(_TOP),
     "under task": "frozen importance initial",
-    "under task.local": "batch_size epochs lr momentum optimizer precision steps weight_decay",
+    "under task.local": "batch_size epochs last_batch lr momentum optimizer precision steps "
+    "weight_decay",
     "under task.partition": "alpha scheme",
     "under rule": "buffer_size mixing server_lr trim",
     "in a device group (devices: [{...}])": "access availability byzantine count cpu gflops gpu hosts "

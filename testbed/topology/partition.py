@@ -284,19 +284,13 @@ class FlowerScheme:
         fixed = {"num_partitions": len(clients), "partition_by": "label", "seed": seed}
         arguments = {key: value for key, value in fixed.items() if key in known} | self._arguments()
         try:
-            dealt = _deal(cls(**arguments), labels, clients, seed)
+            return _deal(cls(**arguments), labels, clients, seed)
         except (ValueError, TypeError, LookupError) as error:
             reason = "it makes fewer partitions" if isinstance(error, LookupError) else str(error)
             raise BadInputError(
                 f"task.partition: {name} of flwr-datasets cannot divide {len(labels)} samples among "
                 f"{len(clients)} devices: {' '.join(reason.split())}"
             ) from error
-        if empty := [client for client, indices in dealt.items() if not len(indices)]:
-            raise BadInputError(
-                f"task.partition: {name} of flwr-datasets leaves {quantity(len(empty), 'device')} "
-                f"without samples, such as {empty[0]}. Change its parameters, or use fewer devices."
-            )
-        return dealt
 
     def _arguments(self) -> dict[str, Any]:
         """Return the fields as arguments of the constructor, with lists in place of tuples."""

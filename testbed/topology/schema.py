@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
@@ -286,9 +286,9 @@ class Virtual(Model):
     )
     packets: bool | None = Field(
         default=None,
-        description="Whether transfers consist of packets, as on emulated links. Packets have headers, "
-        "and the first packet after a pause passes at once. Default: true if the time of a step is "
-        "measured",
+        description="Whether to simulate packets, as on emulated links. Their headers use bandwidth. "
+        "After a pause, a burst of packets may exceed the link's rate (token bucket). Default: true if "
+        "step_time is measured",
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:
@@ -423,6 +423,16 @@ class Topology(Model):
     @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
+
+    def idle_devices(self, samples: Mapping[str, int]) -> list[str]:
+        """Return the devices whose samples make no mini-batch, so that they never train, in device
+        order. `samples`: number of samples by device; a device without an entry is left out."""
+        return [
+            name
+            for group, local in ((group, group.local.build()) for group in self.devices)
+            for name in group.device_names
+            if name in samples and not local.count(samples[name])
+        ]
 
     def model_post_init(self, context: Any) -> None:
         """Keep the file and the user's own code from the validation context."""

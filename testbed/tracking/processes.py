@@ -79,7 +79,7 @@ def send(name: str, directory: RunDirectory, *, model: bool) -> str:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     last = (last_log_lines(_log(directory, name), 1) or [""])[-1]
     if done.returncode:
-        raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
+        raise RunFailedError(f"sending the run to {name} failed: {last}. See {_log(directory, name)}")
     return last
 
 

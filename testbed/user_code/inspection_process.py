@@ -15,11 +15,13 @@ import inspect
 import json
 import os
 import select
+import signal
 import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -42,10 +44,14 @@ from agents.rules.client_half import (
 from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
-from agents.tasks.interface import Task, mean_loss, unfit_classes, unfit_inputs
+from agents.tasks.flower import Flower
+from agents.tasks.interface import Task, calls_correct, mean_loss, unfit_classes, unfit_inputs
 from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
+_FIT_S = 10.0
+"""Maximum seconds of the trial of a task's `fit`. A longer `fit` is ended, and its results are not
+checked."""
 _TRIED = 3
 """Number of updates, and number of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
@@ -101,6 +107,11 @@ def _find_class(kind: str, name: str) -> Any:
         raise _RefusedError(str(error)) from error
     if getattr(cls, method) is getattr(base, method):
         raise _RefusedError(f"{name} has no method {method}, which every {kind} needs")
+    if is_task and cls.fits != (cls.fit is not Task.fit):
+        mend = "define it" if cls.fits else "write fits: ClassVar[bool] = True, or remove fit"
+        raise _RefusedError(
+            f"{name} has fits = {cls.fits} {'without a' if cls.fits else 'and a'} method fit: {mend}"
+        )
     if is_task and not (isinstance(cls.dataset, str | None) or callable(cls.dataset)):
         raise _RefusedError(
             f"its dataset is {cls.dataset!r:.80}, expected the name of a dataset, or a method "
@@ -194,6 +205,8 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
     """Check that the task or rule can work with `clients` clients."""
     made = _make(cls, params)
+    if Task in cls.__mro__ and not isinstance(made.l2, int | float):
+        raise _RefusedError(f"its l2 is {made.l2!r:.80}, expected a number")
     try:
         made.check(clients)
     except ValueError as error:
@@ -376,59 +389,167 @@ def _array(what: str, value: Any, key: str) -> Any:
     return array
 
 
-def _step(cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, *, trains: bool) -> None:
-    """Run an evaluation on the shard in the file `samples`. If `trains` is true, run one training step,
-    too.
-
-    If the task trains by its own `fit`, do nothing, because `fit` may take any amount of time.
-    """
-    if cls.fits:
-        return
+def _step(
+    cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, lr: float, *, trains: bool
+) -> None:
+    """Train on the shard in the file `samples` if `trains`; else evaluate it."""
     import torch
 
     torch.manual_seed(seed)
     task: Task = _make(cls, params)
-    module, shard = task.model().train(trains), shards.load(Path(samples))
-    y = torch.from_numpy(shard.y)
-    x = shards.model_inputs(torch.from_numpy(shard.x), shard.scale)
+    shard = shards.load(Path(samples))
+    if cls is Flower:
+        _try_app(task, shard.subset(np.arange(1)), lr, trains=trains)
+        return
+    if trains and cls.fits:
+        _try_fit(task, shard, lr)
+        return
+    module = task.model().train(trains)
+    outputs = _outputs(task, module, shard)
+    _try_loss(task, outputs, shard)
+    weights = task.weights(shard.tensors()[1])
+    if weights is not None and _shape(weights) != (len(shard),):
+        raise _RefusedError(
+            f"its weights {_description(weights)}, expected the shape of its loss: ({len(shard)},)"
+        )
+    if trains:
+        if not torch.isfinite(loss := mean_loss(task, outputs, shard.tensors()[1])):
+            raise _RefusedError(f"its loss is {loss.item()} with the initial model")
+        loss.backward()  # type: ignore[no-untyped-call]
+    if calls_correct(task):
+        _try_correct(task, outputs, shard)
+
+
+def _outputs(task: Task, module: Any, shard: Shard) -> Any:
+    """Return the outputs of `module` for the samples of `shard`."""
+    x, y = shard.tensors()
     try:
         outputs = module(x)
     except (IndexError, RuntimeError, ValueError) as error:  # raised for wrong shapes and types
         reason = str(error).partition("\n")[0] + user_code.error_place(error)
         raise _RefusedError(f"its model {unfit_inputs(x, reason)}") from error
     shape = getattr(outputs, "shape", ())
-    if cls.loss is Task.loss and len(shape) < 2:
+    if type(task).loss is Task.loss and len(shape) < 2:
         found = f"a tensor of shape {tuple(shape)}" if shape else f"a {type(outputs).__name__}"
         raise _RefusedError(
             f"its model returns {found}, but the cross-entropy takes scores of the shape ({len(y)}, "
             "classes): return these, or define a loss"
         )
+    return outputs
+
+
+def _try_loss(task: Task, outputs: Any, shard: Shard) -> None:
+    """Call the task's `loss`, and check its result."""
     try:
-        losses = task.loss(outputs, y)
+        losses = task.loss(outputs, shard.tensors()[1])
     except (IndexError, RuntimeError) as error:  # torch's message names neither classes nor labels
-        crossed = cls.loss is Task.loss or shard.y.dtype.kind == "i"
-        if outputs.ndim > 1 and crossed and (message := unfit_classes(shard.y, outputs.shape)):
+        crossed = type(task).loss is Task.loss or shard.y.dtype.kind == "i"
+        has_classes = len(_shape(outputs) or ()) > 1
+        if has_classes and crossed and (message := unfit_classes(shard.y, outputs.shape)):
             raise _RefusedError(message) from error
         raise
-    if losses.shape != (len(y),):
+    if _shape(losses) != (len(shard),):
         raise _RefusedError(
-            f"its loss has the shape {tuple(losses.shape)}, expected one value for each of {len(y)} "
-            f"samples: ({len(y)},), as with reduction='none'"
+            f"its loss {_description(losses)}, expected one value for each of {len(shard)} samples: "
+            f"({len(shard)},), as with reduction='none'"
         )
-    weights = task.weights(y)
-    if weights is not None and weights.shape != (len(y),):
+
+
+def _try_correct(task: Task, outputs: Any, shard: Shard) -> None:
+    """Call the task's `correct`, and check its result."""
+    without = "define correct, or has_accuracy: ClassVar[bool] = False if the task has no accuracy"
+    is_default = type(task).correct is Task.correct
+    if is_default and len(_shape(outputs) or ()) < 2:
         raise _RefusedError(
-            f"its weights have the shape {tuple(weights.shape)}, expected that of its loss: ({len(y)},)"
+            f"its model returns outputs of shape {_shape(outputs)}, which have no scores of classes: "
+            f"{without}"
         )
-    if trains:
-        if not torch.isfinite(loss := mean_loss(task, outputs, y)):
-            raise _RefusedError(f"its loss is {loss.item()} with the initial model")
-        loss.backward()  # type: ignore[no-untyped-call]
-    right = task.correct(outputs, y)
-    if right is not None and right.shape != (len(y),):
+    if is_default and shard.y.dtype.kind != "i":
+        raise _RefusedError(f"its labels are {shard.y.dtype}, not integer classes: {without}")
+    right = task.correct(outputs, shard.tensors()[1])
+    if right is not None and _shape(right) != (len(shard),):
         raise _RefusedError(
-            f"its correct has the shape {tuple(right.shape)}, expected one value per sample: ({len(y)},)"
+            f"its correct {_description(right)}, expected one value per sample: ({len(shard)},)"
         )
+
+
+def _shape(value: object) -> tuple[int, ...] | None:
+    """Return the shape of a tensor; None if `value` is no tensor."""
+    import torch
+
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _description(value: object) -> str:
+    """Describe a value that has a wrong shape, as the end of a sentence: `has the shape (3, 2)`."""
+    shape = _shape(value)
+    return f"is {value!r:.80}" if shape is None else f"has the shape {shape}"
+
+
+class _TimeOverError(BaseException):
+    """The trial of a task's `fit` took too long. Not an Exception, so that `fit` does not catch it."""
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """Raise _TimeOverError if what is inside takes longer than `_FIT_S` seconds."""
+
+    def stop(*_: object) -> None:
+        raise _TimeOverError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _FIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
+    """Let a Flower app train on a partition if `trains`, else evaluate it, for at most `_FIT_S`
+    seconds."""
+    import torch
+
+    module = task.model()
+    try:
+        with _time_limit():
+            if trains:
+                task.fit(module, partition, lr)
+            else:
+                with torch.no_grad():
+                    module(torch.from_numpy(partition.x))
+    except _TimeOverError:
+        return
+    except (NotImplementedError, ValueError) as error:
+        if user_code.is_from_user_code(error):
+            raise
+        raise _RefusedError(str(error)) from error
+
+
+def _try_fit(task: Task, shard: Shard, lr: float) -> None:
+    """Call the task's `fit` as a client does, for at most `_FIT_S` seconds, and check its results."""
+    from agents.client.training import FitTrainer
+    from agents.config import LocalTraining
+    from agents.models.flat import learned, vector_of
+
+    trainer = FitTrainer(task, shard, LocalTraining(steps=1, lr=lr))
+    flat = trainer.flat
+    try:
+        with _time_limit():
+            trainer.train(vector_of(flat.w), np.random.default_rng(0))
+    except _TimeOverError:
+        return
+    except TypeError as error:
+        if user_code.is_from_user_code(error):
+            raise
+        raise _RefusedError(str(error)) from error
+    for (name, parameter), part in zip(learned(flat.module), flat.parts, strict=True):
+        if parameter.data_ptr() != flat.w[part].data_ptr():
+            raise _RefusedError(
+                f"its fit gives the parameter {name} a new tensor, so that the training would be lost: "
+                "change it in place, as torch's optimizers and load_state_dict do"
+            )
 
 
 _QUESTIONS: Mapping[str, Callable[..., Any]] = {

@@ -23,6 +23,8 @@ class LazyTraining(Protocol):
     """A local training whose result is computed when it is needed."""
 
     steps: int
+    work: float
+    """Work of the whole training in steps of a full mini-batch."""
     due: Nanoseconds
     """Device time at which the training is expected to end, in nanoseconds. Among waiting trainings,
     those that end first are computed first."""

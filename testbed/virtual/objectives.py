@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, InitialModel
-from agents.models.flat import FlatModule, build, learned
+from agents.models.flat import FlatModule, build, learned, stored_buffers
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
@@ -241,10 +241,10 @@ class AnyModule:
         for k in range(2):
             self._one(w[k], rows[k], expected[k])
         self._always_partial = self.partial
+        has_buffers = bool(stored_buffers(self._flat.module))  # such a model is never stacked
         self.draws = not torch.equal(before, torch.get_rng_state())
-        if (most := min(_STACKED, _STACK // w[0].nbytes)) < _FEW or not _stacks_faster(
-            self._flat.module
-        ):
+        most = min(_STACKED, _STACK // w[0].nbytes)
+        if has_buffers or most < _FEW or not _stacks_faster(self._flat.module):
             return
         try:
             with warnings.catch_warnings():
@@ -316,9 +316,9 @@ class AnyModule:
 
 
 def _stacks_faster(module: nn.Module) -> bool:
-    """Whether stacked models train faster on a CPU than one after the other. Small operations spend most
-    of their time on the call, so that stacking helps. Convolutions and recurrent layers do enough work
-    per call, and are slower when stacked (docs/evidence/virtual-time.md)."""
+    """Whether models train faster on a CPU in a stack than one after the other. Stacking saves overhead
+    per call, which is most of the time of small operations. Convolutions and recurrent layers have
+    little overhead, and are slower in a stack (docs/evidence/virtual-time.md)."""
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 

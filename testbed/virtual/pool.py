@@ -16,6 +16,7 @@ class Ticket(Job):
     """A training in the pool. Implements `testbed.virtual.device.LazyTraining`."""
 
     pool: Pool
+    work: float
     due: Nanoseconds = 0
     result: Outcome | None = None
     """Result of the training; None until it is computed."""

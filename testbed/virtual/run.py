@@ -148,12 +148,13 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     w, buffers, schema = first_model(task, topology.seed, start)
     recorder.schema = schema
     stop = topology.stop.build()
-    population = importance(topology, spec.samples)
+    population, idle = importance(spec), topology.idle_devices(spec.samples)
     settings = Settings(
         run=run_id,
         schema=schema,
         side=side,
         importance=population,
+        idle=idle,
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
@@ -189,6 +190,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
+        idle=idle,
         evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
 
@@ -233,6 +235,7 @@ class _Fleet:
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
+        self._fits = task.fits
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
         self._common = spec.topology.update_steps
 
@@ -241,9 +244,10 @@ class _Fleet:
         for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
-        setup = client_setup(self._spec, planned, self._common)
+        setup = client_setup(self._spec, planned, index, self._common)
         gradient = self._side.kind == "gradient"
-        steps = 1 if gradient else setup.local.count(len(indices))
+        round_settings = replace(setup.local, steps=1, epochs=None) if gradient else setup.local
+        steps, work = round_settings.count(len(indices)), round_settings.work(len(indices))
 
         def train(wanted: Train) -> Ticket:
             model = wanted.model
@@ -255,10 +259,13 @@ class _Fleet:
                 local=setup.local,
                 lr=setup.local.rate(model.version, model.lr),
                 steps=steps,
+                work=work,
                 client=name,
+                index=index,
                 rng=lambda: factory.rng(setup, randomness.TRAINING, wanted.sequence),
                 gradient=gradient,
                 terms=wanted.terms,
+                memory=wanted.memory,
             )
             return self._pool.hand_in(ticket)
 
@@ -277,6 +284,7 @@ class _Fleet:
             core=factory.core(
                 *(setup, len(indices), lambda _: timing.thinking, client_steps),
                 memory=memory,
+                fits=self._fits,
             ),
             line=line,
             train=train,
@@ -323,7 +331,11 @@ def _step_cost(spec: RunSpec, prepared: Prepared, task: Task, view: View, parame
     topology, plan = spec.topology, spec.plan
     virtual = plan.virtual
     if plan.measures_steps:
-        device = next(d for d in plan.devices if d.cpu is not None and d.gflops is None)
+        idle = topology.idle_devices(spec.samples)
+        usable = [d for d in plan.devices if d.cpu is not None and d.gflops is None]
+        device = next((d for d in usable if d.name not in idle), None)
+        if device is None:
+            return costs.step_cost(virtual, topology.task.flops_per_step)
         shard = prepared.shard(device.name)
         view.progress("Measuring how long a step takes here: a few seconds")
         beginning = initial_model(topology, spec.directory)

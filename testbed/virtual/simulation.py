@@ -80,6 +80,7 @@ class Simulation:
         stop: StopConditions,
         steps: Iterator[Step],
         absent: frozenset[str],
+        idle: Sequence[str] = (),
         evaluates_alone: bool = False,
     ) -> None:
         self._events = queue
@@ -93,6 +94,8 @@ class Simulation:
         self._model_size, self._update_size = sizes
         self._steps = steps
         self._absent = absent
+        self._names = [*server.population, *idle]
+        """Names of all devices."""
         self._evaluates_at_once = evaluates_alone or stop.target_accuracy is not None
         self._ends_by_itself = stop.after is not None
         self._devices: dict[str, VirtualDevice] = {}
@@ -109,7 +112,7 @@ class Simulation:
         """Run until the end, or until `interrupted` returns True. `wall_clock` is the time of the start
         in Unix seconds. Raises RunFailedError if the run cannot end."""
         try:
-            for name in self._server.population:
+            for name in self._names:
                 if name in self._absent:
                     self.new_device(name).alive = False  # until it joins
                 else:
@@ -401,7 +404,7 @@ class Simulation:
             training=training,
             started=self._events.now + preparing,
             since=begun,
-            computed=begun + device.speed.computing(training.steps) + sending,
+            computed=begun + device.speed.computing(training.work) + sending,
             floor=begun - preparing + device.timing.floor,
         )
         self.set_work(device, work)

@@ -11,7 +11,7 @@ import queue
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,7 @@ from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
-from agents.rules.client_half import NO_TERMS, Terms
+from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.objectives import (
@@ -57,6 +57,10 @@ class Job:
     """Number of mini-batch steps."""
     client: str = "a client"
     """Name of the client."""
+    index: int = 0
+    """Number of the client in device order, from 0."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit`; empty if there is none."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
@@ -157,7 +161,7 @@ class BatchTrainer:
         enough for the memory."""
         if not jobs:
             return []
-        width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)
+        width = max(map(_width, jobs))
         parts = -(-len(jobs) // self._stack_size(width))
         size = -(-len(jobs) // parts)
         return [jobs[first : first + size] for first in range(0, len(jobs), size)]
@@ -266,13 +270,14 @@ class _Single:
         self._trainer.assign(
             self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
+        self._trainer.set_client(job.client, job.index, job.memory)
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)
         else:
             result = self._trainer.train(
                 *(job.start, job.rng(), job.lr), buffers=job.buffers, terms=job.terms
             )
-        return Outcome(result.end, result.loss, result.buffers)
+        return Outcome(result.end, result.loss, result.buffers, result.memory)
 
 
 class _Descent:
@@ -324,23 +329,30 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
     Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
     jobs). Beyond the end of a job or of a mini-batch, the indices are 0.
     """
-    widths = [min(job.local.batch_size, len(job.indices)) for job in jobs]
-    rows = np.zeros((max(steps), len(jobs), max(widths)), np.int64)
+    rows = np.zeros((max(steps), len(jobs), max(map(_width, jobs))), np.int64)
     sizes = np.empty(rows.shape[:2], np.int64)
-    sizes[:] = widths
-    for k, (job, count, width) in enumerate(zip(jobs, steps, widths, strict=True)):
-        samples = len(job.indices)
-        full, rest = divmod(samples, width)
+    for k, (job, count) in enumerate(zip(jobs, steps, strict=True)):
+        samples, size = len(job.indices), job.local.batch_size
+        batches, last = job.local.batches(samples)
+        full = batches if last == size else batches - 1
+        is_shuffled = job.local.first_batch(samples) < samples
+        sizes[:, k] = size
         rng = job.rng()
-        for first in range(0, count, full + (rest > 0)):  # an epoch
-            drawn = rng.permutation(samples) if width < samples else np.arange(samples)
-            order = job.indices.take(drawn[: (count - first) * width])
-            last = min(first + full, count)
-            rows[first:last, k, :width] = order[: full * width].reshape(-1, width)
-            if rest and last < count:
-                rows[last, k, :rest] = order[-rest:]
-                sizes[last, k] = rest
+        for first in range(0, count, batches):  # a pass
+            drawn = rng.permutation(samples) if is_shuffled else np.arange(samples)
+            order = job.indices.take(drawn[: (count - first + 1) * size])
+            end = min(first + full, count)
+            if end > first:
+                rows[first:end, k, :size] = order[: (end - first) * size].reshape(-1, size)
+            if full < batches and end < count:
+                rows[end, k, :last] = order[full * size : full * size + last]
+                sizes[end, k] = last
     return rows, sizes
+
+
+def _width(job: Job) -> int:
+    """Return the number of samples in the job's largest mini-batch."""
+    return max(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])
 
 
 def _clip(job: Job, end: Vector) -> Vector:

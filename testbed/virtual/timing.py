@@ -22,9 +22,10 @@ class ComputeTimes:
         self._cost = cost
         self._step = cost.per_step(device)
 
-    def computing(self, steps: int) -> Nanoseconds:
-        """Return the nanoseconds to compute an update of `steps` steps."""
-        return from_seconds(steps * self._step + self._cost.per_update(self._device))
+    def computing(self, work: float) -> Nanoseconds:
+        """Return the nanoseconds to compute an update. `work`: work of the training in steps of a full
+        mini-batch."""
+        return from_seconds(work * self._step + self._cost.per_update(self._device))
 
     def preparing(self) -> Nanoseconds:
         """Return the nanoseconds to compute the data for other clients before a training, such as a mask

@@ -280,7 +280,7 @@ class _Training:
 
     def __init__(self, simulated: Simulation, client: str, model: payloads.ModelMessage) -> None:
         self.due = 0
-        self.steps = simulated.local.count(10)
+        self.steps, self.work = simulated.local.count(10), simulated.local.work(10)
         self._simulated = simulated
         self._client = client
         self._model = model

@@ -41,7 +41,7 @@ class Rare(Task):
 def torchs(rng: np.random.Generator) -> np.ndarray:
     module = Rare().model()
     optimizer = torch.optim.SGD(module.parameters(), LOCAL.lr)
-    order = batches(len(SHARD), LOCAL.batch_size, rng)
+    order = batches(len(SHARD), LOCAL, rng)
     for _ in range(9):
         batch = next(order)
         x, y = torch.from_numpy(SHARD.x)[batch], torch.from_numpy(SHARD.y)[batch]

@@ -90,7 +90,7 @@ def torchs(
     else:
         kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
         optimizer = kind(module.parameters(), local.lr, weight_decay=local.weight_decay)
-    order = batches(len(SHARD), local.batch_size, rng)
+    order = batches(len(SHARD), local, rng)
     seen: dict[str, set[bool]] = {name: set() for name, _ in module.named_parameters()}
     for _ in range(local.count(len(SHARD))):
         batch = next(order)

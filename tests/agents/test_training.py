@@ -59,7 +59,7 @@ def _reference(local: LocalTraining, l2: float, steps: int, seed: int = 1) -> np
     module = Tiny().model()
     start = [p.detach().clone() for p in module.parameters()]
     optimizer = _torchs(local, module)
-    order = batches(10, local.batch_size, np.random.default_rng(seed))
+    order = batches(10, local, np.random.default_rng(seed))
     x, y = torch.from_numpy(SHARD.x) * 0.5, torch.from_numpy(SHARD.y)
     for step in range(steps):
         batch = next(order)
@@ -277,11 +277,55 @@ def test_steps_by_local_settings(local: LocalTraining, steps: int) -> None:
 
 
 def test_an_epoch_sees_every_sample_once() -> None:
-    order = batches(10, 4, np.random.default_rng(0))
+    order = batches(10, LocalTraining(batch_size=4), np.random.default_rng(0))
     for _ in range(2):
         epoch = [next(order) for _ in range(3)]
         assert [len(batch) for batch in epoch] == [4, 4, 2]
         assert sorted(torch.cat(epoch).tolist()) == list(range(10))
+
+
+BATCHES = [
+    ("keep", {1: [1], 3: [3], 4: [4], 5: [4, 1], 9: [4, 4, 1]}),
+    ("drop", {1: [], 3: [], 4: [4], 5: [4], 9: [4, 4]}),
+    ("merge", {1: [1], 3: [3], 4: [4], 5: [5], 9: [4, 5]}),
+]
+"""last_batch, and the sizes of a pass's mini-batches by number of samples; batch_size is 4."""
+
+
+@pytest.mark.parametrize(("last_batch", "passes"), BATCHES)
+def test_last_batch_is_kept_dropped_or_merged(
+    last_batch: Literal["keep", "drop", "merge"], passes: dict[int, list[int]]
+) -> None:
+    """The mini-batches are consecutive parts of one permutation for each pass; a mini-batch of all
+    samples is in the order of the shard."""
+    for samples, sizes in passes.items():
+        local = LocalTraining(epochs=2, batch_size=4, last_batch=last_batch)
+        assert local.count(samples) == 2 * len(sizes)
+        rng, order = np.random.default_rng(7), batches(samples, local, np.random.default_rng(7))
+        found = [[next(order).tolist() for _ in sizes] for _ in range(2)]
+        for epoch in found if sizes else []:
+            drawn = (np.arange(samples) if sizes == [samples] else rng.permutation(samples)).tolist()
+            ends = np.cumsum(sizes).tolist()
+            assert epoch == [drawn[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        assert sizes or list(order) == []  # without a mini-batch there is nothing to wait for
+
+
+def test_work_counts_a_merged_batch_by_its_samples() -> None:
+    merged = LocalTraining(epochs=2, batch_size=4, last_batch="merge")
+    assert [merged.work(samples) for samples in (0, 1, 4, 5, 9)] == [0, 2, 2, 2.5, 4.5]
+    by_steps = LocalTraining(steps=3, batch_size=4, last_batch="merge")
+    assert by_steps.work(9) == 3.25  # 4, 5 and 4 samples
+    assert LocalTraining(steps=3, batch_size=4).work(9) == 3
+    assert LocalTraining(steps=3, batch_size=4, last_batch="drop").work(3) == 0
+
+
+def test_warm_up_without_a_mini_batch_does_nothing() -> None:
+    nothing = Shard(SHARD.x[:3], SHARD.y[:3])
+    trainer = Trainer(Tiny(), nothing, LocalTraining(epochs=1, batch_size=4, last_batch="drop"))
+    trainer.warm_up()
+    result = trainer.train(START, np.random.default_rng(0))
+    assert result.steps == 0
+    np.testing.assert_array_equal(result.end, START)
 
 
 def test_interrupted_training_returns_the_steps_done() -> None:

@@ -95,6 +95,14 @@ CHECKS = (
         "tests/testbed/test_docker_engine.py tests/agents/test_bridge_ports.py",
     ),
     Check(
+        "extras",
+        "python -m tests.platforms.extras",
+        r"extras: nothing wrong",
+        timeout=1800,
+        needs_engine=False,
+        needs_clone=True,
+    ),
+    Check(
         "demo",
         "env --unset=PYTHONPATH make -C {clone} demo && "
         "mkdir -p {runs} && cp -r {clone}/runs {runs}/demo",

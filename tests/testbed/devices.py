@@ -22,7 +22,7 @@ class Steps:
     """A training of which only the number of steps matters."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.due = steps, 0
+        self.steps, self.work, self.due = steps, float(steps), 0
 
     def outcome(self) -> client.Outcome:
         raise NotImplementedError

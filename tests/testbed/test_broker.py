@@ -39,6 +39,7 @@ from testbed.broker import (
     hash_password,
     is_password,
     mosquitto_conf,
+    programs,
     read_embedded,
     refusals,
     write_embedded,
@@ -47,7 +48,7 @@ from testbed.broker import (
 from testbed.broker.identity import new_identity
 from testbed.relay.pipe import Shape
 from testbed.relay.sockets import LinkLane, Relay
-from testbed.runtimes.process.runtime import find_mosquitto, free_ports
+from testbed.runtimes.process.runtime import free_ports
 from tests.conftest import unavailable
 
 TOPICS = Topics("r")
@@ -327,9 +328,11 @@ def broker_command(
     limits: BrokerLimits,
 ) -> list[str]:
     if kind == "embedded":
+        if not programs.has_amqtt():
+            unavailable("amqtt", f"it is not installed: {programs.amqtt_command()}")
         config = write_embedded(folder, made, at, identity, limits=limits)
         return [sys.executable, "-m", "testbed.broker.embedded", str(config)]
-    mosquitto = find_mosquitto() or ""
+    mosquitto = programs.find_mosquitto() or ""
     if not mosquitto:
         unavailable("mosquitto", "it is not installed: apt-get install mosquitto")
     conf = write_mosquitto(folder, made, at, identity, limits=limits)

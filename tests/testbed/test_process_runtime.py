@@ -33,6 +33,7 @@ from agents.mqtt.topics import CONTROLLER as CONTROLLER_COMPONENT
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.wire import messages
+from testbed.broker.programs import find_mosquitto
 from testbed.errors import BadInputError, HostError
 from testbed.host import die_with_parent, forkserver, run_module
 from testbed.host.cpusets import cpu_numbers
@@ -47,7 +48,7 @@ from tests.waiting import eventually
 SLEEP = "import time; time.sleep(600)"
 BUSY = "print('busy', flush=True)\nwhile True: pass"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + BUSY
-BROKERS = [None, *filter(None, [process.find_mosquitto()])]
+BROKERS = [None, *filter(None, [find_mosquitto()])]
 
 
 def python(code: str) -> tuple[str, ...]:

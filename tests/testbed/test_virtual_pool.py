@@ -39,6 +39,7 @@ def _ticket(pool: Pool, client: int, steps: int = 1, *, gradient: bool = False) 
     return pool.hand_in(
         Ticket(
             pool=pool,
+            work=steps,
             start=np.zeros(1, np.float32),
             indices=np.array([client]),
             local=LocalTraining(steps=steps, lr=0.5),

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from agents.client.training import Trainer
+from agents.client.training import Trainer, batches
 from agents.config import InitialModel, LocalTraining, Schedule
 from agents.models.flat import initial
 from agents.shards import Shard
@@ -58,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "proximal": {"proximal": 0.7},
     "clip": {"clip": 0.05},
     "decay": {"weight_decay": 0.3, "momentum": 0.5},
+    "merge": {"last_batch": "merge", "proximal": 0.7},
     "all": {"momentum": 0.5, "proximal": 0.7, "clip": 0.3},
 }
 
@@ -241,6 +242,27 @@ def test_two_steps_to_a_center_by_hand() -> None:
     assert result.loss == pytest.approx((2 + 0.5) / 2)
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "merge"])
+def test_stacked_training_uses_the_clients_mini_batches(
+    last_batch: Literal["keep", "drop", "merge"],
+) -> None:
+    """A step with lr 1 on ½‖w − x‖² ends at the mean of its mini-batch: one job ends with each step."""
+    train = _points(2)
+    task = Quadratic(tuple(map(tuple, train.x.tolist())))
+    local = LocalTraining(steps=7, batch_size=4, lr=1.0, last_batch=last_batch)
+    jobs, means = [], []
+    for samples in (4, 5, 9) if last_batch == "drop" else (1, 3, 4, 5, 9):
+        order = batches(samples, local, np.random.default_rng(samples))
+        for steps in range(1, 8):
+            job = _quadratic(0, steps, lr=1.0)
+            job.indices, job.local = np.arange(10, 10 + samples), local
+            job.rng = functools.partial(np.random.default_rng, samples)
+            jobs.append(job)
+            means.append(train.x[10 + next(order).numpy()].mean(0) * train.scale)
+    ends = [result.end for result in BatchTrainer(task, train).run(jobs)]
+    np.testing.assert_allclose(ends, means, rtol=1e-5, atol=1e-6)
+
+
 def test_logistic_step_by_hand() -> None:
     """Zero weights, one sample x = (1, 0, …) of class 3: p = ⅒ for each class."""
     x = np.zeros((1, 8, 8), np.uint8)
@@ -369,7 +391,8 @@ def test_unstackable_models_are_trained_one_by_one() -> None:
     ):
         expected = own.train(job.start, np.random.default_rng(k % 5), job.lr)
         np.testing.assert_allclose(result.end, expected.end, rtol=1e-4, atol=1e-6)
-    for quiet in (TASKS["module"], LARGE["mnist-cnn"]):
+    normed = Own(layer=functools.partial(nn.BatchNorm1d, 3)), train
+    for quiet in (TASKS["module"], LARGE["mnist-cnn"], normed):
         assert BatchTrainer(*quiet).remark is None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +38,7 @@ from agents.wire.messages import AddressedOrder, DeviceOrder
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
+from testbed.broker.programs import INSTALL_MOSQUITTO, find_mosquitto, lack_of_broker
 from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
@@ -67,19 +67,16 @@ _LATER = {"agents.client.main": ("agents.client.training",)}
 RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
-def find_mosquitto() -> str | None:
-    """Path of the Mosquitto broker; None if it is not installed. Debian installs it into a folder that
-    is in the PATH of root only."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
-
-
 def is_available() -> bool:
-    """Return True: this runtime has no requirements."""
+    """Return True: this runtime is the one that remains if no other is available. `check_host` says
+    what it lacks."""
     return True
 
 
 def check_host() -> None:
-    """Do nothing: this runtime has no requirements."""
+    """Raise HostError if no broker is installed: neither Mosquitto nor amqtt."""
+    if (lack := lack_of_broker()) is not None:
+        raise HostError(lack)
 
 
 @contextlib.contextmanager
@@ -90,7 +87,7 @@ def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
     if runtime.broker_kind != "mosquitto":
         view.progress(
             "Using the embedded broker: it may lose messages when a connection breaks, and has no limit "
-            "on messages that wait for a slow process. Install mosquitto to use that instead"
+            f"on messages that wait for a slow process. To use Mosquitto: {INSTALL_MOSQUITTO}"
         )
     yield runtime
 
