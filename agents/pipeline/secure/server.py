@@ -46,7 +46,8 @@ class SumOpened:
 
     number: int
     wanted: SumUp
-    """The rule's request, with the weights that the updates have in `total`."""
+    """The rule's request, but with the weights that were used in `total`: secure aggregation rounds
+    weights."""
     total: Vector
     """Weighted sum of the updates: float64, shape (d,)."""
 
