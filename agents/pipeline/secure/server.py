@@ -93,7 +93,7 @@ class SecureSums(ServerStep):
         self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
-        """The rule's requests, by number of the sum that waits for answers."""
+        """Sums that wait for the clients' answers: number of the sum -> the rule's request."""
 
     @property
     def waiting(self) -> Set[int]:
