@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds after the end of the run in which a tracker may send the remaining figures."""
+"""Time in seconds that the trackers have after the end of the run to send the remaining figures."""
 
 
 @contextmanager

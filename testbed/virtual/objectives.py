@@ -207,7 +207,8 @@ class Squares:
 
 
 class AnyModule:
-    """Any torch module. Models are computed one after the other, or as a stack with torch.func.vmap."""
+    """Objective for any torch module. It computes the gradients of several models one after the other,
+    or together with torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
         self._task = task
