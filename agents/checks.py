@@ -6,6 +6,11 @@ from __future__ import annotations
 import math
 
 
+class DeclarationError(ValueError):
+    """A rule does not keep to what it has declared (`agents.rules.client_half.ClientSide`); the text
+    says how."""
+
+
 def positive(name: str, value: float | None) -> None:
     """Raise ValueError unless `value` is above 0 and finite."""
     if value is not None and not 0 < value < math.inf:

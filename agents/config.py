@@ -242,6 +242,8 @@ class ClientSetup:
 
     run: str
     client: str
+    index: int = 0
+    """Number of the client in device order, from 0."""
     seed: int
     """Seed of the run."""
     rule: Named
@@ -272,6 +274,8 @@ class ClientConfig:
     """Number of model parameters that are sent."""
     buffers: int = 0
     """Number of elements in the model's buffers, which are sent with the parameters."""
+    own_elements: int = 0
+    """Number of elements in the vectors that the rule sends with each model."""
     start: InitialModel = InitialModel()
     dilation: float = 1.0
     """Host seconds per second of device time."""

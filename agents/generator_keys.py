@@ -1,4 +1,4 @@
-"""Keys of random generators, made from names."""
+"""Convert names to spawn keys of random generators."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from importlib.machinery import PathFinder
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from agents.checks import DeclarationError
+
 if TYPE_CHECKING:
     from agents.config import Named
 
@@ -131,8 +133,9 @@ def _module(name: str) -> object:
 
 
 def is_from_user_code(error: BaseException) -> bool:
-    """Return whether `error` was raised in user code, or in code that it called."""
-    return bool(_own_lines(error))
+    """Return whether `error` was raised in user code or in code that it called, or says that a rule does
+    not keep to what it has declared."""
+    return isinstance(error, DeclarationError) or bool(_own_lines(error))
 
 
 def is_caused_by_user_code(error: BaseException, task: str) -> bool:

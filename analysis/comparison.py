@@ -3,16 +3,16 @@ module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import isfinite, isnan, nan
 
 from agents.events import COMPLETE
 from analysis import metrics, summary
 from analysis.load import Run
 from analysis.manifest import verdict
-from analysis.metrics import ConfidenceInterval
-from analysis.names import by_settings, distinct
+from analysis.metrics import ConfidenceInterval, Cost
+from analysis.names import by_settings, coordinates, distinct
 
 _NAMED = 5
 """Maximum number of runs or rows that a remark names."""
@@ -23,27 +23,33 @@ TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
     """Results of runs that differ only in their seed: means and 95% confidence intervals (Student's
-    t)."""
+    t), the latter for at least three runs."""
 
     name: str
+    settings: Mapping[str, str]
+    """How the row differs from the others: text by setting, as in `names.coordinates`."""
     task: str
-    """Name of the task, as `by_task` returns it."""
+    """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
+    `by_task`)."""
     target: float
     """Target accuracy, as a share; NaN if there is none."""
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. If a run did not reach it, `time`, `rounds`, `updates` and
-    `bytes` are NaN."""
-    time: ConfidenceInterval
-    """Seconds of device time until the target was reached."""
-    rounds: ConfidenceInterval
-    """Number of aggregations until the target was reached."""
-    updates: ConfidenceInterval
-    """Number of applied updates until the target was reached."""
-    bytes: ConfidenceInterval
-    """Payload size in bytes of the updates applied until the target was reached. Downloads are not
-    included."""
+    """Number of runs that reached the target. The others are censored: `time`, `rounds`, `updates` and
+    `bytes` have a median, or a lower bound of the median, and no mean."""
+    time: Cost
+    """Seconds of device time until the target was reached, interpolated between evaluations."""
+    resolution: float
+    """Longest time in seconds between the two evaluations around the target, over the runs; NaN if no
+    run reached the target. `time` is known no more exactly."""
+    rounds: Cost
+    """Number of aggregations up to the first evaluated model that reached the target."""
+    updates: Cost
+    """Number of applied updates up to the first evaluated model that reached the target."""
+    bytes: Cost
+    """Payload bytes of the updates applied up to the first evaluated model that reached the target.
+    Downloads do not count."""
     accuracy: ConfidenceInterval
     """Accuracy of the last evaluation, as a share."""
     loss: ConfidenceInterval
@@ -55,9 +61,12 @@ class ComparisonRow:
     repeats: int
     """Number of runs that a sweep has repeated because they were not valid. The other columns do not
     include these runs."""
+    baseline: str
+    """Name of the row that `speed_up` refers to. It has the baseline's setting and otherwise the same
+    settings as this row. Empty if there is no such row."""
     speed_up: float
-    """Mean time to the target of the first row of the same task, divided by that of this row. NaN if one
-    of the two times is NaN."""
+    """Mean time to the target of the baseline ÷ that of this row; the ratio of the medians if a run of
+    the two rows missed the target; NaN if a median is unknown."""
 
 
 def slim(run: Run) -> Run:
@@ -158,44 +167,131 @@ def common_target(runs: Sequence[Run]) -> float | None:
     return max(common or some, default=None)
 
 
-def compare(runs: Sequence[Run], target: float | None) -> list[ComparisonRow]:
+def compare(
+    runs: Sequence[Run], target: float | None, baseline: str | None = None
+) -> list[ComparisonRow]:
     """Return one row for each set of runs that differ only in their seed, in the order of `runs`.
 
-    `target`: accuracy, as a share, whose cost is compared; None to compare no cost. In that case, the
-    costs are NaN.
+    `target`: accuracy (share) whose cost is compared; None leaves the costs NaN. `baseline`: name of a
+    row, or the text of a setting such as `fedavg` or `lr 0.1`, or several texts with commas; None for
+    the first row's rule or, if all rows have this rule, its first setting that differs. Raises
+    ValueError if no row of any task has the baseline's setting.
     """
-    rows: list[ComparisonRow] = []
-    tasks = {id(run): task for task, own in by_task(runs).items() for run in own}
-    for name, same in by_settings(runs).items():
-        cost = [metrics.reached(run, nan if target is None else target) for run in same]
-        time = metrics.t_interval([one.time for one in cost])
-        verdicts = summary.verdicts(same)
-        task = tasks[id(same[0])]
-        first = next((row.time.mean for row in rows if row.task == task), time.mean)
-        rows.append(
-            ComparisonRow(
-                name=name,
-                task=task,
-                target=nan if target is None else target,
-                runs=len(same),
-                reached=sum(not isnan(one.time) for one in cost),
-                time=time,
-                rounds=metrics.t_interval([one.rounds for one in cost]),
-                updates=metrics.t_interval([one.updates for one in cost]),
-                bytes=metrics.t_interval([one.bytes for one in cost]),
-                accuracy=_final(same, lambda line: line.accuracy),
-                loss=_final(same, lambda line: line.loss),
-                valid=verdicts.get("valid", 0) + verdicts.get("simulated", 0),
-                not_judged=verdicts.get("not judged", 0),
-                repeats=sum(int(run.manifest.get("repeats") or 0) for run in same),
-                speed_up=metrics.speed_up(time.mean, first),
-            )
+    sets = by_settings(runs)
+    made: dict[str, ComparisonRow] = {}
+    refused: list[ValueError] = []
+    for task, own in by_task(runs).items():
+        same_task = {name: same for name, same in sets.items() if any(same[0] is run for run in own)}
+        settings = coordinates([same[0] for same in same_task.values()])
+        rows = [
+            _row(name, task, same, target, of_row)
+            for (name, same), of_row in zip(same_task.items(), settings, strict=True)
+        ]
+        try:
+            made |= {row.name: row for row in _with_speed_up(rows, baseline)}
+        except ValueError as error:
+            refused.append(error)
+            made |= {row.name: row for row in _with_speed_up(rows, None)}
+    if refused and len(refused) == len(by_task(runs)):
+        raise refused[0]
+    return [made[name] for name in sets]
+
+
+def _row(
+    name: str, task: str, runs: Sequence[Run], target: float | None, settings: Mapping[str, str]
+) -> ComparisonRow:
+    level = nan if target is None else target
+    needed = [metrics.reached(run, level) for run in runs]
+    crossed = [metrics.crossing(run, "accuracy", level) for run in runs]
+    unknown = metrics.Reached(nan, nan, nan, nan)
+    limits = [unknown if target is None else metrics.observed(run) for run in runs]
+    times = [one.time if isfinite(one.time) else nan for one in crossed]
+    verdicts = summary.verdicts(runs)
+    return ComparisonRow(
+        name=name,
+        settings=settings,
+        task=task,
+        target=level,
+        runs=len(runs),
+        reached=sum(not isnan(time) for time in times),
+        time=metrics.cost(times, [one.time for one in limits]),
+        resolution=max((one.resolution for one in crossed if not isnan(one.resolution)), default=nan),
+        rounds=metrics.cost([one.rounds for one in needed], [one.rounds for one in limits]),
+        updates=metrics.cost([one.updates for one in needed], [one.updates for one in limits]),
+        bytes=metrics.cost([one.bytes for one in needed], [one.bytes for one in limits]),
+        accuracy=_final(runs, lambda line: line.accuracy),
+        loss=_final(runs, lambda line: line.loss),
+        valid=verdicts.get("valid", 0) + verdicts.get("simulated", 0),
+        not_judged=verdicts.get("not judged", 0),
+        repeats=sum(int(run.manifest.get("repeats") or 0) for run in runs),
+        baseline="",
+        speed_up=nan,
+    )
+
+
+def _with_speed_up(rows: Sequence[ComparisonRow], baseline: str | None) -> list[ComparisonRow]:
+    """Return the rows of one task with their baselines. Raises ValueError."""
+    fixed = _baseline_settings(rows, baseline)
+    by_place = {tuple(sorted(row.settings.items())): row for row in reversed(rows)}
+    bases = [by_place.get(tuple(sorted({**row.settings, **fixed}.items()))) for row in rows]
+    return [
+        row if of is None else replace(row, baseline=of.name, speed_up=_speed_up(row.time, of.time))
+        for row, of in zip(rows, bases, strict=True)
+    ]
+
+
+def _baseline_settings(rows: Sequence[ComparisonRow], baseline: str | None) -> Mapping[str, str]:
+    if baseline is None:
+        for key, text in rows[0].settings.items() if rows else ():
+            if any(row.settings.get(key) != text for row in rows):
+                return {key: text}
+        return {}
+    if named := next((row for row in rows if row.name == baseline), None):
+        return named.settings
+    keys = dict.fromkeys(key for row in rows for key in row.settings)
+    known = {row.settings[key]: key for key in keys for row in rows if key in row.settings}
+    parts = [baseline] if baseline in known else baseline.split(", ")
+    if unknown := [part for part in parts if part not in known]:
+        raise ValueError(
+            f"found {unknown[0]!r}, expected one of {', '.join(known)}, or several of these"
         )
-    return rows
+    return {known[part]: part for part in parts}
+
+
+def _speed_up(time: Cost, baseline: Cost) -> float:
+    if isnan(time.mean) or isnan(baseline.mean):
+        return metrics.speed_up(time.median, baseline.median)
+    return metrics.speed_up(time.mean, baseline.mean)
 
 
 def _final(runs: Sequence[Run], figure: Callable[[summary.Headline], float]) -> ConfidenceInterval:
-    return metrics.t_interval([figure(summary.headline(run)) for run in runs])
+    return metrics.seed_interval([figure(summary.headline(run)) for run in runs])
+
+
+def caption(rows: Sequence[ComparisonRow], *, given: bool) -> str:
+    """Return a sentence on what the table of `rows` shows. `given`: whether the user has set the
+    target."""
+    targets = {row.target for row in rows}
+    if all(map(isnan, targets)):
+        told = "These runs have no test accuracy, so their losses are compared"
+    elif len(targets) > 1:
+        told = "Needed to reach the highest test accuracy that all runs of the task reached"
+    else:
+        told = f"Needed to reach a test accuracy of {percent(rows[0].target)}"
+        if not given:
+            which = "all runs" if all(row.reached == row.runs for row in rows) else "any run"
+            told += f", the highest that {which} reached (compare --target sets another)"
+    if any(isfinite(row.accuracy.high) or isfinite(row.loss.high) for row in rows):
+        told += "; ± is half the width of the 95% interval over seeds"
+    if any(row.resolution > 0 for row in rows):
+        told += "; times are interpolated between evaluations, whose distance is the resolution"
+    if any(row.reached < row.runs for row in rows):
+        told += "; medians are Kaplan–Meier's, with runs that missed the target as censored"
+    if len(names := {row.baseline for row in rows if row.baseline}) == 1 and len(rows) > 1:
+        told += f"; speed-ups are against {names.pop()}"
+    elif names and len(rows) > 1:
+        told += "; speed-ups are against the baseline of the same setting"
+    return f"{told}."
 
 
 def percent(share: float) -> str:
@@ -204,16 +300,20 @@ def percent(share: float) -> str:
 
 
 def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the rows as headings and cells. A cell is `mean ± half of the interval`, or `–` if there is
-    no value."""
+    """Return the rows as headings and cells.
+
+    A cell is `mean ± half of the interval`; a mean alone for fewer than three runs; a median, or its
+    lower bound as in `median > 120.0`, if a run missed the target; `–` if there is no value.
+    """
     columns: dict[str, Callable[[ComparisonRow], str]] = {
         "": lambda row: row.name,
         "task": lambda row: row.task,
         "runs": lambda row: str(row.runs),
-        "time s": lambda row: _spread(row.time, 1.0, 1),
-        "rounds": lambda row: _spread(row.rounds, 1.0, 0),
-        "updates": lambda row: _spread(row.updates, 1.0, 0),
-        "MB up": lambda row: _spread(row.bytes, 1e-6, 2),
+        "time s": lambda row: _cost(row.time, 1.0, 1),
+        "resolution s": lambda row: "–" if isnan(row.resolution) else f"{row.resolution:,.1f}",
+        "rounds": lambda row: _cost(row.rounds, 1.0, 0),
+        "updates": lambda row: _cost(row.updates, 1.0, 0),
+        "MB up": lambda row: _cost(row.bytes, 1e-6, 2),
         "speed-up": lambda row: "–" if isnan(row.speed_up) else f"{row.speed_up:.2f}×",
         "final accuracy %": lambda row: _spread(row.accuracy, 100.0, 1),
         "final loss": lambda row: _spread(row.loss, 1.0, 3),
@@ -221,7 +321,7 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     if len({row.task for row in rows}) < 2:
         del columns["task"]
     if all(isnan(row.accuracy.mean) for row in rows):
-        costs = ("time s", "rounds", "updates", "MB up", "speed-up", "final accuracy %")
+        costs = ("time s", "resolution s", "rounds", "updates", "MB up", "speed-up", "final accuracy %")
         columns = {name: cell for name, cell in columns.items() if name not in costs}
     elif any(row.reached < row.runs for row in rows):
         columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
@@ -234,6 +334,15 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
 
 def _not_judged(row: ComparisonRow) -> str:
     return f", {row.not_judged} not judged" if row.not_judged else ""
+
+
+def _cost(cost: Cost, scale: float, digits: int) -> str:
+    if not isnan(cost.mean):
+        return _spread(cost, scale, digits)
+    sign, value = ("> ", cost.above) if isnan(cost.median) else ("", cost.median)
+    if isnan(value):
+        return "–"
+    return f"{'median ' if cost.count > 1 else ''}{sign}{value * scale:,.{digits}f}"
 
 
 def _spread(interval: ConfidenceInterval, scale: float, digits: int) -> str:

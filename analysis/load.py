@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import yaml
+from pyarrow import parquet
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from agents import events
@@ -31,8 +32,8 @@ from agents.disk import files
 from agents.disk.yaml_loader import Loader
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
+from analysis import columns, records
 from analysis import manifest as manifests
-from analysis import records
 
 _MAX_TABLES = 50
 """Maximum number of tables of one kind of record. If there are more, they are concatenated into one."""
@@ -46,8 +47,8 @@ _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run. A table has one row per record. Its columns are the fields of the record
-    (`agents.events`).
+    """One run. A table has one row per record; its columns are the fields of the record
+    (`agents.events`). `columns.COLUMNS` defines every column, with unit and sign.
 
     Names of clients, devices and groups are categoricals, in the order of the plan.
     """
@@ -159,8 +160,8 @@ class Run:
         }
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
-        """Write every table to `folder` as `<table>.<form>`, and return the files. Create the folder if
-        it does not exist.
+        """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
+        created. A Parquet file has the definition of each column as metadata (`columns.TableColumn`).
 
         Raises ValueError for another value of `form`, and OSError if a file cannot be written.
         """
@@ -173,7 +174,7 @@ class Run:
             if form == "csv":
                 table.to_csv(path, index=False)
             else:
-                table.to_parquet(path, index=False)
+                parquet.write_table(columns.with_metadata(name, table), path)
         return paths
 
 

@@ -4,9 +4,9 @@ of its metric. Times are in seconds of device time, and sizes are in bytes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan, nan
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -38,32 +38,66 @@ class Reached:
 def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    The time is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024).
-    It is not interpolated, so that its resolution is the evaluation interval.
+    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al.
+    2024). The time is not interpolated, so its resolution is the evaluation interval; `crossing`
+    interpolates.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
     if good.empty:
         return Reached(nan, nan, nan, nan)
-    at, version = (float(good.iloc[0][column]) for column in ("at", "version"))
+    return _cost_until(run, good.iloc[0])
+
+
+def observed(run: Run) -> Reached:
+    """Return the cost up to the last evaluation. It is a lower bound of the cost of an accuracy that the
+    run did not reach. All zero if the run was never evaluated."""
+    if run.evaluations.empty:
+        return Reached(0.0, 0.0, 0.0, 0.0)
+    return _cost_until(run, run.evaluations.sort_values("at", kind="stable").iloc[-1])
+
+
+def _cost_until(run: Run, evaluation: pd.Series[Any]) -> Reached:
+    at, version = (float(evaluation[column]) for column in ("at", "version"))
     contained = run.updates[run.updates["applied_version"] <= version]
     return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """When a run first had a quality."""
+
+    time: float
+    """Seconds of device time, interpolated linearly between two evaluations with finite values; infinite
+    if the run never had the quality."""
+    resolution: float
+    """Seconds between these two evaluations. The time is known no more exactly. 0 if the first
+    evaluation had the quality, NaN if none did."""
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
     """Return the seconds until the global model first has an accuracy (share) of at least `level`, or a
     loss of at most `level`; infinite if that never happens. The time is interpolated linearly between
     evaluations with finite values."""
+    return crossing(run, quality, level).time
+
+
+def crossing(run: Run, quality: Literal["accuracy", "loss"], level: float) -> Crossing:
+    """Return when the global model first has an accuracy (share) of at least `level`, or a loss of at
+    most `level`, with the time's resolution."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
     first = next(iter(np.flatnonzero(excess >= 0)), None)
     if first is None:
-        return inf
-    if first == 0 or not isfinite(excess[first - 1]):
-        return float(at[first])
+        return Crossing(inf, nan)
+    if first == 0:
+        return Crossing(float(at[first]), 0.0)
+    width = float(at[first] - at[first - 1])
+    if not isfinite(excess[first - 1]):
+        return Crossing(float(at[first]), width)
     share = excess[first - 1] / (excess[first - 1] - excess[first])
-    return float(at[first - 1] + share * (at[first] - at[first - 1]))
+    return Crossing(float(at[first - 1] + share * width), width)
 
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
@@ -90,6 +124,27 @@ def speed_up(time: float, baseline: float) -> float:
     if time > 0 or isnan(time):
         return baseline / time
     return nan if isnan(baseline) else inf if baseline else 1.0
+
+
+def accuracy_by(run: Run, by: Literal["class", "group", "device"]) -> pd.DataFrame:
+    """Return the accuracy (share) over time by class, group or device: a row per evaluation, indexed by
+    its time in seconds, and a column per part. A group's accuracy is the mean over its devices, weighted
+    by their samples.
+
+    Empty unless the topology evaluates by part (`evaluate: {classes: true}` or `{devices: 200}`).
+    """
+    parts = run.parts[run.parts["part"] == ("class" if by == "class" else "device")]
+    names = parts["name"].astype(str)
+    if by == "group":
+        groups = run.devices.set_index(run.devices["device"].astype(str))["group"].astype(str)
+        names = names.map(groups).fillna("no group")
+    order = (
+        sorted(names.unique(), key=lambda name: (len(name), name)) if by == "class" else names.unique()
+    )
+    correct = parts["accuracy"] * parts["samples"]
+    keys = [parts["at"], names.rename("name")]
+    shares = correct.groupby(keys, sort=True).sum(min_count=1) / parts["samples"].groupby(keys).sum()
+    return shares.unstack("name").reindex(columns=order)
 
 
 def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
@@ -271,6 +326,61 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
 
     half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
     return ConfidenceInterval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+
+
+_MIN_SEEDS = 3
+"""Minimum number of runs for a confidence interval in a table or chart: with two, Student's t is
+12.7."""
+
+
+def seed_interval(values: Sequence[float]) -> ConfidenceInterval:
+    """Return `t_interval` of `values`, without ends for fewer than three values."""
+    found = t_interval(values)
+    return found if found.count >= _MIN_SEEDS else replace(found, low=nan, high=nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost(ConfidenceInterval):
+    """Cost of a target over runs that differ in their seed. Runs that missed the target are censored:
+    their cost is above what was observed.
+
+    `mean`, `low` and `high` are NaN if a run missed the target.
+    """
+
+    median: float
+    """Kaplan–Meier median: the lowest cost at which at least half of the runs are expected to have
+    reached the target; NaN if too few did."""
+    above: float
+    """Lower bound of the median if `median` is NaN; otherwise NaN."""
+
+
+def cost(values: Sequence[float], limits: Sequence[float]) -> Cost:
+    """Return the cost of a target. `values`: cost of each run, NaN if the run missed the target.
+    `limits`: highest cost that was observed of each run, such as the time of its last evaluation."""
+    interval = seed_interval(values)
+    steps, reached = kaplan_meier(values, limits)
+    half = np.flatnonzero(reached >= 0.5 - 1e-9)
+    median = float(steps[half[0]]) if len(half) else nan
+    above = float(steps[-1]) if len(steps) and isnan(median) else nan
+    return Cost(interval.mean, interval.low, interval.high, interval.count, median, above)
+
+
+def kaplan_meier(
+    values: Sequence[float], limits: Sequence[float]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the Kaplan–Meier estimate of the share of runs that have reached a target, as a step
+    function: costs in ascending order, and the share (0 to 1) from each cost on. The parameters are
+    those of `cost`; runs without a finite limit are left out."""
+    x, most = np.asarray(values, np.float64), np.asarray(limits, np.float64)
+    known = np.isfinite(most) | np.isfinite(x)
+    x, most = x[known], most[known]
+    if not len(x):
+        return np.empty(0), np.empty(0)
+    from scipy import stats  # imported here, because it takes half a second
+
+    missed = ~np.isfinite(x)
+    left = stats.ecdf(stats.CensoredData.right_censored(np.where(missed, most, x), missed)).sf
+    return np.asarray(left.quantiles), 1 - np.asarray(left.probabilities)
 
 
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:

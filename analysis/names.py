@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from analysis.load import Run
+if TYPE_CHECKING:
+    from analysis.load import Run
 
 _NAMES = (
     ("label",),
@@ -18,11 +19,19 @@ _NAMES = (
     ("topology", "label"),
     ("topology", "label", "settings"),
     ("topology", "label", "seed"),
+    ("label", "files"),
+    ("label", "settings", "files"),
+    ("label", "runtime", "settings", "seed"),
+    ("label", "runtime", "settings", "files"),
+    ("topology", "label", "runtime", "settings", "files"),
+    ("topology", "label", "runtime", "settings", "files", "seed"),
     ("label", "begin"),
 )
 _MAX_SETTINGS = 3
-"""Maximum number of settings in a name. If runs differ in more settings, other parts of the name
-distinguish them."""
+"""Maximum number of settings in a name, unless more are needed to distinguish the runs."""
+_CHOICES = ("scheme", "kind")
+"""Keys that choose the kind of a mapping, as in `partition: {scheme: dirichlet, alpha: 0.1}`. Such a
+mapping is one setting."""
 _SHOWN_OTHERWISE = ("name", "seed", "rule.name", "runtime.name")
 """Settings that are not shown as settings in a name, because other parts of the name show them."""
 
@@ -34,16 +43,11 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     that differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
     runs, the names are those of the run directories.
     """
-    settings = _differing(runs)
-    for parts in _NAMES:
-        named = {}
-        for run in runs:
-            texts = [_part(run, part, settings) for part in parts]
-            named[" ".join(filter(None, texts))] = run
-        if len(named) == len(runs):
-            return named
-    named = {run.name: run for run in runs}
-    return named if len(named) == len(runs) else {str(run.path): run for run in runs}
+    if (names := _names(runs, _NAMES)) is None:
+        names = [run.name for run in runs]
+    if len(set(names)) < len(runs):
+        names = [str(run.path) for run in runs]
+    return dict(zip(names, runs, strict=True))
 
 
 def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -54,42 +58,173 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
         settings = {key: value for key, value in run.topology.items() if key != "seed"}
         others = [run.manifest.get(key) for key in ("code", "data_files", "runtime")]
         sets.setdefault(repr((settings, others)), []).append(run)
-    return dict(zip(distinct([same[0] for same in sets.values()]), sets.values(), strict=True))
+    first = [same[0] for same in sets.values()]
+    names = _names(first, [parts for parts in _NAMES if not {"seed", "begin"}.intersection(parts)])
+    if names is None:  # digests of files with the same beginning
+        names = [f"{_part(run, 'label', {})} #{number}" for number, run in enumerate(first, start=1)]
+    return dict(zip(names, sets.values(), strict=True))
+
+
+def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] | None:
+    """Return the runs' names from the first parts in `choices` that distinguish all runs; None if no
+    parts do."""
+    settings = _differing(runs)
+    for parts in choices:
+        names = [" ".join(filter(None, (_part(run, part, settings) for part in parts))) for run in runs]
+        if len(set(names)) == len(runs):
+            return names
+    return None
+
+
+def coordinates(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Return by which settings each of the runs differs from the others: short texts by setting, such as
+    `{"rule": "fedbuff", "partition": "dirichlet 0.1", "lr": "lr 0.06"}`.
+
+    `rule` is always there. It holds the variant if all runs are variants of a sweep. A setting that
+    follows from the ones before it is left out.
+    """
+    columns: dict[str, list[str]] = {"rule": _heads(runs)}
+    settings = _setting_texts(runs)
+    kept = _needed([*zip(columns["rule"], strict=True)], settings)
+    short = _short_names(kept)
+    columns |= {short[path]: settings[path] for path in kept}
+    others: dict[str, list[str]] = {
+        key: [_part(run, key, {}) for run in runs] for key in ("runtime", "files", "topology")
+    }
+    kept = _needed([*zip(*columns.values(), strict=True)], others)
+    columns |= {key: others[key] for key in kept}
+    return [
+        {key: texts[place] for key, texts in columns.items() if texts[place]}
+        for place in range(len(runs))
+    ]
+
+
+def _heads(runs: Sequence[Run]) -> list[str]:
+    """Return the variant of each run, or its rule with the parameters that only this rule has."""
+    variants = [str(run.manifest.get("variant") or "") for run in runs]
+    if all(variants):
+        return variants
+    rules = [dict(run.topology.get("rule") or {}) for run in runs]
+    common = set.intersection(*map(set, rules)) if rules else set()
+    own = [{key: value for key, value in rule.items() if key not in common} for rule in rules]
+    names = [str(rule.get("name", "?")) for rule in rules]
+    return [
+        _with_parameters(
+            name, one, [other for other, its in zip(own, names, strict=True) if its == name]
+        )
+        for name, one in zip(names, own, strict=True)
+    ]
+
+
+def _needed(keys: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the `columns` that distinguish items with equal `keys`. A column that the earlier ones
+    imply is left out."""
+    needed = []
+    for name, texts in columns.items():
+        longer = [(*key, text) for key, text in zip(keys, texts, strict=True)]
+        if len(set(longer)) > len(set(keys)):
+            needed.append(name)
+            keys = longer
+    return needed
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return a text for each run, with its values of the settings that differ between the runs. The key
-    of a run is `id(run)`.
-
-    The mapping is empty for fewer than two runs. It is also empty if more than `_MAX_SETTINGS` settings
-    differ.
-    """
+    """Return a text with the settings of each run that differ between the runs, without those that the
+    label implies. The key of a run is `id(run)`. The mapping is empty for fewer than two runs."""
     if len(runs) < 2:
         return {}
+    settings = _setting_texts(runs)
+    labels = [(_part(run, "label", {}),) for run in runs]
+    shown = [path for path, texts in settings.items() if _needed(labels, {path: texts})]
+    if len(shown) > _MAX_SETTINGS:
+        shown = _needed(labels, settings)
+    return {
+        id(run): ", ".join(filter(None, (settings[path][place] for path in shown)))
+        for place, run in enumerate(runs)
+    }
+
+
+def _setting_texts(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the texts of the settings that differ between the runs, by path: one text per run, empty if
+    the run does not have the setting."""
     leaves = [dict(_leaves(run.topology)) for run in runs]
     known = dict.fromkeys(path for of_run in leaves for path in of_run if path not in _SHOWN_OTHERWISE)
     differing = [path for path in known if len({repr(of_run.get(path)) for of_run in leaves}) > 1]
-    if len(differing) > _MAX_SETTINGS:
-        return {}
-    last = [path.rpartition(".")[2] for path in differing]
-    names = last if len(set(last)) == len(last) else differing
+    names = _short_names(differing)
     return {
-        id(run): ", ".join(
-            f"{name} {_text(of_run.get(path))}"
-            for path, name in zip(differing, names, strict=True)
+        path: [
+            _setting_text(names[path], of_run[path], [other.get(path) for other in leaves])
             if path in of_run
-        )
-        for run, of_run in zip(runs, leaves, strict=True)
+            else ""
+            for of_run in leaves
+        ]
+        for path in differing
+    }
+
+
+def _short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each path; the whole paths if these parts are not distinct."""
+    last = [path.rpartition(".")[2] for path in paths]
+    return dict(zip(paths, last if len(set(last)) == len(last) else paths, strict=True))
+
+
+def _setting_text(name: str, value: Any, others: Sequence[Any]) -> str:
+    """Return a text such as `lr 0.06` or `dirichlet 0.1`. `others`: the values of all runs."""
+    if (choice := choice_of(value)) is None:
+        return f"{name} {_text(value)}"
+    return choice_text(value, [other for other in others if choice_of(other) == choice])
+
+
+def choice_of(value: Any) -> str | None:
+    """Return the kind that a mapping such as `{scheme: dirichlet, alpha: 0.1}` names; None for another
+    value."""
+    if not isinstance(value, Mapping):
+        return None
+    return next((str(value[key]) for key in _CHOICES if isinstance(value.get(key), str)), None)
+
+
+def choice_text(value: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Return a text such as `dirichlet 0.1` for a mapping that names its kind. `others`: mappings of the
+    same kind, and `value`."""
+    parameters = [
+        {key: inner for key, inner in one.items() if key not in _CHOICES} for one in (value, *others)
+    ]
+    return _with_parameters(choice_of(value) or "", parameters[0], parameters[1:])
+
+
+def _with_parameters(
+    name: str, parameters: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return `name` with the parameters that differ from those of `others`; a single one is shown as its
+    value alone."""
+    differing = _different_leaves(parameters, others)
+    if len(differing) == 1:
+        return f"{name} {_text(next(iter(differing.values())))}"
+    return f"{name} {differences(parameters, others)}".rstrip()
+
+
+def differences(value: Any, others: Sequence[Any]) -> str:
+    """Return a text with the parts of the mapping `value` that differ from those of `others`, such as
+    `after 1s`."""
+    return ", ".join(f"{path} {_text(leaf)}" for path, leaf in _different_leaves(value, others).items())
+
+
+def _different_leaves(value: Any, others: Sequence[Any]) -> dict[str, Any]:
+    leaves = [dict(_leaves(other)) for other in others]
+    return {
+        path: leaf
+        for path, leaf in _leaves(value)
+        if any(repr(other.get(path)) != repr(leaf) for other in leaves)
     }
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield all values with their paths, such as `devices.pi.cpu`. An entry of a list is named by its
-    `name`. If it has no name, its index is used."""
-    if isinstance(value, Mapping):
+    `name`. If it has no name, its index is used. A mapping that names its kind is one value."""
+    if isinstance(value, Mapping) and choice_of(value) is None:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for place, inner in enumerate(value):
             name = inner.get("name", place) if isinstance(inner, Mapping) else place
             yield from _leaves(inner, f"{path}.{name}")
@@ -109,6 +244,9 @@ def _part(run: Run, part: str, settings: Mapping[int, str]) -> str:
             return settings.get(id(run), "")
         case "runtime":
             return str(run.manifest.get("runtime", "?"))
+        case "files":
+            digests = {"code": run.manifest.get("code"), "data": run.manifest.get("data_files")}
+            return ", ".join(f"{key} {str(digest)[:6]}" for key, digest in digests.items() if digest)
         case "seed":
             return f"seed {run.topology.get('seed', '?')}"
         case "begin":  # a run id is the topology's name, date, time, and random digits

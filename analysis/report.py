@@ -7,8 +7,9 @@ Text from files is escaped, and never used as markup.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,16 @@ from agents.texts import quantity
 from analysis import comparison, metrics, summary
 from analysis.charts import CHARTS, screen
 from analysis.charts.action_marks import describe
-from analysis.charts.chart import INKS, Chart
+from analysis.charts.chart import INKS, Chart, remarks
+from analysis.charts.learning_curves import target_reached
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
 _USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
-_CHARTS = ("accuracy", "loss", "loss-by-device", "time-to-accuracy", "devices", "staleness-histogram",
+_ONE_TASK = ("time-to-accuracy", "target-reached")
+"""Charts that need runs of one task."""
+_CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device",
+           *_ONE_TASK, "devices", "staleness-histogram",
            "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
 """Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
@@ -54,8 +59,8 @@ class _ReportTable:
 def html(runs: Sequence[Run], target: float | None = None) -> str:
     """Return the page. `target` is the accuracy (share) whose cost is compared. If `target` is None, the
     highest accuracy that all runs of a task reached is used."""
-    charts = _charts(runs)
-    figures = [screen.draw(chart).figure for chart in charts]
+    charts = _charts(runs, target)
+    figures = [screen.draw(replace(chart, remarks=())).figure for chart in charts]
     for drawn in figures:  # transparent, so that the page's background shows, light or dark
         drawn.update(background_fill_color=None, border_fill_color=None)
     script, divs = components(figures) if figures else ("", ())
@@ -68,37 +73,46 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
         subtitle=", ".join(by_settings(runs)) if several else _headline(runs[0]),
         resources=Markup(Resources(mode="inline", components=["bokeh", "bokeh-gl"]).render()),  # noqa: S704
         script=Markup(script),  # noqa: S704  (Bokeh's own, which escapes what it holds)
-        charts=[(Markup(div), chart.key) for div, chart in zip(divs, charts, strict=True)],  # noqa: S704
+        chart_remarks=remarks(charts),
+        charts=[
+            (Markup(div), key)  # noqa: S704
+            for div, key in zip(divs, _new_keys(charts), strict=True)
+        ],
         comparisons=[*_comparisons(runs, target)] if several else [],
         remarks=comparison.remarks(runs),
-        seeds=any(len(same) > 1 for same in by_settings(runs).values()),
         runs=[_run_section(name, run) for name, run in distinct(runs).items()],
         inks={theme: asdict(ink) for theme, ink in INKS.items()},
     )
 
 
-def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str | None, _ReportTable]]:
-    """Yield the target and the table of its cost, for each task. The target is a text; None if no run
-    has an accuracy."""
+def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str, _ReportTable]]:
+    """Yield a sentence on the table of the target's cost, and the table, for each task."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)
-        headings, rows = comparison.texts(comparison.compare(own, reached))
+        rows = comparison.compare(own, reached)
         title = task if len(tasks) > 1 else ""
-        yield (
-            None if reached is None else comparison.percent(reached),
-            _ReportTable(title, headings, rows),
-        )
+        table = _ReportTable(title, *comparison.texts(rows))
+        yield comparison.caption(rows, given=target is not None), table
 
 
-def _charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return the charts that have something to show."""
-    names = [
-        name for name in _CHARTS if name != "time-to-accuracy" or len(comparison.by_task(runs)) == 1
-    ]
+def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
+    """Return the charts that have something to show. `target`: as in `html`."""
+    several = len(comparison.by_task(runs)) > 1
+    names = [name for name in _CHARTS if not (several and name in _ONE_TASK)]
     first = [same[0] for same in by_settings(runs).values()][:_MAX_RUNS_WITH_LANES]
-    made = (CHARTS[name](first if name in _LANES else runs) for name in names)
+    draw: dict[str, Callable[[Sequence[Run]], Chart]] = dict(CHARTS)
+    draw["target-reached"] = partial(target_reached, target=target)
+    made = (draw[name](first if name in _LANES else runs) for name in names)
     return [chart for chart in made if not chart.is_bare]
+
+
+def _new_keys(charts: Sequence[Chart]) -> Iterator[tuple[str, ...]]:
+    """Yield the key of each chart; empty if an earlier chart has the same."""
+    seen: set[tuple[str, ...]] = set()
+    for chart in charts:
+        yield () if chart.key in seen else chart.key
+        seen.add(chart.key)
 
 
 def _run_section(name: str, run: Run) -> dict[str, Any]:

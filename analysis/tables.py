@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+from pyarrow import parquet
 
-from analysis import summary
+from analysis import columns, summary
 from analysis.load import Run
 
 
@@ -32,7 +33,7 @@ def export_runs(
     if form == "csv":
         table.to_csv(path, index=False)
     else:
-        table.to_parquet(path, index=False)
+        parquet.write_table(columns.with_metadata("runs", table), path)
     yield path
 
 

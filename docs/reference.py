@@ -19,6 +19,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
+from analysis.columns import COLUMNS
 from testbed.api import catalog
 from testbed.cli.main import app
 from testbed.topology import json_schema, profiles
@@ -92,6 +93,7 @@ def pages() -> dict[str, str]:
         "reference/rules.md": catalogue("Rules", "aggregation rules", catalog.rules()),
         "reference/tasks.md": catalogue("Tasks", "learning tasks", catalog.tasks()),
         "reference/profiles.md": device_profiles(),
+        "reference/tables.md": tables(),
         "reference/python.md": python(),
     }
 
@@ -148,6 +150,26 @@ def device_profiles() -> str:
         for name, entry in entries.items():
             figures = ", ".join(f"{key} {_plain(value)}" for key, value in entry.figures().items())
             parts.append(f"**`{name}`** {entry.description}: {figures}. Source: {entry.source}")
+    return "\n\n".join(parts)
+
+
+def tables() -> str:
+    """The columns of every table, from their definitions."""
+    parts = [
+        "# Tables",
+        "The columns of the tables that `testbed export` writes and that `analysis.load.Run` has. "
+        "Exported Parquet files have these definitions as metadata of each column "
+        '(`pyarrow.parquet.read_schema("updates.parquet").field("bytes").metadata`). '
+        "Device time counts from the start of the run clock. The unit 1 is that of counts and ratios. "
+        "A cumulative column says from when on it counts; all other values stand for themselves.",
+    ]
+    for name, found in COLUMNS.items():
+        rows = [
+            (f"`{key}`", column.unit or "text", column.sign, column.cumulative, column.meaning)
+            for key, column in found.items()
+        ]
+        head = ("column", "unit", "sign", "cumulative since", "meaning")
+        parts += [f"## `{name}`", table(head, rows)]
     return "\n\n".join(parts)
 
 

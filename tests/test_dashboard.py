@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from shutil import copytree
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +17,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from agents import events
+from analysis.charts import time_shares
+from analysis.charts.lanes import lanes as lanes_chart
+from analysis.load import Run, load
 from testbed import simulate
 from testbed.host import docker_engine
 from tests import browser
@@ -106,20 +113,22 @@ def test_report_tables_fit_the_page_width(over: Path, tmp_path: Path) -> None:
         assert page.run(f"return {wide}.map(table => table.scrollWidth - table.clientWidth)") == [0] * 5
 
 
-def test_page_compares_finished_runs(over: Path) -> None:
+def test_page_compares_finished_runs(over: Path, tmp_path: Path) -> None:
     names = [path.name for path in over.iterdir()]
-    with served(over) as url, browser.opened("dark") as page:
+    runs = copytree(over, tmp_path / "runs")
+    long = long_run(runs / "long")
+    with served(runs) as url, browser.opened("dark") as page:
         page.driver.get(url)
         find = page.driver.find_element("id", "find")
         find.send_keys("fedbuff")
-        assert page.driver.find_element("id", "count").text == "1 of 2 runs"
+        assert page.driver.find_element("id", "count").text == "1 of 3 runs"
         find.clear()
         find.send_keys("time is up")
         page.driver.find_element("css selector", "[data-sort=rule]").click()
         rules = "return [...document.querySelectorAll('tbody tr')].map(row => row.cells[3].innerText)"
-        assert page.run(rules) == ["fedasync", "fedbuff"]
-        for box in page.driver.find_elements("css selector", "input[type=checkbox]"):
-            box.click()
+        assert page.run(rules) == ["area", "fedasync", "fedbuff"]
+        for name in names:
+            page.driver.find_element("css selector", f"input[value='{name}']").click()
         page.driver.find_element("css selector", "button").click()
         eventually(page.drawn)
         assert "theme=dark" in page.driver.current_url
@@ -130,7 +139,81 @@ def test_page_compares_finished_runs(over: Path) -> None:
         assert lanes(page, 1)
         assert all(name in page.driver.page_source for name in names)
         keep(page, "side-by-side-dark")
+        assert gaps(page) == []
+        page.open(f"{url}run?run={long.name}&theme=dark")
+        short_intervals_are_shares_of_time(page, load(long))
+        assert gaps(page) == []
+        keep(page, "long-dark")
         assert page.complaints() == []
+
+
+def long_run(folder: Path) -> Path:
+    """A run of 100 s. The first device has 20 rounds per second: half of the time it trains, and for a
+    fifth it sends. The second device has a round every 20 s."""
+    folder.mkdir()
+    devices = {name: {"group": name, "importance": 0.5} for name in ("fast", "slow")}
+    entries = {"rule": "area", "runtime": "virtual", "outcome": "after", "devices": devices}
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "created": 1.0, **entries}))
+    (folder / "topology.yaml").write_text("rule: {name: area}\n")
+    rounds = [("fast", at / 20, 1 / 20) for at in range(2000)]
+    rounds += [("slow", 20.0 * at, 20.0) for at in range(5)]
+    update = events.UpdateApplied(
+        client="", sequence=0, kind="delta", base_version=0, applied_version=1, staleness=0, weight=1.0,
+        samples=1, steps=1, loss=1.0, bytes=1, dispatched=0.0, downloaded=0.0, train_start=0.0,
+        train_end=0.0, sent=0.0, arrived=0.0, applied=0.0,
+    )  # fmt: skip
+    records: list[events.Record] = [events.RunStarted(0.0, 0.0, ("fast", "slow"), ())]
+    for name, at, period in sorted(rounds, key=lambda one: one[1] + one[2]):
+        trained, arrived = at + 0.5 * period, at + 0.7 * period
+        times: dict[str, Any] = {
+            "dispatched": at,
+            "downloaded": at,
+            "train_start": at,
+            "train_end": trained,
+        }
+        times |= {"train_end": trained, "sent": trained, "arrived": arrived, "applied": arrived}
+        records.append(dataclasses.replace(update, client=name, **times))
+    records.append(events.RunEnded(100.0, "after", 1, len(rounds)))
+    (folder / "events.jsonl").write_text("".join(map(events.to_line, records)))
+    return folder
+
+
+def short_intervals_are_shares_of_time(page: Browser, run: Run) -> None:
+    """The browser draws what `time_shares` computes and, once a visitor has zoomed in, the intervals."""
+
+    def bars(name: str) -> list[Any]:
+        return page.column("devices-0", "devices, shares of time", name)
+
+    eventually(lambda: len(bars("y")) > 0)
+    step = max(end - begin for begin, end in zip(bars("begin"), bars("end"), strict=True))
+    spans = lanes_chart([run]).layers[0].columns
+    fast = {name: column[spans["y"] == 0] for name, column in spans.items()}
+    expected = time_shares.shares(fast, step)
+    for name in ("y", "height", "begin", "end", "color"):
+        assert bars(name)[:-2] == pytest.approx(expected[name].tolist())
+    assert {*bars("device")} == {"fast"}
+    assert [round(share, 2) for share in bars("percent")[:2]] == [50.0, 20.0]
+    page.run(
+        "const range = Bokeh.documents[0].get_model_by_name('devices-0').x_range;"
+        "range.have_updated_interactively = true; range.start = 3; range.end = 4"
+    )
+    eventually(lambda: bars("y") == [])
+
+
+def gaps(page: Browser) -> list[float]:
+    """Return the free space in pixels at the end of each row of figures that has any."""
+    script = """
+    const ends = new Map();
+    for (const figure of document.querySelectorAll('.bk-Figure')) {
+      const box = figure.getBoundingClientRect();
+      const bottom = Math.round(box.bottom);
+      if (box.width > 0) ends.set(bottom, Math.max(ends.get(bottom) ?? 0, box.right));
+    }
+    const edge = document.querySelector('section').getBoundingClientRect().right;
+    return [...ends.values()].map(end => edge - end).filter(gap => gap > 2);
+    """
+    found: list[float] = page.run(script)
+    return found
 
 
 def test_dashboard_accepts_only_its_own_pages(over: Path) -> None:

@@ -212,7 +212,12 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
     assert [page for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
     named = re.compile(r">[\w./-]+\.md</a>")  # not by its title
     assert [page for page in pages if named.search(page.read_text(encoding="utf-8"))] == []
-    for page, word in {"rules": "fedbuff", "topology": "compression", "commands": "--resume"}.items():
+    for page, word in {
+        "rules": "fedbuff",
+        "topology": "compression",
+        "commands": "--resume",
+        "tables": "base_version",
+    }.items():
         assert word in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 
 

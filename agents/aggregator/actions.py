@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from agents import events
-from agents.rules.interface import RequestUpdate
+from agents.rules.interface import RequestUpdate, Vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Dispatch:
     """Dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()
     """Dispatches whose updates were lost with their sum (secure aggregation)."""
+    vectors: Vectors = field(default_factory=dict)
+    """The rule's own vectors; they are not changed any more."""
 
     @property
     def to_client(self) -> dict[str, Any]:
@@ -37,6 +39,7 @@ class Dispatch:
             "acknowledged": self.acknowledged,
             "waiting": self.waiting,
             "lost": self.lost,
+            "vectors": self.vectors,
         }
 
 

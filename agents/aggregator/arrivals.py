@@ -52,12 +52,14 @@ class Arrivals:
         epoch: Nanoseconds,
         parameters: int,
         facts: Mapping[str, Any],
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         """Add an update that answers `dispatch`. `epoch`: time of the client's clock at device time 0;
-        `parameters`: number of the model's parameters; `facts`: further fields of the record."""
+        `parameters`: number of the model's parameters; `facts`: further fields of the record; `sizes`:
+        number of elements of each of the rule's own vectors, None if the rule has none."""
         message, before = event.message, event.size
         if message.encoded is not None:
-            before = plain_size(message, parameters)
+            before = plain_size(message, parameters, sizes)
         record = partial(
             events.UpdateApplied,
             client=event.sender,

@@ -470,6 +470,8 @@ class AggregatorCore:
         """Carry out the rule's actions. The actions react to `update`, or to the timer that was due at
         `ticked`, or to another input if both are None."""
         done: list[Action] = []
+        if self._settings.side.model_vectors:
+            actions = self._with_copies(actions)
         for action in actions:
             match action:
                 case rules.Aggregated():
@@ -492,6 +494,7 @@ class AggregatorCore:
                 case Send():
                     done.append(self._sending.dispatch(action, at))
                 case rules.Broadcast():
+                    self._sending.check_broadcast()
                     self._outgoing.broadcast()
                 case RequestUpdate():
                     self._outgoing.request(action)
@@ -501,6 +504,11 @@ class AggregatorCore:
                 case rules.SetPeriodicTimer(name, period):
                     self._timers.set_periodic(("rule", name), period, at)
         return done
+
+    def _with_copies(self, actions: rules.Actions) -> rules.Actions:
+        """Return `actions` with copies of the vectors that the rule sends."""
+        copied = iter(self._sending.with_copies([a for a in actions if isinstance(a, Send)]))
+        return [next(copied) if isinstance(a, Send) else a for a in actions]
 
     def _unused(self, client: str, dispatch: int, reason: str, at: Nanoseconds) -> list[Action]:
         """Record that an update is not applied. The update is the answer of `client` to `dispatch`."""

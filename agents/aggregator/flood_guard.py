@@ -38,7 +38,7 @@ class FloodGuard:
         self._flooded = False
 
     def expect_answer(self, client: str) -> None:
-        """Note that one more answer of `client` is expected. This answer does not count towards the
+        """Record that one more answer of `client` is expected. This answer does not count towards the
         flood limit."""
         if self._asked[client] < _MAX_ASKED:
             self._asked[client] += 1

@@ -16,7 +16,8 @@ from agents.aggregator.settings import Settings
 from agents.aggregator.validation import MAX_COUNT, Validation
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
-from agents.rules.interface import Kind, Server, Update
+from agents.rules.client_half import sizes
+from agents.rules.interface import Kind, Server, Update, Vectors
 from agents.texts import make_printable
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
@@ -63,6 +64,7 @@ class Intake:
         self._sums = steps.sums
         self._validation = Validation(settings, server, steps)
         self._bounds_norm = settings.bounds.norm is not None
+        self._own_sizes = sizes(settings.side.update_vectors, server.w.size)
         self._strays = RateLimit(*_STRAYS)
 
     def judge(self, event: UpdateArrived, epoch: Nanoseconds, *, clock_runs: bool) -> Verdict:
@@ -94,7 +96,7 @@ class Intake:
             first.append(Log(events.UpdateClipped(to_seconds(at), sender, length)))
         self._outgoing.close_request(sender)
         facts = _NO_FACTS if self._sums is None else self._sums.record_fields(sender, number)
-        self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts)
+        self._sending.arrivals.add(event, dispatch, epoch, self._server.w.size, facts, self._own_sizes)
         update = Update(
             client=sender,
             dispatch=number,
@@ -106,6 +108,8 @@ class Intake:
             effective_steps=message.effective_steps,
             round_trip=event.arrived - dispatch.at,
             dispatched=dispatch.at,
+            vectors=cast(Vectors, usable.vectors),
+            base=base,
         )
         return Verdict(first, update, last)
 

@@ -43,6 +43,7 @@ from agents.mqtt.inbox import Inbox
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.rules import RULES
+from agents.rules.client_half import elements
 from agents.rules.interface import Rule
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
@@ -186,7 +187,9 @@ class Aggregator:
             self._inbox.receive,
             will=(status, _OFFLINE),
             keeps_session=True,
-            largest=_largest(w.size, buffers.nbytes, answer),
+            largest=_largest(
+                w.size + elements(rule.client_side.update_vectors, w.size), buffers.nbytes, answer
+            ),
             reconnected=lambda since: self._inbox.put(_ConnectionRestored(since)),
         )
         self._connection.open()
@@ -420,11 +423,11 @@ class Aggregator:
                     self._pending.add(action)
 
 
-def _largest(parameters: int, buffers: int, answer: int | None) -> dict[str, int]:
-    """Return the maximum size in bytes of payloads from clients, by kind of topic. `buffers`: size of
-    the model's buffers in bytes. `answer`: size in bytes of an answer about a sum of shares; None
-    without secure aggregation."""
-    largest = {"update": 2 * 4 * parameters + buffers + _MAX_OVERHEAD_BYTES}
+def _largest(numbers: int, buffers: int, answer: int | None) -> dict[str, int]:
+    """Return the maximum size in bytes of payloads from clients, by kind of topic. `numbers`: number of
+    float32 numbers in an update. `buffers`: size of the model's buffers in bytes. `answer`: size in
+    bytes of an answer about a sum of shares; None without secure aggregation."""
+    largest = {"update": 2 * 4 * numbers + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 
 

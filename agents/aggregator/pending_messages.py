@@ -11,7 +11,7 @@ from agents.aggregator import actions as act
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection
-from agents.rules.interface import RequestUpdate, Server
+from agents.rules.interface import RequestUpdate, Server, Vectors
 from agents.wire import messages, payloads
 
 Requested = (
@@ -32,13 +32,16 @@ class PendingMessages:
         self._server = server
         self.waiting: list[tuple[str, bytes | chunks.Messages]] = []
         """Topic and payload of each message, in order."""
-        self._body: tuple[int, chunks.Body] | None = None
-        """Newest version that was sent, and the message body that all its dispatches share; None if no
-        version was sent."""
+        self._copied: tuple[int, list[bytes]] | None = None
+        """Newest version that was sent, and copies of its parameters and buffers; None if no version was
+        sent."""
+        self._body: tuple[Vectors | None, chunks.Body] | None = None
+        """Message body of that version's last dispatch, with the rule's own vectors in it. All
+        dispatches with the same vectors share the body. None if there is none."""
 
     def add_model(self, action: act.Dispatch | act.BroadcastModel) -> None:
         """Add a message with the present model. The model is copied, because the rule changes it in
-        place."""
+        place. The rule's own vectors are not copied, because nothing changes them any more."""
         message = payloads.ModelMessage(
             run=self._run,
             version=action.version,
@@ -49,9 +52,14 @@ class PendingMessages:
             **action.to_client,
         )
         head, *views = payloads.lay_out(message)
-        if self._body is None or self._body[0] != action.version:
-            self._body = None  # frees the old body before the new one is made
-            self._body = action.version, chunks.cut([bytes(view) for view in views])
+        own = message.vectors or None
+        after = 1 + len(message.vectors)
+        if self._copied is None or self._copied[0] != action.version:
+            self._copied = self._body = None  # frees the old copies before the new ones are made
+            self._copied = action.version, [bytes(v) for v in (views[0], *views[after:])]
+        if self._body is None or self._body[0] is not own:
+            first, *buffers = self._copied[1]
+            self._body = own, chunks.cut([first, *views[1:after], *buffers])
         topic = (
             self._broadcast if isinstance(action, act.BroadcastModel) else self._topics[action.client][0]
         )

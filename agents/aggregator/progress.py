@@ -58,8 +58,8 @@ class RunProgress:
         return [] if self._stalled_since is None else self.end_stall(at)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
-        """Note that nothing has arrived since `since`; return the time at which the stall began. From
-        now on silence is measured from `at`, so that clients are asked again if the silence
+        """Record that nothing has arrived since `since`; return the time at which the stall began. From
+        now on, silence is measured from `at`, so that clients are asked again if the silence
         continues."""
         if self._stalled_since is None:
             self._stalled_since = since

@@ -52,8 +52,7 @@ class Reports:
         self._asked_about.pop(client, None)
 
     def miss(self, client: str) -> None:
-        """Note that `client` has not answered in time and counts as absent. After a late answer it
-        counts as present again."""
+        """Record that `client` has not answered in time. It then counts as absent until it answers."""
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:

@@ -3,7 +3,8 @@ no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from agents import events
 from agents.aggregator.actions import Action, BroadcastModel, Dispatch, Log
@@ -12,10 +13,12 @@ from agents.aggregator.dispatches import Dispatched, Dispatches
 from agents.aggregator.losses import Losses
 from agents.aggregator.outgoing import Outgoing
 from agents.aggregator.settings import Settings
+from agents.checks import DeclarationError
 from agents.models.vectors import Vector
 from agents.pipeline import ServerSteps
 from agents.rules import interface as rules
-from agents.rules.interface import Send, Server
+from agents.rules.client_half import checked_copies, sizes
+from agents.rules.interface import Send, Server, Vectors
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 from agents.wire.payloads import UpdateMessage
 
@@ -31,6 +34,9 @@ class Sending:
         self.arrivals = arrivals
         self._keeps_models = settings.keeps_models
         self._is_residual = settings.side.kind == "residual"
+        self._remembers = bool(settings.side.memory)
+        self._own_sizes = sizes(settings.side.model_vectors, server.w.size)
+        """Number of elements of each vector that the rule sends with a model."""
         self._tells_losses = self._is_residual and steps.sums is not None
         self.dispatches = Dispatches()
         self.outgoing = Outgoing()
@@ -41,17 +47,44 @@ class Sending:
         them. Empty unless `keeps_models` is set."""
         self._losses = Losses()
 
+    def with_copies(self, sends: Sequence[Send]) -> list[Send]:
+        """Return `sends` with copies of their vectors, because the rule may change these in place. One
+        copy of an array serves all clients. Raises DeclarationError for vectors that the rule has not
+        declared."""
+        copies: dict[tuple[tuple[str, int], ...], Vectors] = {}
+        copied: list[Send] = []
+        for send in sends:
+            key = tuple((name, id(vector)) for name, vector in send.vectors.items())
+            if key not in copies:
+                what = f"Send to {send.client}"
+                copies[key] = checked_copies(what, send.vectors, self._own_sizes, self._server.w)
+            copied.append(replace(send, vectors=copies[key]))
+        return copied
+
+    def check_broadcast(self) -> None:
+        """Raise DeclarationError if the rule sends vectors of its own, because a broadcast has none."""
+        if self._own_sizes:
+            raise DeclarationError(
+                f"Broadcast has no vector {next(iter(self._own_sizes))}, which the rule declares: use a "
+                "Send for each client"
+            )
+
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
         """Send the present model to a client."""
         client, version = send.client, self._server.version
+        if send.vectors and not self._own_sizes:
+            raise DeclarationError(
+                f"Send to {client} has the vector {next(iter(send.vectors))}, which the rule does not "
+                "declare: name it in model_vectors of its client_side"
+            )
         if self._keeps_models:
             self._keep_model()
         number = self.dispatches.send(client, version, at, send.lr)
         known = self._acknowledged.get(client, 0)
         if not self._tells_losses:
-            return Dispatch(client, version, number, send.lr, known)
+            return Dispatch(client, version, number, send.lr, known, vectors=send.vectors)
         waiting, lost = self.arrivals.dispatches_of(client), self._losses.announce(client, number)
-        return Dispatch(client, version, number, send.lr, known, waiting, lost)
+        return Dispatch(client, version, number, send.lr, known, waiting, lost, send.vectors)
 
     def instant_over(self, at: Nanoseconds) -> list[Action]:
         """Send the messages that waited for the end of this instant: models, then requests."""
@@ -77,7 +110,7 @@ class Sending:
     # Passed and lost updates
 
     def note_passed(self, message: UpdateMessage, wanted: rules.Actions) -> None:
-        """Note that an update was passed to the rule, which returned the actions `wanted`."""
+        """Record that an update was passed to the rule. `wanted`: actions that the rule returned."""
         client = message.client
         if self._is_residual and any(isinstance(action, rules.Ignored) for action in wanted):
             self._acknowledged.pop(
@@ -85,6 +118,8 @@ class Sending:
             )  # the rule does not know the number of the update that the client remembers
             self._losses.forget(client)
             return
+        if self._remembers and any(isinstance(action, rules.Ignored) for action in wanted):
+            return  # the client goes on with its memory from before the update
         self._acknowledged[client] = message.sequence
         if self._tells_losses:
             self._losses.confirm(client, message.dispatch)
@@ -100,7 +135,7 @@ class Sending:
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:
-        """Note that the update of `client` that answered `dispatch` was lost with its sum."""
+        """Record that the update of `client` for `dispatch` is lost, because its sum is lost."""
         if self._is_residual:
             self._losses.add(client, dispatch)
 

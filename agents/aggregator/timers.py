@@ -55,7 +55,7 @@ class Timers:
         self._due[timer] = _DueTime(at)
 
     def set_periodic(self, timer: Timer, period: Nanoseconds, now: Nanoseconds) -> None:
-        """Set a timer that is due at every multiple of `period` after `now`."""
+        """Set a timer that is due at each k × `period` (k = 1, 2, ...) later than `now`."""
         self._due[timer] = _DueTime(next_multiple(period, now), period)
 
     def cancel(self, timer: Timer) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from agents.aggregator.dispatches import Dispatched
 from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.settings import Settings
-from agents.models.vectors import Vector, norm, unfit
+from agents.models.vectors import Vector, finite, norm, unfit
 from agents.pipeline import ServerSteps
-from agents.rules.interface import Server
+from agents.rules.client_half import sizes, unfit_vectors
+from agents.rules.interface import Server, Vectors
 from agents.timing.nanoseconds import Nanoseconds
-from agents.wire.payloads import UpdateMessage
+from agents.wire.payloads import Encoded, UpdateMessage
 
 MAX_COUNT = 2**63 - 1
 """Largest integer that the tables made from the records can hold."""
@@ -31,6 +34,8 @@ class Validation:
         self._server = server
         self._steps = steps
         self._kinds = settings.side.kinds
+        self._own_sizes = sizes(settings.side.update_vectors, server.w.size)
+        """Number of elements of each vector that an update has for the rule."""
         self._is_bounded = settings.bounds.staleness is not None or settings.bounds.over_norm == "drop"
 
     def check(
@@ -70,10 +75,37 @@ class Validation:
             if isinstance(vector, str):
                 return vector
             message = replace(message, vector=vector)
-            if self._steps.sums is not None:  # a masked update has no vector to check
-                return message
+            if self._steps.sums is not None and not message.vectors:
+                return message  # a masked update has no vector to check
+        if message.vectors or self._own_sizes:
+            vectors = self._own_vectors(message)
+            if isinstance(vectors, str):
+                return vectors
+            message = replace(message, vectors=vectors)
         problem = unfit(message.vector, self._server.w)
         return problem or (self._is_bounded and self._too_long(message)) or message
+
+    def _own_vectors(self, message: UpdateMessage) -> Vectors | str:
+        """Return the decoded vectors that the update has for the rule, in the order in which the rule
+        declares them, or the reason to reject the update."""
+        decoded: dict[str, Vector] = {}
+        for name, vector in message.vectors.items():
+            found: Vector | str = np.zeros(0, np.float32)  # a name that is not declared
+            if not isinstance(vector, Encoded):
+                found = vector
+            elif name in self._settings.side.compressed:
+                found = self._steps.decode_vector(vector, self._own_sizes[name])
+            elif name in self._own_sizes:
+                found = "encoded, but it is declared to be sent whole"
+            if isinstance(found, str):
+                return f"vector {name}: {found}"
+            decoded[name] = found
+        if (problem := unfit_vectors(decoded, self._own_sizes)) is not None:
+            return problem
+        for name, vector in decoded.items():
+            if not finite(vector):
+                return f"vector {name} is not finite, or its norm is above 1.8e19"
+        return {name: decoded[name] for name in self._own_sizes}
 
     def _too_stale(self, dispatch: Dispatched) -> str | None:
         """Return why the answer to `dispatch` is too stale; None if it is not too stale."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -24,11 +24,21 @@ import numpy as np
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import ClientStep
-from agents.rules.client_half import ClientState, Form, SavedVectors
+from agents.rules.client_half import (
+    NO_TERMS,
+    ClientState,
+    Form,
+    KeptMemory,
+    SavedVectors,
+    Terms,
+    Vectors,
+)
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.payloads import FAREWELL, Encoded, ModelMessage, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
+FIT_MEMORY = "fit:"
+"""Begin of the names under which the memory of a task's own `fit` is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class Outcome:
     """Mean loss over the steps; NaN if no step was done."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit` after the training; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,10 @@ class Train:
     model: ModelMessage
     sequence: int
     """Sequence number of the update, counted from 1 over all processes of the client."""
+    terms: Terms = NO_TERMS
+    """Terms that the rule adds to the objective."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit`; empty if there is none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +141,8 @@ class ClientCore:
     `think` returns the delay between the end of a training and the sending of its update. Its argument
     is the time since the arrival of the model, or since the end of the previous work if that was later.
     `rule` is the client half of the rule. `steps` are the steps of the update pipeline, in order.
+    `fit_memory` is the memory of the task's own `fit`; None if the task has no `fit`. That memory
+    follows the rules for memory in `agents.rules.client_half.ClientHalf`.
     """
 
     def __init__(
@@ -133,13 +151,17 @@ class ClientCore:
         think: Callable[[Nanoseconds], Nanoseconds],
         rule: ClientState,
         steps: Sequence[ClientStep] = (),
+        fit_memory: KeptMemory | None = None,
     ) -> None:
         self._identity = identity
         self._think = think
         self._rule = rule
         self._before_rule = [step for step in steps if step.before_rule]
         self._steps = [step for step in steps if not step.before_rule]
-        self._sequence = rule.newest
+        self._vector_steps: dict[str, ClientStep | None] = {}
+        """Step that encodes each of the rule's own vectors; None for a vector that is sent whole."""
+        self._fit_memory = fit_memory
+        self._sequence = max(rule.newest, 0 if fit_memory is None else fit_memory.newest)
         self._newest, self._schema = 0, ""
         self._received: tuple[ModelMessage, Nanoseconds] | None = None
         self._working_on: tuple[ModelMessage, Nanoseconds] | None = None
@@ -157,6 +179,8 @@ class ClientCore:
             return []
         self._newest, self._schema = message.dispatch, message.schema
         self._rule.acknowledge(message)
+        if self._fit_memory is not None:
+            self._fit_memory = self._fit_memory.acknowledged(message.acknowledged)
         # Numbers of an earlier process are not reused, because a number fixes the update's random draws.
         self._sequence = max(self._sequence, message.acknowledged)
         self._received = (message, at)
@@ -250,7 +274,9 @@ class ClientCore:
             return []
         self._working_on, self._received = self._received, None
         self._sequence += 1
-        return [Train(self._working_on[0], self._sequence)]
+        model = self._working_on[0]
+        memory = {} if self._fit_memory is None else self._fit_memory.present
+        return [Train(model, self._sequence, self._rule.begin(model), memory)]
 
     def _finish(self, at: Nanoseconds) -> Actions:
         """Send the finished update, or put it into the send buffer."""
@@ -292,10 +318,21 @@ class ClientCore:
                 vector=vector,
                 encoded=encoded,
                 buffers=outcome.buffers,
+                vectors={name: self._encoded(name, v, done) for name, v in form.vectors.items()},
             )
 
-        remember: list[Action] = [Remember(form.memory)] if form.memory else []
+        memory = {**(form.memory or {}), **self._saved_fit_memory(done)}
+        remember: list[Action] = [Remember(memory)] if memory else []
         return [*remember, SendUpdate(done.sequence, message)]
+
+    def _saved_fit_memory(self, done: _Done) -> SavedVectors:
+        """Add the memory of the task's own `fit` after `done`. Return what must be saved on the disk."""
+        if self._fit_memory is None:
+            return {}
+        if memory := done.trained.outcome().memory:
+            self._fit_memory = self._fit_memory.after(done.sequence, memory)
+        saved = self._fit_memory.saved
+        return {FIT_MEMORY + name: each for name, each in saved.items()}
 
     def _end(self, done: _Done) -> Vector:
         """Return the end point that the client reports. An attacker reports a forged one."""
@@ -322,3 +359,14 @@ class ClientCore:
         if isinstance(change, Encoded):
             return _NOTHING, change
         return model.vector + change if is_model else change, None
+
+    def _encoded(self, name: str, vector: Vector, done: _Done) -> Vector | Encoded:
+        """Return one of the rule's own vectors as it is sent: encoded if it is declared `compressed` and
+        a step compresses it."""
+        if name not in self._rule.side.compressed:
+            return vector
+        if name not in self._vector_steps:
+            made = (step.for_vector(vector.size) for step in self._steps)
+            self._vector_steps[name] = next((step for step in made if step is not None), None)
+        step = self._vector_steps[name]
+        return vector if step is None else step.apply(vector, done.sequence, done.model.dispatch)

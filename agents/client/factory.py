@@ -8,12 +8,12 @@ import numpy as np
 
 from agents import pipeline, user_code
 from agents.client import randomness
-from agents.client.core import ClientCore, ClientIdentity
+from agents.client.core import FIT_MEMORY, ClientCore, ClientIdentity
 from agents.client.training_times import Timing
 from agents.config import ClientSetup
 from agents.pipeline.interface import ClientContext, ClientStep
 from agents.rules import RULES
-from agents.rules.client_half import ClientSettings, SavedVectors
+from agents.rules.client_half import ClientSettings, KeptMemory, SavedVectors
 from agents.rules.interface import Rule
 from agents.timing.nanoseconds import Nanoseconds
 
@@ -52,16 +52,26 @@ def core(
     think: Callable[[Nanoseconds], Nanoseconds],
     steps: Sequence[ClientStep],
     memory: SavedVectors | None = None,
+    *,
+    fits: bool = False,
 ) -> ClientCore:
     """Return the core of a client with `samples` training samples. `memory`: vectors that an earlier
-    process of the client saved; None if there are no saved vectors. Raises any exception that user code
-    raises."""
+    process of the client saved; None if there are no saved vectors. `fits`: whether the task trains with
+    its own `fit`. Raises any exception that user code raises."""
+    own = {name: each for name, each in (memory or {}).items() if name.startswith(FIT_MEMORY)}
+    fit_memory = {name.removeprefix(FIT_MEMORY): each for name, each in own.items()}
     after = [step for step in steps if not step.before_rule]
     settings = ClientSettings(
         local=setup.local,
         sends_changes=bool(after),
         as_sent=next((step.as_sent for step in after if step.as_sent is not None), None),
-        memory=memory,
+        memory={name: each for name, each in (memory or {}).items() if name not in own},
     )
     rule = user_code.build(setup.rule, RULES, Rule).begin_client(settings)
-    return ClientCore(ClientIdentity(setup.run, setup.client, samples), think, rule, steps)
+    return ClientCore(
+        ClientIdentity(setup.run, setup.client, samples),
+        think,
+        rule,
+        steps,
+        KeptMemory.from_saved(fit_memory) if fits else None,
+    )

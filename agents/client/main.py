@@ -45,7 +45,13 @@ def main() -> None:
         client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
-    client.run()
+    try:
+        client.run()
+    except Exception as error:
+        if not user_code.is_from_user_code(error):
+            raise
+        sys.stderr.write(f"{user_code.user_traceback(error)}\n")
+        sys.exit(user_code.FAILED)
     process.exit_now(0)
 
 
@@ -65,7 +71,7 @@ class ClientProcess:
         signal.signal(signal.SIGTERM, lambda *_: self._leave())
         names = self._topics
         subscriptions = [names.model(self._name), names.broadcast, names.request(self._name)]
-        largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers)}
+        largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers, cfg.own_elements)}
         steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
         """The step's messages between clients; None if no step needs them. Keys and shares are handled
@@ -103,7 +109,9 @@ class ClientProcess:
         self._timing = factory.timing(self._setup, begun)
         self._publish_key()
         with user_code.exit_if_user_code_fails(self._setup.rule.name):
-            self._core = factory.core(self._setup, len(shard), self._wait, steps, known)
+            self._core = factory.core(
+                *(self._setup, len(shard), self._wait, steps, known), fits=self._trainer.fits
+            )
         self._pace = Pace()
         self._busy_since = time.monotonic()
         """Time on the host's monotonic clock, in seconds, since which the client has worked without
@@ -199,8 +207,8 @@ class ClientProcess:
     def _execute(self, actions: core.Actions) -> None:
         for action in actions:
             match action:
-                case core.Train(model, sequence):
-                    self._train(model, sequence)
+                case core.Train():
+                    self._train(action)
                 case core.CutShort():
                     self._cut = True
                 case core.Think(duration):
@@ -226,7 +234,8 @@ class ClientProcess:
                 update = chunks.split(payload)
                 self._connection.publish(self._topics.update(self._name), update)
 
-    def _train(self, model: payloads.ModelMessage, sequence: int) -> None:
+    def _train(self, wanted: core.Train) -> None:
+        model, sequence = wanted.model, wanted.sequence
         self._cut = False
         self._timing.begin()
         if self._begun is not None:
@@ -242,15 +251,18 @@ class ClientProcess:
                 result = self._trainer.gradient(model.vector, rng, model.buffers)
             else:
                 lr = self._setup.local.rate(model.version, model.lr)
+                self._trainer.set_client(self._name, self._setup.index, wanted.memory)
                 result = self._trainer.train(
-                    model.vector, rng, lr, self._interrupted, buffers=model.buffers
+                    *(model.vector, rng, lr, self._interrupted),
+                    buffers=model.buffers,
+                    terms=wanted.terms,
                 )
         self._keep_pace()
         how = "is cut short" if self._cut or self._stopped.is_set() else "ends"
         self._log(f"round {sequence} {how}: {quantity(result.steps, 'step')}, loss {result.loss:.4g}")
         if self._stopped.is_set():
             return
-        outcome = core.Outcome(result.end, result.loss, result.buffers)
+        outcome = core.Outcome(result.end, result.loss, result.buffers, result.memory)
         trained = core.Trained(lambda: outcome, result.steps, started, self._clock.now())
         self._execute(self._core.on_trained(trained))
 

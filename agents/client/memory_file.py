@@ -14,7 +14,13 @@ from agents.wire import payloads
 def save(memory: SavedVectors, path: Path) -> None:
     """Write `memory`, which must not be empty, to the disk. After a crash, the file is complete: it is
     the old one or the new one."""
+    sizes = [vector.size for _, vector in memory.values()]
     metadata = {name: str(number) for name, (number, _) in memory.items()}
+    if len(set(sizes)) > 1:  # vectors of equal length are saved without it
+        metadata = {
+            name: f"{number} {size}"
+            for (name, number), size in zip(metadata.items(), sizes, strict=True)
+        }
     vectors = np.concatenate([vector for _, vector in memory.values()], dtype="<f4")
     files.save(path, files.with_checksum(payloads.pack(vectors, metadata)), secret=True)
 
@@ -26,8 +32,10 @@ def load(path: Path) -> SavedVectors:
         return {}
     with files.open_regular(path) as file:
         vectors, metadata, _ = payloads.unpack(bytes(files.without_checksum(file.read())))
-    parts = np.split(vectors, len(metadata))
-    return {name: (int(metadata[name]), part) for name, part in zip(metadata, parts, strict=True)}
+    texts = [text.split() for text in metadata.values()]
+    lengths = [int(size) for _, *sizes in texts for size in sizes]
+    parts = np.split(vectors, np.cumsum(lengths)[:-1] if lengths else len(metadata))
+    return {name: (int(text[0]), part) for name, text, part in zip(metadata, texts, parts, strict=True)}
 
 
 def count(path: Path) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,8 +16,9 @@ from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
+from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task, mean_loss
+from agents.tasks.interface import FitClient, Task, mean_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Result:
     """Mean loss over the steps, including the regularisation; NaN if no step was done."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit` after the training; empty if there is none."""
 
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,6 +61,9 @@ class Trainer:
         self._device = torch.device(device)
         self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)
         self._task = task
+        self._client = FitClient("client", 0)
+        """The client of the next training, for a task with its own `fit`."""
+        self.fits = task.fits
         self.assign(shard, local)
 
     def assign(self, shard: Shard, local: LocalTraining) -> None:
@@ -68,12 +75,22 @@ class Trainer:
         needs them."""
         self._scale = 1.0
         """Scale of the loss; 1 unless `precision` is float16."""
+        self._proximal = local.proximal
+        """Weight of the squared distance to the start, with that of the rule's terms."""
+        self._linear: torch.Tensor | None = None
+        """Vector that the rule adds to each gradient, shape (d,); None if it adds none."""
         self._skipped: Sequence[slice] = []
         """Parts of the vector that the next step must not change, because the loss does not depend on
         them."""
         self._x = model_inputs(torch.from_numpy(shard.x).to(self._device), shard.scale)
         self._y = torch.from_numpy(shard.y).to(self._device)
         self._optimizer = _optimizer(local, self.flat)
+
+    def set_client(self, name: str, index: int, memory: Vectors) -> None:
+        """Tell a task's own `fit` which client the next training is for. `index`: number of the device
+        in device order. `memory`: the client's memory, of which `fit` gets a copy."""
+        copies = {key: vector.copy() for key, vector in memory.items()}
+        self._client = FitClient(name, index, copies)
 
     def warm_up(self) -> None:
         """Run one step, so that torch's lazy initialisation does not slow down the first training."""
@@ -89,9 +106,11 @@ class Trainer:
         stopped: Callable[[], bool] = lambda: False,
         *,
         buffers: Buffers = NONE,
+        terms: Terms = NO_TERMS,
     ) -> Result:
         """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
-        training ends early when it returns true.
+        training ends early when it returns true. `terms`: terms that the rule adds to the objective; the
+        loss that is reported does not include them.
 
         Mini-batches are taken from a random permutation of the shard. After each pass, a new permutation
         is drawn. `lr`: step size before `lr_by_step` is applied; None for the step size in the local
@@ -99,6 +118,7 @@ class Trainer:
         """
         lr = self._local.lr if lr is None else lr
         schedule = self._local.lr_by_step
+        self._set_terms(terms)
         self._load(start, buffers, rng)
         loss, steps = 0.0, 0
         order = batches(len(self._y), self._local, rng, self._device)
@@ -116,10 +136,20 @@ class Trainer:
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         """Return the gradient of one mini-batch at `start`, shape (d,), with `buffers`."""
+        self._set_terms(NO_TERMS)
         self._load(start, buffers, rng)
         order = batches(len(self._y), self._local, rng, self._device)
         loss = self._gradient(next(order))
         return Result(vector_of(self.flat.gradient), 1, loss, buffers_of(self.flat.module))
+
+    def _set_terms(self, terms: Terms) -> None:
+        """Use the terms of the rule in the next training."""
+        self._proximal = self._local.proximal + terms.proximal
+        if self._proximal and self._start is None:
+            self._start = self.flat.w.clone()
+        self._linear = None
+        if terms.linear is not None:
+            self._linear = torch.from_numpy(np.array(terms.linear, np.float32)).to(self._device)
 
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # A child of `rng` seeds the model's own random draws (dropout), so `rng` itself does not change.
@@ -134,19 +164,23 @@ class Trainer:
         self._scale = _FIRST_SCALE if self._local.precision == "float16" else 1.0
 
     def _gradient(self, batch: torch.Tensor) -> float:
-        """Return the local objective on `batch` and put its gradient into `flat`. If the settings
-        require it, the gradient includes the ℓ2 and FedProx terms and is clipped."""
+        """Return the local objective on `batch` and put its gradient into `flat`. The gradient includes
+        the ℓ2 and FedProx terms and those of the rule, if there are any, and is then clipped if the
+        settings require it."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        self._skipped = [] if l2 or local.proximal else unreached  # these terms change all parameters
+        reaches_all = l2 or self._proximal or self._linear is not None  # these terms change all of them
+        self._skipped = [] if reaches_all else unreached
         with torch.no_grad():
             if l2:
                 value += 0.5 * l2 * float(flat.w @ flat.w)
                 flat.gradient.add_(flat.w, alpha=l2)
-            if local.proximal and self._start is not None:
-                flat.gradient.add_(flat.w, alpha=local.proximal)
-                flat.gradient.sub_(self._start, alpha=local.proximal)
+            if self._proximal and self._start is not None:
+                flat.gradient.add_(flat.w, alpha=self._proximal)
+                flat.gradient.sub_(self._start, alpha=self._proximal)
+            if self._linear is not None:
+                flat.gradient.add_(self._linear)
             if local.clip_gradient is not None:
                 length = _length(flat.gradient)
                 if length > local.clip_gradient:
@@ -181,6 +215,10 @@ class Trainer:
             self._optimizer.step(lr, self._skipped)
 
 
+_FIT_PARAMETERS = 3
+"""Number of parameters of a `fit` that does not ask for the client: module, shard and step size."""
+
+
 class FitTrainer(Trainer):
     """Trainer for a task that has its own training method `fit` (`Task.fits`). One call of `fit` is one
     step, with step size `lr`."""
@@ -208,7 +246,10 @@ class FitTrainer(Trainer):
         stopped: Callable[[], bool] = lambda: False,
         *,
         buffers: Buffers = NONE,
+        terms: Terms = NO_TERMS,
     ) -> Result:
+        if terms:
+            raise NotImplementedError("a task with its own fit cannot add terms to the objective")
         seed = int(rng.spawn(1)[0].integers(2**32))
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)
@@ -221,11 +262,15 @@ class FitTrainer(Trainer):
         if self._local.clip is not None and self._start is not None:
             with torch.no_grad():
                 _clip(self.flat.w, self._start, self._local.clip)
-        return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module))
+        memory = {name: _remembered(name, value) for name, value in self._client.memory.items()}
+        return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module), memory)
 
     def _fit(self, lr: float) -> float:
         """Call the task's `fit` and return its loss. Raises TypeError if that is not a number."""
-        loss: object = self._task.fit(self.flat.module, self._shard, lr)
+        fit: Callable[..., object] = self._task.fit
+        takes_client = len(inspect.signature(fit).parameters) > _FIT_PARAMETERS
+        given = (self.flat.module, self._shard, lr, *((self._client,) if takes_client else ()))
+        loss = fit(*given)
         try:
             return float(loss)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
@@ -236,6 +281,16 @@ class FitTrainer(Trainer):
 
     def gradient(self, start: Vector, rng: np.random.Generator, buffers: Buffers = NONE) -> Result:
         raise NotImplementedError("a task with its own fit has no gradient")
+
+
+def _remembered(name: object, value: object) -> Vector:
+    """Return a copy of an entry of the memory of a task's own `fit`. Raises TypeError if it is none."""
+    if not isinstance(name, str) or not isinstance(value, np.ndarray):
+        raise TypeError(f"fit keeps memory[{name!r:.40}] = {value!r:.80}, expected a NumPy array")
+    if value.ndim != 1 or value.dtype != np.float32 or not value.size:
+        found = f"{value.dtype} of shape {value.shape}"
+        raise TypeError(f"fit keeps memory[{name!r:.40}], {found}, expected float32 of shape (n,)")
+    return value.copy()
 
 
 def make_trainer(

@@ -236,9 +236,9 @@ def check(module: torch.nn.Module) -> None:
     if shared := list(_sharing(module)):
         raise ValueError(
             f"the model has parameters that share memory ({_some(shared)}), but parameters are "
-            "exchanged one by one: tie two modules by giving them one parameter, as in "
-            "decoder.weight = encoder.weight, and clone() tensors that are expanded or "
-            "share the data of another"
+            "exchanged one by one: to tie two modules, let them use the same parameter, as in "
+            "decoder.weight = encoder.weight; call clone() on other tensors that are "
+            "expanded or share memory"
         )
     buffers = stored_buffers(module)
     if other := [f"{name}: {b.dtype}" for name, b in buffers if not _can_be_sent(b)]:

@@ -167,7 +167,7 @@ class Joiner:
         return found.room(size)
 
     def filled(self, topic: str, size: int) -> bytearray | None:
-        """Note that the `size` bytes of the view that `place` returned were filled. Return the payload
+        """Record that `size` bytes were written to the view that `place` returned. Return the payload
         on `topic` if it is complete now, else None."""
         _, sender = Topics.split(topic)
         found = self._unfinished[sender]

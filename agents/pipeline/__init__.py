@@ -70,7 +70,21 @@ class ServerSteps:
 
         `message`: the rest of the update, which has passed all other checks. `base`: the model that the
         update was trained from; None if that model is not kept."""
-        step = next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)
+        step = self._step_of(encoded)
         if step is None or self.sums not in (None, step):
             return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"
         return step.receive(client, message, encoded, base)
+
+    def decode_vector(self, encoded: Encoded, size: int) -> Vector | str:
+        """Return one of the rule's own vectors, shape (size,), or the reason to reject it."""
+        step = self._step_of(encoded)
+        half = None if step is None else step.for_vector(size)
+        if half is None:
+            return f"encoded by a step that this run does not have: {', '.join(encoded.fields):.80}"
+        try:
+            return half.decode(encoded)
+        except (LookupError, ValueError) as error:
+            return str(error)
+
+    def _step_of(self, encoded: Encoded) -> ServerStep | None:
+        return next((self._by_field[name] for name in encoded.fields if name in self._by_field), None)

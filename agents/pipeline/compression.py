@@ -232,6 +232,9 @@ class Compressor(ClientStep):
     def apply(self, progress: Vector, sequence: int, dispatch: int) -> Encoded:
         return self.compress(progress).encoded
 
+    def for_vector(self, size: int) -> Compressor:
+        return Compressor(self._method)  # with an error of its own
+
     def compress(self, vector: Vector) -> Compressed:
         """Compress an update, shape (d,), float32; keep the error if the method has error feedback."""
         if not self._method.keeps_error:
@@ -252,6 +255,9 @@ class Expander(ServerStep):
 
     def __init__(self, parameters: int) -> None:
         self._parameters = parameters
+
+    def for_vector(self, size: int) -> Expander:
+        return Expander(size)
 
     def decode(self, encoded: Encoded) -> Vector:
         """Return the decompressed update. This allocates memory for at most one model."""

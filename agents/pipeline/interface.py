@@ -81,6 +81,11 @@ class ClientStep(ABC):
         `sequence` is the number of the update; `dispatch` is the number of the dispatch that the update
         answers. Do not change `progress` in place."""
 
+    def for_vector(self, size: int) -> ClientStep | None:
+        """Return the client half that encodes one of the rule's own vectors, shape (size,), which is
+        declared `compressed`. Return None if this step leaves such vectors as they are."""
+        return None
+
     exchange: Exchange | None = None
     """Exchange of messages between clients; None if the step needs no such messages."""
     simulated_exchange: SimulatedExchange | None = None
@@ -184,6 +189,11 @@ class ServerStep:
         """Return the encoded vector as a new float32 array. Raises ValueError or LookupError if the
         encoded update is invalid."""
         raise NotImplementedError
+
+    def for_vector(self, size: int) -> ServerStep | None:
+        """Return the server half that decodes one of the rule's own vectors, shape (size,). Return None
+        if this step encodes no such vectors."""
+        return None
 
     def add_noise(self, w: Vector, version: int, weight: float) -> None:
         """Add noise in place to the new global model `w`, shape (d,), which is version `version`.

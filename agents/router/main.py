@@ -61,8 +61,9 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 def shared_cells(
     access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
 ) -> dict[int, SharedRate]:
-    """Return the shared rate of each queue, by the queue's number. `access`: shared link by device.
-    `queues`: numbers of each device's queues (up, down)."""
+    """Return a dict: queue number -> shared rate. All queues of a shared link in one direction get the
+    same SharedRate object. Queues without a shared rate are left out. `access`: device -> shared link.
+    `queues`: device -> numbers of its queues (up, down)."""
     made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():

@@ -56,16 +56,17 @@ rejected if the field has another choice."""
 
 @dataclass(frozen=True)
 class Area(Rule):
-    """Average the clients' models by importance, however often each client sends. Client i remembers
-    y_i, the end of its last local training (x_0 before the first). It trains from the received x with
-    the step size α received with it, and sends the residual m_i = end − y_i. The server does the first
-    line on every message, and the second when the criterion holds (Iakovidou & Kim, Algorithms 1-2):
+    """Average the clients' models, weighted by importance. A client that sends more often has no more
+    influence. Client i remembers y_i, the end of its last local training (x_0 before the first). It
+    trains from the received x with the step size α received with it, and sends the residual
+    m_i = end − y_i. For every message, the server computes the first line below. When the criterion is
+    met, it also computes the second line (Iakovidou & Kim, Algorithms 1-2):
 
         u ← u + p_i m_i, and the sender gets x and α_k
         x ← x + η_g u,   u ← (1 − η_g) u
 
     The paper has p_i = 1/N and η_g = 1. k counts messages and aggregations; the first models carry α_0.
-    The message that fulfils the criterion is answered first, with the old x.
+    A message that meets the criterion is answered with the old x, before the second line is computed.
 
     At all times x + u = Σ p_i y_i over the members, so fast clients have no more influence than slow
     ones. y_i belongs to client i's last applied message. The p_i are the importances of the members,

@@ -43,17 +43,23 @@ import numpy as np
 
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, add_scaled, mix
+from agents.rules.client_half import Answer as Answer
+from agents.rules.client_half import ClientHalf as ClientHalf
 from agents.rules.client_half import ClientSettings as ClientSettings
 from agents.rules.client_half import ClientSide as ClientSide
 from agents.rules.client_half import ClientState as ClientState
 from agents.rules.client_half import Kind as Kind
+from agents.rules.client_half import Lengths as Lengths
+from agents.rules.client_half import LocalResult as LocalResult
+from agents.rules.client_half import Terms as Terms
+from agents.rules.client_half import Vectors as Vectors
 from agents.timing.nanoseconds import Nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The update of one client after local training. `vector` has shape (d,); copy it if you keep it,
-    because its memory is reused."""
+    """The update of one client after local training. `vector` has shape (d,). Copy it and `vectors` if
+    you keep them, because their memory is reused."""
 
     client: str
     dispatch: int
@@ -73,6 +79,11 @@ class Update:
     """Time from the dispatch of the model to the arrival of the update, in nanoseconds."""
     dispatched: Nanoseconds = 0
     """Device time at which the model was sent, in nanoseconds."""
+    vectors: Vectors = dataclasses.field(default_factory=dict)
+    """The vectors that the rule declares in `ClientSide.update_vectors`, by name."""
+    base: Vector | None = None
+    """The model that the update was trained from, shape (d,), not to be changed; None unless the rule
+    has `keeps_bases`."""
 
     def contribution(self, weight: float) -> Contribution:
         """Return the log entry for the aggregation of this update with `weight`."""
@@ -111,12 +122,16 @@ class Send:
     deferred: bool = False
     lr: float | None = None
     """Step size for this local training; None if the client uses its configured step size."""
+    vectors: Vectors = dataclasses.field(default_factory=dict)
+    """Vectors to send with the model: those that the rule declares in `ClientSide.model_vectors`. They
+    are copied as they are when the rule returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """Send every present client the global model as it is at the end of this instant. In a client's
-    receive buffer, this model replaces an older one. A client that joins later needs a `Send`."""
+    receive buffer, this model replaces an older one. A client that joins later needs a `Send`. A rule
+    with `ClientSide.model_vectors` cannot broadcast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +317,9 @@ class Rule(Protocol):
     takes_fednova: ClassVar[bool] = False
     """Whether the rule multiplies an aggregate of normalised deltas by τ_eff. The setting
     `local.fednova` requires such a rule."""
+    keeps_bases: ClassVar[bool] = False
+    """Whether the rule gets the model that each update was trained from, as `Update.base`. The server
+    keeps those versions that a client may still answer."""
 
     @property
     def client_side(self) -> ClientSide:
@@ -322,5 +340,6 @@ class Rule(Protocol):
         ...
 
     def begin_client(self, settings: ClientSettings) -> ClientState:
-        """Return the client half of the rule. A rule of kind `residual` must override this method."""
+        """Return the client half of the rule. A rule of kind `residual` must override this method. A
+        rule with vectors, memory or terms returns a `ClientHalf`."""
         return ClientState(self.client_side, settings)

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from agents.models.vectors import Vector
     from agents.shards import Shard
 
 Splits = Mapping[str, Mapping[str, Any]]
 """A dataset: arrays `x`, `y` and `client` for each of the splits `train`, `test` and `validation`,
 with one row per sample. Every array except `x` of `train` may be missing (docs/guide/data.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitClient:
+    """The client whose shard a task's own `fit` trains on."""
+
+    name: str
+    """Name of the device."""
+    index: int
+    """Number of the device in device order, from 0."""
+    memory: dict[str, Vector] = field(default_factory=dict)
+    """Name -> float32 vector, shape (n,). `fit` may change this dict. The client's next training begins
+    with what it has then, also after a crash or when the run is resumed. An update that is lost,
+    rejected or not used by the rule leaves the memory as it was."""
 
 
 class Task(Protocol):
@@ -74,6 +90,8 @@ class Task(Protocol):
         """Train `module` in place on a client's shard. Return the mean loss; NaN if it is unknown. Only
         tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for
         images. `shard.tensors()` returns inputs and labels as tensors for `module`.
+
+        With a fourth parameter, `fit(self, module, shard, lr, client)`, it also gets a `FitClient`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.

@@ -2,9 +2,10 @@
 
 A payload has one float32 vector of shape (d,) called `w`, and a map of strings. It has the layout of
 safetensors: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. If
-the model has buffers, they follow as `floats` and `integers` (`agents.models.buffers`). This module
-reads and writes the layout itself, because the library would copy the vector. Decoding returns a view of
-the received bytes. A test compares encoding and decoding with the library.
+the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they come last,
+as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout itself,
+because the library would copy the vector. Decoding returns a view of the received bytes. A test compares
+encoding and decoding with the library.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import dataclasses
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,11 @@ _NOTHING = np.zeros(0, np.float32)
 _BUFFERS = ("floats", "integers")
 """Names of the tensors with a model's buffers, at the end of the payload."""
 _JSON = json.JSONEncoder(separators=(",", ":"))
-_TENSORS = ("vector", "encoded", "buffers")
+_TENSORS = ("vector", "encoded", "buffers", "vectors")
 """Fields of a message that are not in its header."""
+_OWN = "vector/"
+"""Beginning of the names of the rule's own vectors. Arrays and header fields of an encoded vector are
+called `vector/NAME/KEY`."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
 """Types of the arrays of an encoded update: NumPy's name of each type, by the name in safetensors."""
 _NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
@@ -71,6 +75,8 @@ class ModelMessage:
     aggregation and the client remembers what it sent."""
     buffers: Buffers = NONE
     """Buffers of the model."""
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    """The rule's own vectors by name, each of shape (n,), float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,6 +139,8 @@ class UpdateMessage:
     """The update in the encoding of a step; None if the update is sent as `vector`."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
+    vectors: Mapping[str, Vector | Encoded] = field(default_factory=dict)
+    """The rule's own vectors by name, each of shape (n,), float32, or as encoded by a step."""
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
@@ -170,20 +178,29 @@ def lay_out(message: ModelMessage | UpdateMessage) -> Pieces:
     if isinstance(message, UpdateMessage) and message.encoded is not None:
         metadata |= message.encoded.fields
         arrays = {name: np.ascontiguousarray(a) for name, a in message.encoded.arrays.items()}
+    for name, vector in message.vectors.items():
+        own = f"{_OWN}{name}"
+        if isinstance(vector, Encoded):
+            metadata |= {f"{own}/{key}": text for key, text in vector.fields.items()}
+            arrays |= {f"{own}/{key}": np.ascontiguousarray(a) for key, a in vector.arrays.items()}
+        else:
+            arrays[own] = np.ascontiguousarray(vector, dtype="<f4")
     return _pack(arrays, metadata, message.buffers)
 
 
-def largest_model(parameters: int, buffers: int) -> int:
-    """Return the maximum payload size in bytes of a model with `parameters` parameters and `buffers`
-    numbers in its buffers."""
-    return _LENGTH.size + _MAX_HEADER + 4 * parameters + 8 * buffers
+def largest_model(parameters: int, buffers: int, own: int = 0) -> int:
+    """Return the maximum payload size in bytes of a model with `parameters` parameters, `buffers`
+    numbers in its buffers and `own` elements in the rule's own vectors."""
+    return _LENGTH.size + _MAX_HEADER + 4 * (parameters + own) + 8 * buffers
 
 
-def plain_size(message: UpdateMessage, parameters: int) -> int:
+def plain_size(message: UpdateMessage, parameters: int, sizes: Mapping[str, int] | None = None) -> int:
     """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
-    parameters."""
-    vector = np.empty(parameters, "<f4")  # memory that is never touched
-    return sum(map(len, pack(vector, _metadata(message), message.buffers)))
+    parameters and with the rule's own vectors as float32. `sizes`: number of elements of each of these;
+    None if the rule has none."""
+    arrays = {"w": parameters, **{f"{_OWN}{name}": size for name, size in (sizes or {}).items()}}
+    untouched = {name: np.empty(size, "<f4") for name, size in arrays.items()}  # memory never touched
+    return sum(map(len, _pack(untouched, _metadata(message), message.buffers)))
 
 
 def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
@@ -196,14 +213,25 @@ def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
 
 def decode_model(payload: bytes | bytearray) -> ModelMessage:
     """Decode a model. Raises WireError."""
-    vector, metadata, buffers = unpack(payload)
-    return ModelMessage(**_fields(ModelMessage, metadata), vector=vector, buffers=buffers)
+    header, metadata, body, buffers = _split(payload)
+    vectors: dict[str, Vector] = {}
+    if len(header) > 1 and any(name.startswith(_OWN) for name in header):
+        arrays, own = _separate(_arrays(header, body))
+        if [*arrays] != ["w"] or any("/" in name or a.dtype != "<f4" for name, a in own.items()):
+            raise WireError(f"expected float32 vectors, found {', '.join(header):.100}")
+        vector, vectors = arrays["w"], own
+    else:
+        vector = _only_vector(header, body)
+    fields = _fields(ModelMessage, metadata)
+    return ModelMessage(**fields, vector=vector, buffers=buffers, vectors=vectors)
 
 
 def decode_update(payload: bytes | bytearray) -> UpdateMessage:
     """Decode an update. Raises WireError."""
     header, metadata, body, buffers = _split(payload)
     fields = _fields(UpdateMessage, metadata)
+    if len(header) > 1 and any(name.startswith(_OWN) for name in header):
+        return _with_vectors(fields, metadata, _arrays(header, body), buffers)
     if len(metadata) > len(fields) + 1:  # more than the fields and `protocol`
         known = {"protocol", *fields}
         more = {name: text for name, text in metadata.items() if name not in known}
@@ -211,6 +239,57 @@ def decode_update(payload: bytes | bytearray) -> UpdateMessage:
         return UpdateMessage(**fields, vector=_NOTHING, encoded=encoded, buffers=buffers)
     vector = _only_vector(header, body)
     return UpdateMessage(**fields, vector=vector, buffers=buffers)
+
+
+def _with_vectors(
+    fields: dict[str, Any],
+    metadata: Mapping[str, str],
+    arrays: Mapping[str, NDArray[Any]],
+    buffers: Buffers,
+) -> UpdateMessage:
+    """Return an update with vectors of the rule. `fields` are its decoded header fields, `metadata` all
+    of its header fields. Raises WireError."""
+    known = {"protocol", *fields}
+    more, own_fields = _separate({name: text for name, text in metadata.items() if name not in known})
+    arrays, own = _separate(arrays)
+    parts, texts = _by_vector(own), _by_vector(own_fields)
+    vectors: dict[str, Vector | Encoded] = {}
+    for name, found in parts.items():
+        if "" not in found:
+            vectors[name] = Encoded(texts.get(name, {}), found)
+        elif len(found) == 1 and found[""].dtype == "<f4":
+            vectors[name] = found[""]
+        else:
+            raise WireError(f"vector {name:.40}: expected float32 numbers, or an encoded vector")
+    if more:
+        encoded = Encoded(more, arrays)
+        return UpdateMessage(
+            **fields, vector=_NOTHING, encoded=encoded, buffers=buffers, vectors=vectors
+        )
+    if [*arrays] != ["w"] or arrays["w"].dtype != "<f4":
+        raise WireError(f"expected one float32 vector `w`, found {', '.join(arrays):.100}")
+    return UpdateMessage(**fields, vector=arrays["w"], buffers=buffers, vectors=vectors)
+
+
+T = TypeVar("T")
+
+
+def _separate(items: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
+    """Return the items of `w` or of an encoded update, and those of the rule's own vectors, the latter
+    without `_OWN` in their names."""
+    rest = {name: item for name, item in items.items() if not name.startswith(_OWN)}
+    own = {name.removeprefix(_OWN): item for name, item in items.items() if name.startswith(_OWN)}
+    return rest, own
+
+
+def _by_vector(items: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Return the items of each of the rule's own vectors by the part of their names after `NAME/`. The
+    part is empty for a vector that is not encoded."""
+    found: dict[str, dict[str, T]] = {}
+    for key, item in items.items():
+        name, _, part = key.partition("/")
+        found.setdefault(name, {})[part] = item
+    return found
 
 
 def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> Pieces:

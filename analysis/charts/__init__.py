@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, spread, staleness, telemetry
+from analysis.charts import contributions, fidelity, lanes, parts, spread, staleness, telemetry
 from analysis.charts.chart import Chart
-from analysis.charts.learning_curves import curves, time_to_accuracy
+from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
 from analysis.load import Run
 
 CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
@@ -23,6 +23,8 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "accuracy-by-version": partial(curves, quality="accuracy", against="version"),
     "accuracy-by-bytes": partial(curves, quality="accuracy", against="bytes"),
     "accuracy-by-epsilon": partial(curves, quality="accuracy", against="epsilon"),
+    "accuracy-by-class": partial(parts.accuracy, by="class"),
+    "accuracy-by-group": partial(parts.accuracy, by="group"),
     "loss": partial(curves, quality="loss", against="time"),
     "loss-by-version": partial(curves, quality="loss", against="version"),
     "loss-by-bytes": partial(curves, quality="loss", against="bytes"),
@@ -37,5 +39,6 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "memory-over-time": telemetry.memory,
     "rates-over-time": telemetry.rates,
     "time-to-accuracy": time_to_accuracy,
+    "target-reached": target_reached,
 }
 """All charts, by name. Each function takes one or more runs."""

@@ -106,7 +106,7 @@ def with_actions(
 
     A mark of a single run has the colour of the run; `colors` has the colours by `id` of the run. If
     there is enough space, the marks are labelled with descriptions, otherwise with numbers. In that
-    case, the chart's `key` explains the numbers. The chart's note says which actions are combined or
+    case, the chart's `key` explains the numbers. The chart's remarks say which actions are combined or
     left out.
     """
     found = marks(runs)
@@ -127,7 +127,7 @@ def with_actions(
     hover = {"scenario": "what", "at (s)": "x"}
     layer = Layer("scenario", "rules", columns, color="grey", legend=False, hover=hover)
     key = () if words else tuple(found.key[number - 1] for number, _ in shown)
-    return replace(chart, layers=(*chart.layers, layer), key=key).with_note(*found.notes)
+    return replace(chart, layers=(*chart.layers, layer), key=key).with_remarks(*found.notes)
 
 
 def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMark:

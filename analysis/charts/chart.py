@@ -3,7 +3,7 @@ of runs and of drawing libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
@@ -93,6 +93,8 @@ class Layer:
     label: str = ""
     """Label in the legend. If it is empty, the name of the layer is used."""
     dashed: bool = False
+    reference: bool = False
+    """Whether the layer is only a reference for others. A chart with nothing else is bare."""
     hover: Mapping[str, str] = field(default_factory=dict)
     """Lines of a point's tooltip: for each heading, the column to show, or `$name` to show the layer's
     name."""
@@ -124,6 +126,9 @@ class Chart:
     (`spans`)."""
     note: str = ""
     """Text below the title."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the run that its other charts have, too. Below the title they follow the note. A page
+    of several charts shows each remark once."""
     key: tuple[str, ...] = ()
     """Explanations of the labels of vertical lines (`rules`) if these labels are numbers. In print, the
     explanations are written below the plot."""
@@ -144,14 +149,28 @@ class Chart:
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
                 return False
-            if layer.mark in ("line", "points", "bars"):
+            if layer.mark in ("line", "step", "points", "bars") and not layer.reference:
                 y = np.asarray(layer.columns["y"], np.float64)
                 points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
         return points < 2
 
+    @property
+    def whole_note(self) -> str:
+        """The note, followed by the remarks."""
+        return "; ".join(filter(None, (self.note, *self.remarks)))
+
     def with_note(self, *notes: str) -> Chart:
         """Return the chart with `notes` added to its note."""
         return replace(self, note="; ".join(filter(None, (self.note, *notes))))
+
+    def with_remarks(self, *remarks: str) -> Chart:
+        """Return the chart with `remarks` added to its remarks."""
+        return replace(self, remarks=(*self.remarks, *remarks))
+
+
+def remarks(charts: Iterable[Chart]) -> tuple[str, ...]:
+    """Return the remarks of `charts`, each once."""
+    return (*dict.fromkeys(remark for chart in charts for remark in chart.remarks),)
 
 
 def band_of(name: str) -> str:

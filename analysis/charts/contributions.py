@@ -51,7 +51,7 @@ def _planned(table: pd.DataFrame) -> Layer:
     edges = np.arange(len(table) + 1) - 0.5
     importance = 100 * table["importance"].to_numpy(np.float64)
     columns = arrays(x=edges, y=np.append(importance, importance[-1:] if len(table) else np.nan))
-    return Layer("importance p", "step", columns, color="grey")
+    return Layer("importance p", "step", columns, color="grey", reference=True)
 
 
 def _points(name: str, own: pd.DataFrame, offset: float, colour: str) -> Layer:

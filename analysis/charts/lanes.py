@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from analysis.charts import time_shares
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import COLORS, Axis, Chart, Column, Layer, arrays, group_ticks
 from analysis.device_states import STATES, timeline
@@ -18,7 +19,7 @@ STATE_COLORS = {
     "mask": "yellow",
     "train": "blue",
     "upload": "orange",
-    "unfinished": "green",
+    "unfinished": "grey",
     "paused": "purple",
     "offline": "red",
 }
@@ -60,16 +61,17 @@ def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
     # Gaps between thousands of lanes would flicker on a screen.
     shown = shown.assign(height=0.8 if len(labels) <= 4 * _NAMED else 1.0)
     states = {*shown["state"].unique()}
+    columns = _columns(shown)
+    notes = ("gaps: waiting", f"the newest {max_updates:,} updates" * bool(since))
     chart = Chart(
         "What the devices did",
         Axis("device time", "s", limits=(since, None)),
         Axis("", ticks=group_ticks(labels, groups, _NAMED), limits=(len(labels) - 0.5, -0.5)),
-        (Layer("devices", "spans", _columns(shown), legend=False, hover=_HOVER),),
+        (Layer("devices", "spans", columns, legend=False, hover=_HOVER),),
         legend={state: color for state, color in STATE_COLORS.items() if state in states},
-        note="gaps: waiting" + (f"; the newest {max_updates:,} updates" if since else ""),
         height=float(np.clip(len(labels) / 16, 0.6, 3.0)),
     )
-    return with_actions(chart, runs, since)
+    return with_actions(chart.with_note(*notes, time_shares.note(columns)), runs, since)
 
 
 def _columns(shown: pd.DataFrame) -> dict[str, Column]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis import metrics, privacy
+from analysis import comparison, metrics, privacy
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Column, Layer, arrays, band_of, color
 from analysis.load import Run
@@ -67,21 +67,20 @@ def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: b
         )
         hover = {"run": "$name", y.title: "y", "version": "version", "device time (s)": "at"}
         layers.append(Layer(name, "line", columns, color(index), legend=len(sets) > 1, hover=hover))
-    chart = Chart(
-        f"{quality.capitalize()} against {x.label}", x, y, tuple(layers), note=_line_note(sets)
-    )
+    title = f"{quality.capitalize()} against {x.label}"
+    chart = Chart(title, x, y, tuple(layers), remarks=_line_remarks(sets))
     return with_actions(chart, runs, colors=hues) if against == "time" else chart
 
 
-def _line_note(sets: Mapping[str, Sequence[Run]]) -> str:
-    """Return a note on the meaning of a line. It is empty if each line is one run."""
+def _line_remarks(sets: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
+    """Return remarks on the meaning of a line. There are none if each line is one run."""
     counts = sorted({len(same) for same in sets.values()} - {1})
     if not counts:
-        return ""
+        return ()
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return (
-        f"line: mean of {number} seeds, band: lowest to highest; "
-        "after its end, a run counts with its last value"
+        f"learning curves: line: mean of {number} seeds, band: lowest to highest",
+        "after its end, a run counts with its last value",
     )
 
 
@@ -111,16 +110,17 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) over seeds. If
-    one of the runs never reached the accuracy, the bar is left out."""
+    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) for at least
+    three seeds. If one of the runs never reached the accuracy, the bar is left out; `target_reached`
+    shows such runs. Times are interpolated between evaluations."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)
     width = 0.8 / max(len(sets), 1)
     layers, lacking = [], []
     for index, (name, same) in enumerate(sets.items()):
-        times = {t: [metrics.reached(run, t).time for run in same] for t in shown}
-        found = [metrics.t_interval(own) for own in times.values()]
+        times = {t: [_time(run, t) for run in same] for t in shown}
+        found = [metrics.seed_interval(own) for own in times.values()]
         for target, own in times.items():
             if count := int(np.isnan(own).sum()):
                 some = f" ({len(own) - count} of {len(own)} did)" if count < len(own) else ""
@@ -146,3 +146,44 @@ def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None
         tuple(layers),
         note="not reached: " + ", ".join(lacking) if lacking else "",
     )
+
+
+def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
+    """Return a chart of the share of runs that have reached an accuracy (Kaplan–Meier), with a line for
+    each set of runs that differ only in their seed. A point marks a run that ended without it.
+
+    `target`: accuracy (share); None for the highest that all runs reached or, if there is none, that any
+    run reached.
+    """
+    level = comparison.common_target(runs) if target is None else target
+    layers: list[Layer] = []
+    sets = by_settings(runs) if level is not None else {}
+    longest = max((metrics.observed(run).time for run in runs), default=0.0)
+    for index, (name, same) in enumerate(sets.items()):
+        times = [_time(run, level or 0.0) for run in same]
+        limits = [metrics.observed(run).time for run in same]
+        at, reached = metrics.kaplan_meier(times, limits)
+        x, y = np.append(0.0, at), np.append(0.0, 100 * reached)
+        if np.isclose(y[-1], 100) and len(at):  # all have reached it, and the share stays
+            x, y = np.append(x, longest), np.append(y, y[-1])
+        columns = arrays(x=x, y=y)
+        hover = {"runs": "$name", "reached (%)": "y", "device time (s)": "x"}
+        layers.append(Layer(name, "step", columns, color(index), legend=len(sets) > 1, hover=hover))
+        ends = np.array([end for end, time in zip(limits, times, strict=True) if np.isnan(time)])
+        share = 100 * reached[np.searchsorted(at, ends)] if len(ends) else ends
+        columns = arrays(x=ends, y=share)
+        layers.append(Layer(f"{name}, missed", "points", columns, color(index), legend=False))
+    shown = "an accuracy" if level is None else f"an accuracy of {comparison.percent(level)}"
+    return Chart(
+        f"Runs that have reached {shown}",
+        Axis("device time", "s", limits=(0.0, None)),
+        Axis("runs", "%", limits=(0.0, 102.0)),
+        tuple(layers),
+        note="Kaplan–Meier; points: runs that ended without it",
+    )
+
+
+def _time(run: Run, target: float) -> float:
+    """Return the interpolated time to an accuracy in seconds; NaN if the run missed it."""
+    time = metrics.crossed(run, "accuracy", target)
+    return time if np.isfinite(time) else np.nan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from textwrap import fill, shorten
 from typing import Any
@@ -15,10 +15,16 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Ink, Layer, Theme
+from analysis.charts import time_shares
+from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme
 
 _SIZE = (6.4, 3.6)
 """Width of a page's text, and usual height of a chart, in inches."""
+_DPI = 150
+_PLOT_PIXELS = 850
+"""About the width of a plot, without the labels of its y axis."""
+_MAX_BINS = 100_000
+"""Maximum number of lanes × bins in a layer of spans."""
 _STRIP = 0.6
 """Relative height below which a chart in a stack has small labels. The usual height is 1."""
 _MAX_SHAPES = 2_000
@@ -63,7 +69,7 @@ def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
 
 
 def _figure(height: float, ink: Ink) -> Figure:
-    return Figure(figsize=(_SIZE[0], height), dpi=150, layout="constrained", facecolor=ink.paper)
+    return Figure(figsize=(_SIZE[0], height), dpi=_DPI, layout="constrained", facecolor=ink.paper)
 
 
 def _draw(axes: Axes, chart: Chart, ink: Ink) -> None:
@@ -109,7 +115,7 @@ def _style(axes: Axes, chart: Chart, ink: Ink) -> None:
     axes.set_facecolor(ink.paper)
     marked = any(layer.mark == "rules" and len(layer.columns["x"]) for layer in chart.layers)
     lift = 9 if marked else 0  # for the labels of the rules
-    note = fill(shorten(chart.note, 3 * _MAX_NOTE, placeholder=" …"), _MAX_NOTE)
+    note = fill(shorten(chart.whole_note, 3 * _MAX_NOTE, placeholder=" …"), _MAX_NOTE)
     lines = len(note.splitlines())
     above = 6 + lift + (3 + 9 * lines if lines else 0)
     axes.set_title(chart.title, loc="left", fontsize=10, color=ink.text, pad=above)
@@ -187,21 +193,34 @@ def _bars(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
-    y, height, begin, end, color = (
-        layer.columns[name] for name in ("y", "height", "begin", "end", "color")
-    )
+    spans = layer.columns
+    if len(spans["begin"]):
+        pixel = float(spans["end"].max() - spans["begin"].min()) / _PLOT_PIXELS
+        crowded = time_shares.crowded(spans, pixel)
+        short = {name: column[crowded] for name, column in spans.items()}
+        lanes = len(np.unique(short["y"]))
+        if lanes:
+            step = time_shares.bin_seconds(pixel * max(1.0, lanes * _PLOT_PIXELS / _MAX_BINS))
+            _rectangles(axes, time_shares.shares(short, step), ink, sharp=True)
+        spans = {name: column[~crowded] for name, column in spans.items()}
+    _rectangles(axes, spans, ink)
+
+
+def _rectangles(axes: Axes, columns: Mapping[str, Column], ink: Ink, *, sharp: bool = False) -> None:
+    """Draw spans. `sharp`: they have no edges, and nothing shines through between them."""
+    y, height, begin, end, color = (columns[name] for name in ("y", "height", "begin", "end", "color"))
     low, high = y - height / 2, y + height / 2
     # PolyCollection accepts an array and makes all shapes together, although matplotlib's types do not
     # say so.
     corners: Any = np.stack([[begin, low], [begin, high], [end, high], [end, low]]).transpose(2, 0, 1)
     colors = to_rgba_array(list(PALETTE.values()))[color]
-    colors[:, 3] = layer.columns.get("shade", 1.0)
-    few = len(begin) < _MAX_SHAPES
+    colors[:, 3] = columns.get("shade", 1.0)
+    few = len(begin) < _MAX_SHAPES and not sharp
     shapes = PolyCollection(  # edges separate adjacent spans if there are few
         corners, facecolors=colors, edgecolors=ink.paper if few else "none", linewidths=0.4,
         antialiased=few,
     )  # fmt: skip
-    shapes.set_rasterized(len(begin) > _MAX_SHAPES)
+    shapes.set_rasterized(sharp or len(begin) > _MAX_SHAPES)
     axes.add_collection(shapes)
     axes.autoscale_view()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
@@ -16,16 +17,19 @@ from bokeh.core.properties import value
 from bokeh.models.annotations import Legend, LegendItem, Slope, Title
 from bokeh.models.axes import Axis as BokehAxis
 from bokeh.models.axes import LinearAxis
+from bokeh.models.callbacks import CustomJS
+from bokeh.models.filters import BooleanFilter
 from bokeh.models.formatters import BasicTickFormatter
 from bokeh.models.labeling import NoOverlap
 from bokeh.models.ranges import DataRange1d, Range, Range1d
 from bokeh.models.renderers import GlyphRenderer
-from bokeh.models.sources import ColumnDataSource
+from bokeh.models.sources import CDSView, ColumnDataSource
 from bokeh.models.tickers import FixedTicker
 from bokeh.models.tools import HoverTool
 from bokeh.plotting import figure
 from bokeh.transform import linear_cmap
 
+from analysis.charts import time_shares
 from analysis.charts.chart import INKS, PALETTE, Axis, Chart, Column, Ink, Layer, Theme, band_of
 from analysis.charts.exchange import exchange
 
@@ -35,6 +39,7 @@ WRAP = 80
 """Number of characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2
 """Number of characters per line of a title, and of a legend, relative to that of a note."""
+_TIME_SHARES = Path(__file__).with_name("time_shares.js").read_text(encoding="utf-8")
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
 
@@ -55,6 +60,8 @@ class ScreenChart:
     """Number of characters per line of a note."""
     _longest: int = 0
     """Number of characters of the longest name in the legend."""
+    _time_shares: list[CustomJS] = field(default_factory=list)
+    """Scripts that draw lanes as shares of time if their spans are too short to see."""
     _meanings: dict[str, LegendItem] = field(default_factory=dict)
     """Legend items that explain colours, by meaning. They include items that are no longer shown."""
 
@@ -82,6 +89,12 @@ class ScreenChart:
             if old.limits != new.limits:
                 _set_limits(bokeh_range, new)
         self._chart = chart
+
+    def share_x_range(self, other: ScreenChart) -> None:
+        """Use the x range of `other`, so that both zoom together."""
+        self.figure.x_range = other.figure.x_range
+        for script in self._time_shares:
+            _follow_range(self.figure, script)
 
     def _add(self, layer: Layer) -> None:
         if layer.mark == "diagonal":
@@ -141,20 +154,48 @@ class ScreenChart:
             case "bars":
                 return self._bars(layer, color, common)
             case "spans":
-                return self.figure.hbar(
-                    y="y",
-                    left="begin",
-                    right="end",
-                    height="height",
-                    fill_color=_in_palette(),
-                    fill_alpha="shade" if "shade" in layer.columns else 1.0,
-                    line_color=None,
-                    **common,
-                )
+                return self._spans(layer, source)
         self._label(layer)
         return self.figure.vspan(
             "x", line_color=_in_palette(), line_dash="dotted", line_width=1.5, **common
         )
+
+    def _spans(self, layer: Layer, source: ColumnDataSource) -> GlyphRenderer[Any]:
+        """Draw spans, and bars with shares of time in place of spans that are too short to see."""
+        glyph: dict[str, Any] = {"y": "y", "left": "begin", "height": "height", "line_color": None,
+                                 "fill_color": _in_palette(),
+                                 "fill_alpha": "shade" if "shade" in layer.columns else 1.0}  # fmt: skip
+        # The browser changes both without telling the server.
+        visible = BooleanFilter(booleans=None, syncable=False)
+        words = [name for name in layer.hover.values() if layer.columns[name].dtype.kind in "OUST"]
+        names = ["y", "height", "begin", "end", "drawn_end", "percent", "color", *words]
+        names += ["shade"] * ("shade" in layer.columns)
+        bars = ColumnDataSource({name: [] for name in names}, syncable=False)
+        drawn = self.figure.hbar(
+            right="end", source=source, view=CDSView(filter=visible), name=layer.name, **glyph
+        )
+        shares = self.figure.hbar(
+            right="drawn_end", source=bars, name=f"{layer.name}, shares of time", **glyph
+        )
+        if layer.hover:
+            shown = {heading: name for heading, name in layer.hover.items() if name in names}
+            tips = [(heading, _tip(layer, name)) for heading, name in shown.items()]
+            tips.append(("share of time (%)", "@percent{0.[0]}"))
+            self.figure.add_tools(HoverTool(renderers=[shares], tooltips=tips, visible=False))
+        script = CustomJS(
+            args={
+                "spans": source, "bars": bars, "visible": visible, "plot": self.figure,
+                "min_width": time_shares.MIN_WIDTH, "min_visible_share": time_shares.MIN_VISIBLE_SHARE,
+                "max_spans": time_shares.MAX_SPANS, "min_bin_width": time_shares.MIN_BIN_WIDTH,
+            },
+            code=_TIME_SHARES,
+        )  # fmt: skip
+        self._time_shares.append(script)
+        for change in ("change:data", "streaming", "patching"):
+            source.js_on_change(change, script)
+        self.figure.js_on_change("inner_width", script)
+        _follow_range(self.figure, script)
+        return drawn
 
     def _bars(self, layer: Layer, color: str, common: dict[str, Any]) -> GlyphRenderer[Any]:
         bars = self.figure.vbar("x", "width", "y", fill_color=color, line_color=None, **common)
@@ -278,6 +319,12 @@ def _range(axis: Axis) -> Range:
     return found
 
 
+def _follow_range(shown: figure, script: CustomJS) -> None:
+    """Run `script` whenever the x range changes."""
+    for name in ("start", "end"):
+        shown.x_range.js_on_change(name, script)
+
+
 def _set_limits(shown: Any, axis: Axis) -> None:
     low, high = axis.limits
     if low is not None:
@@ -309,4 +356,4 @@ def _tip(layer: Layer, column: str) -> str:
 
 
 def _note(chart: Chart, wrap: int) -> str:
-    return fill("; ".join(filter(None, ("no data" if chart.is_empty else "", chart.note))), wrap)
+    return fill("; ".join(filter(None, ("no data" if chart.is_empty else "", chart.whole_note))), wrap)

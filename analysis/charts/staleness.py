@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
+from agents.texts import quantity
 from analysis.charts.action_marks import with_actions
 from analysis.charts.chart import Axis, Chart, Layer, arrays, color
 from analysis.load import Run
@@ -21,6 +23,10 @@ _MAX_POINTS = 10_000
 """Maximum number of points of all series together. If there are more, only every n-th point is drawn,
 because a browser redraws the chart once a second during a run."""
 _BINS = 40
+_MAX_OUTLIER_SHARE = 0.005
+"""Maximum share of a series' updates that count as outliers. One update may always be one."""
+_FEW_VALUES = 10
+"""A histogram up to this staleness is shown completely."""
 _AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 
 
@@ -45,11 +51,15 @@ def over_time(runs: Sequence[Run]) -> Chart:
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
-    """Return the histogram of the staleness."""
+    """Return the histogram of the staleness. Few updates with a much higher staleness than all
+    others are left out, and the note has their number."""
     series = list(_series(runs))
-    highest = max((int(updates["staleness"].max()) for _, updates in series if len(updates)), default=0)
+    values = [updates["staleness"].to_numpy(np.int64) for _, updates in series if len(updates)]
+    highest = _highest_shown(values)
     step = max(1, -(-(highest + 1) // _BINS))
     edges = np.arange(0, highest + 1 + step, step) - 0.5  # so that integers are in the middle of bins
+    last = int(edges[-1])
+    above, count = sum(int((own > last).sum()) for own in values), sum(map(len, values))
     layers = []
     for index, (name, updates) in enumerate(series):
         counts, _ = np.histogram(updates["staleness"], edges)
@@ -63,7 +73,23 @@ def histogram(runs: Sequence[Run]) -> Chart:
         hover = {"series": "$name", "from": "first", "to": "last", "updates": "count", "share (%)": "y"}
         layers.append(Layer(name, "bars", columns, color=color(index), hover=hover))
     y = Axis("share of the updates", "%", limits=(0.0, None))
-    return Chart("Staleness distribution", replace(_AXIS, limits=(None, None)), y, tuple(layers))
+    note = f"not shown: {above:,} of {quantity(count, 'update')} above {last}" if above else ""
+    x = replace(_AXIS, limits=(None, None))
+    return Chart("Staleness distribution", x, y, tuple(layers), note=note)
+
+
+def _highest_shown(series: Sequence[npt.NDArray[np.int64]]) -> int:
+    """Return the highest staleness in the histogram: the maximum, but not more than twice the maximum
+    without a few outliers of each series."""
+    usual = max((_without_outliers(own) for own in series), default=0)
+    limit = max(_FEW_VALUES, 2 * usual)
+    return max((int(own[own <= limit].max(initial=0)) for own in series), default=0)
+
+
+def _without_outliers(staleness: npt.NDArray[np.int64]) -> int:
+    """Return the maximum of a series without its outliers."""
+    outliers = min(max(1, int(_MAX_OUTLIER_SHARE * len(staleness))), len(staleness) - 1)
+    return int(np.sort(staleness)[-1 - outliers])
 
 
 def _series(runs: Sequence[Run]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
+from analysis.charts import time_shares
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color, group_ticks
-from analysis.charts.lanes import MAX_UPDATES
 from analysis.charts.learning_curves import curves
-from analysis.device_states import BUSY, TRANSFER, timeline
+from analysis.device_states import TRANSFER, timeline
 from analysis.load import Run
 from analysis.names import by_settings
 from analysis.summary import verdicts
@@ -22,18 +21,16 @@ _SHADES = {
     "mask": 0.85,
     "download": 0.35,
     "upload": 0.35,
-    "unfinished": 0.7,
-    "paused": 0.5,
-    "offline": 0.5,
+    "unfinished": 0.9,
+    "paused": 0.4,
+    "offline": 0.4,
 }
-"""Opacity of each state, from 0 to 1. Work and transfers have the strip's colour; the other states are
-grey."""
+"""Opacity of each state, from 0 to 1. Work for applied updates has the strip's colour; the other
+states are grey."""
+_APPLIED = ("train", "mask", *TRANSFER)
 _LANE = 0.022
 """Height of a device's lane, and of its name, relative to the usual height of a chart. A strip has a
 height of at least 0.1 and at most 0.5."""
-_MAX_CELLS = 100_000
-"""Maximum number of lanes × moments of all strips together. The limit is used if the strips have more
-updates than `MAX_UPDATES`."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
@@ -48,20 +45,17 @@ def story(runs: Sequence[Run]) -> list[Chart]:
     has_accuracy = any(run.evaluations["accuracy"].notna().any() for run in runs)
     progress = curves(runs, "accuracy" if has_accuracy else "loss", "time")
     layers = tuple(layer for layer in progress.layers if layer.mark != "rules")
-    long = sum(len(same[0].updates) for same in sets.values()) > MAX_UPDATES
-    cells = _MAX_CELLS // max(1, len(sets)) if long else None
     strips = [
-        _strip(_title(name, same), time, same[0], color(index), cells)
+        _strip(_title(name, same), time, same[0], color(index))
         for index, (name, same) in enumerate(sets.items())
     ]
     note = (
         "lanes below: training (full colour), download and upload (pale) of applied updates; rounds "
-        "without applied update (medium)"
+        "without applied update (dark grey), paused or offline (light grey)"
     )
-    if long:
-        note += "; long runs: the states at evenly spaced moments"
-    first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note)
-    return [first, *strips]
+    of_strips = dict.fromkeys(strip.note for strip in strips)
+    first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note, *of_strips)
+    return [first, *(replace(strip, note="") for strip in strips)]
 
 
 def _title(name: str, runs: Sequence[Run]) -> str:
@@ -73,10 +67,8 @@ def _title(name: str, runs: Sequence[Run]) -> str:
     return f"{name} ({', '.join(doubtful)} of {len(runs)} runs)" if doubtful else name
 
 
-def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Chart:
+def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     spans = timeline(run)
-    if cells is not None:
-        spans = _at_moments(spans, run.duration, cells)
     spans = spans[spans["state"] != "wait"]
     states = spans["state"].astype(str)
     columns = arrays(
@@ -84,7 +76,7 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
         height=np.full(len(spans), 0.8),
         begin=spans["begin"],
         end=spans["end"],
-        color=np.where(states.isin((*BUSY, *TRANSFER)), COLORS.index(hue), COLORS.index("grey")),
+        color=np.where(states.isin(_APPLIED), COLORS.index(hue), COLORS.index("grey")),
         shade=states.map(_SHADES).to_numpy(np.float64),
         device=spans["device"].astype(str),
         state=states,
@@ -98,27 +90,4 @@ def _strip(name: str, time: Axis, run: Run, hue: str, cells: int | None) -> Char
     if len(ticks) > 1 and np.diff(sorted(ticks)).min() * height / len(devices) < 0.9 * _LANE:
         ticks = {}
     axis = Axis("", ticks=ticks, limits=(len(devices) - 0.5, -0.5))
-    return Chart(name, time, axis, (layer,), height=height)
-
-
-def _at_moments(spans: pd.DataFrame, duration: float, cells: int) -> pd.DataFrame:
-    """Return spans with the states at evenly spaced moments, because a long run has more spans than can
-    be seen. `cells` is the number of devices × moments.
-
-    `spans` are those of `timeline`: without overlap, sorted by device and time, from 0 to `duration`
-    seconds.
-    """
-    devices = len(spans["device"].cat.categories)
-    moments = int(np.clip(cells // devices, 200, 2000))
-    edges = np.linspace(0.0, duration, moments + 1)
-    middle = (edges[1:] + edges[:-1]) / 2
-    device, lane = spans["device"].cat.codes.to_numpy(np.int64), np.arange(devices)
-    order = device * (duration + 1) + spans["begin"].to_numpy()
-    place = np.searchsorted(order, (lane[:, None] * (duration + 1) + middle).ravel(), "right") - 1
-    sampled = spans.iloc[place].assign(
-        begin=np.tile(edges[:-1], devices), end=np.tile(edges[1:], devices)
-    )
-    state = sampled["state"].cat.codes.to_numpy()
-    first = np.append(np.arange(len(sampled)) % moments == 0, True)  # the row after the last one, too
-    first[1:-1] |= state[1:] != state[:-1]
-    return sampled[first[:-1]].assign(end=sampled["end"].to_numpy()[first[1:]])
+    return Chart(name, time, axis, (layer,), note=time_shares.note(columns), height=height)

@@ -64,9 +64,9 @@ def _chart(runs: Sequence[Run], title: str, y: Axis, figures: dict[str, _Figure]
                 hue, own = color(series), " ".join(filter(None, (title_of_line, figure)))
                 layers += _lines(own, title_of_line, grid, known, y, hue, dashed=bool(dashed))
             series += 1
-    note = "each group: mean of its devices, band: lowest to highest" if by_group else ""
+    remarks = ("CPU, memory and rates: lines are means of groups, bands lowest to highest",) * by_group
     time = Axis("device time", "s", limits=(0.0, None))
-    return Chart(title, time, y, tuple(layers), note=note)
+    return Chart(title, time, y, tuple(layers), remarks=remarks)
 
 
 def _lines(

@@ -111,10 +111,11 @@ class Launch:
         client = max(
             memory.client(model, device.local, side, [*device.steps, *steps]) for device in plan.devices
         )
+        message = memory.message(model, side)
         return (
             f"Memory: a client needs up to {gib(client)} without its data and what a step computes, the "
-            f"aggregator {gib(memory.aggregator(model, count))}, the broker "
-            f"{gib(memory.broker(model, count))}"
+            f"aggregator {gib(memory.aggregator(message, count))}, the broker "
+            f"{gib(memory.broker(message, count))}"
             + ("; this runtime does not limit memory" if not plan.traits.cgroups else "")
         )
 

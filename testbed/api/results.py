@@ -69,16 +69,51 @@ def read_slim(path: Path) -> Result:
     return comparison.slim(read(path))
 
 
-def compare(results: Sequence[Result], target: float | None = None) -> list[list[ComparisonRow]]:
+def compare(
+    results: Sequence[Result], target: float | None = None, baseline: str | None = None
+) -> list[list[ComparisonRow]]:
     """Compare what each configuration needed to reach the test accuracy `target`, over all of its seeds.
-    `target`: None for the highest accuracy that all runs of the task reached. Returns one list of rows
-    per task. `analysis.comparison.remarks` reports differences that make runs incomparable."""
+
+    If `target` is None, it is the highest accuracy that all runs of the task reached. `baseline`:
+    setting to which speed-ups refer, as in `analysis.comparison.compare`. Returns one list of rows per
+    task. `analysis.comparison.remarks` reports differences that make runs incomparable. Raises
+    BadInputError if no row has the baseline's setting."""
     from analysis import comparison
 
-    return [
-        comparison.compare(own, target or comparison.common_target(own))
-        for own in comparison.by_task(results).values()
-    ]
+    tasks, refused = [], []
+    for own in comparison.by_task(results).values():
+        level = target or comparison.common_target(own)
+        try:
+            tasks.append(comparison.compare(own, level, baseline))
+        except ValueError as error:
+            refused.append(error)
+            tasks.append(comparison.compare(own, level))
+    if refused and len(refused) == len(tasks):
+        raise BadInputError(f"baseline: {refused[0]}")
+    return tasks
+
+
+def write_table(tasks: Sequence[Sequence[ComparisonRow]], to: str | Path, *, given: bool = True) -> Path:
+    """Write the rows that `compare` returns to a table for a paper; return its path.
+
+    The file type is .csv (all figures), .md (Markdown) or .tex (LaTeX with the package booktabs).
+    `given`: whether you set the target. Raises BadInputError for another file type.
+    """
+    from analysis import paper_tables
+
+    path = writable_table(Path(to))
+    write = paper_tables.FORMATS[path.suffix]
+    path.write_text(write([row for rows in tasks for row in rows], given), encoding="utf-8")
+    return path
+
+
+def writable_table(path: Path) -> Path:
+    """Return `path` if a table can be written there. Raises BadInputError."""
+    from analysis import paper_tables
+
+    if path.suffix not in paper_tables.FORMATS:
+        raise BadInputError(f"--table {path}: expected a name that ends in .csv, .md or .tex")
+    return writable_file(path, "--table")
 
 
 def report(
@@ -95,15 +130,41 @@ def report(
     return path
 
 
-def draw(results: Sequence[Result], to: str | Path) -> Path:
-    """Draw accuracy and timelines of runs to a .png, .pdf or .svg file; return its path. Raises
-    BadInputError for another file type, or if there are no runs."""
-    from analysis.charts import paper, story
+def draw(
+    results: Sequence[Result],
+    to: str | Path,
+    *,
+    chart: str | None = None,
+    target: float | None = None,
+) -> Path:
+    """Draw runs to a .png, .pdf or .svg file; return its path.
+
+    `chart`: a name in `analysis.charts.CHARTS`; None for accuracy and timelines. `target`: test accuracy
+    of the chart `target-reached`; None for the highest that all runs reached. Raises BadInputError for
+    another file type or an unknown chart, or if there are no runs.
+    """
+    from analysis.charts import CHARTS, paper, story
+    from analysis.charts.learning_curves import target_reached
 
     _check_some(results)
     path = writable_figure(Path(to))
-    paper.stack(story.story(results)).savefig(path)
+    if chart is None:
+        figure = paper.stack(story.story(results))
+    else:
+        draws = CHARTS[known_chart(chart)]
+        reached = chart == "target-reached"
+        figure = paper.draw(target_reached(results, target) if reached else draws(results))
+    figure.savefig(path)
     return path
+
+
+def known_chart(name: str) -> str:
+    """Return `name` if there is a chart with this name. Raises BadInputError."""
+    from analysis.charts import CHARTS
+
+    if name not in CHARTS:
+        raise BadInputError(f"--chart {name}: expected one of {', '.join(CHARTS)}")
+    return name
 
 
 def writable_figure(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,18 +43,19 @@ class SweepResult:
         damaged."""
         return tuple(map(read, self.paths))
 
-    def table(self, target: float | None = None) -> pd.DataFrame:
+    def table(self, target: float | None = None, baseline: str | None = None) -> pd.DataFrame:
         """Compare what each configuration needed to reach the test accuracy `target`, over all of its
-        seeds, as `testbed compare` does. `target`: None for the target of the sweep. If the sweep has no
-        target, it is the highest accuracy that all runs of the task reached.
+        seeds, as `testbed compare` does. If `target` is None, it is the target of the sweep; if the
+        sweep has none, it is the highest accuracy that all runs of the task reached. `baseline`: setting
+        to which speed-ups refer; None for that of the first row.
 
-        Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`. An
-        interval such as `time` (s) has the columns `time_mean`, `time_low` and `time_high`."""
-        import pandas as pd
+        Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`, as
+        `analysis.paper_tables.frame` names them."""
+        from analysis import paper_tables
 
-        tasks = results.compare([*map(results.read_slim, self.paths)], target or self.target)
-        table = pd.json_normalize([asdict(row) for rows in tasks for row in rows], sep="_")
-        return table.drop(columns=table.filter(regex="_count$").columns)
+        found = [*map(results.read_slim, self.paths)]
+        tasks = results.compare(found, target or self.target, baseline)
+        return paper_tables.frame([row for rows in tasks for row in rows])
 
 
 def sweep(

@@ -30,7 +30,6 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import RankAgreement
-    from analysis.comparison import ComparisonRow
 
 RunsGiven = Annotated[
     list[str],
@@ -51,6 +50,24 @@ Target = Annotated[
 FigureFile = Annotated[
     Path | None, typer.Option("--figure", help="Draw accuracy and timelines (.png, .pdf or .svg).")
 ]
+ChartName = Annotated[
+    str | None,
+    typer.Option(
+        "--chart",
+        help="Chart that --figure draws in place of accuracy and timelines, such as target-reached.",
+    ),
+]
+TableFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--table", help="Write the table to a .csv, .md or .tex file. Repeatable."),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help="Setting to which speed-ups refer, such as fedavg or 'lr 0.1' (default: that of the first "
+        "row). Each row is compared with the row that has this setting and is otherwise alike."
+    ),
+]
 
 _PANEL = "Many runs"
 
@@ -68,6 +85,8 @@ def sweep(
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     figure: FigureFile = None,
+    table: TableFiles = None,
+    baseline: Baseline = None,
     strict: Strict = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
@@ -76,8 +95,7 @@ def sweep(
     from analysis import summary
     from testbed.api import results, studies
 
-    if figure is not None:
-        results.writable_figure(figure)
+    _check_writable(figure, table)
     with _explaining_interrupt(quiet=as_json):
         done = studies.sweep(
             file,
@@ -91,7 +109,7 @@ def sweep(
     found = [*map(results.read_slim, done.paths)] if figure is None else [*done.runs]
     verdicts = _verdicts(found)
     if found:
-        _compare(found, done.target, as_json=as_json)
+        _compare(found, done.target, baseline, table, as_json=as_json)
         _draw(found, figure, quiet=as_json)
     if done.failed:
         if verdicts:
@@ -100,7 +118,10 @@ def sweep(
         raise RunFailedError(f"{failed} failed; `testbed sweep {file}` makes the missing ones")
     if not as_json:
         folder = done.folder
-        print_last_line(verdicts, f"testbed report {folder} · testbed compare {folder} --figure out.pdf")
+        print_last_line(
+            verdicts,
+            f"testbed report {folder} · testbed compare {folder} --table out.tex --figure out.pdf",
+        )
     if strict and "not valid" in summary.verdicts(found):
         raise typer.Exit(1)
 
@@ -141,19 +162,28 @@ def agree(
 def compare(
     given: RunsGiven,
     target: Target = None,
+    baseline: Baseline = None,
     figure: FigureFile = None,
+    chart: ChartName = None,
+    table: TableFiles = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Compare what configurations needed to reach a target accuracy, over all seeds; draw a figure."""
+    """Compare what configurations needed to reach a target accuracy, over all seeds.
+
+    The results can be written as a table and as a figure for a paper.
+    """
     from testbed.api import results
 
     share = _share(target)
-    if figure is not None:
-        results.writable_figure(figure)
+    _check_writable(figure, table)
+    if chart is not None:
+        if figure is None:
+            raise BadInputError("--chart needs --figure, the file to draw to")
+        results.known_chart(chart)
     found = results.load_all(given, runs, slim=figure is None)
-    _compare(found, share, as_json=as_json)
-    _draw(found, figure, quiet=as_json)
+    _compare(found, share, baseline, table, as_json=as_json)
+    _draw(found, figure, chart, share, quiet=as_json)
 
 
 def report(
@@ -276,41 +306,44 @@ def _show(result: RankAgreement, runtime: str) -> None:
         print_text("No two configurations swap.")
 
 
-def _compare(found: Sequence[load.Run], target: float | None, *, as_json: bool) -> None:
+def _compare(
+    found: Sequence[load.Run],
+    target: float | None,
+    baseline: str | None,
+    tables: Sequence[Path] | None,
+    *,
+    as_json: bool,
+) -> None:
     from analysis import comparison
     from testbed.api import results
 
-    tasks = results.compare(found, target)
+    tasks = results.compare(found, target, baseline)
     remarks = comparison.remarks(found)
+    files = [results.write_table(tasks, path, given=target is not None) for path in tables or ()]
     if as_json:
         every = [dataclasses.asdict(row) for rows in tasks for row in rows]
         shared = {row["target"] for row in every}
-        target = shared.pop() if len(shared) == 1 else None
-        told = {"target": target, "remarks": remarks, "rows": every}
+        told = {"target": shared.pop() if len(shared) == 1 else None, "remarks": remarks, "rows": every}
         console.print_json(told)
         return
     for rows in tasks:
-        print_text(_heading(rows, several=len(tasks) > 1, given=target is not None))
+        name = f"{rows[0].task}: " if len(tasks) > 1 else ""
+        print_text(f"\n{name}{comparison.caption(rows, given=target is not None)}")
         console.show_numbers(*comparison.texts(rows))
     for each in remarks:
         print_text(each)
+    for file in files:
+        remark(f"{file}: written")
 
 
-def _heading(rows: Sequence[ComparisonRow], *, several: bool, given: bool) -> str:
-    """Return the heading of the table for `rows`, which all belong to one task. `several`: whether the
-    heading names the task. `given`: whether the user has set the target."""
-    from analysis import comparison
+def _check_writable(figure: Path | None, tables: Sequence[Path] | None) -> None:
+    """Raise BadInputError if the figure or a table cannot be written."""
+    from testbed.api import results
 
-    target = rows[0].target
-    told = "These runs have no test accuracy, so their losses are compared"
-    if not math.isnan(target):
-        told = f"Needed to reach a test accuracy of {comparison.percent(target)}"
-        if not given:
-            which = "all runs" if all(row.reached == row.runs for row in rows) else "any run"
-            told += f", the highest that {which} reached (compare --target sets another)"
-    if any(row.runs > 1 for row in rows):
-        told += "; ± is half the width of the 95% interval over seeds"
-    return f"\n{f'{rows[0].task}: ' if several else ''}{told}."
+    if figure is not None:
+        results.writable_figure(figure)
+    for path in tables or ():
+        results.writable_table(path)
 
 
 @contextmanager
@@ -334,12 +367,19 @@ def _share(text: str | None) -> float | None:
         raise BadInputError(f"--target {text}: expected an accuracy such as 90% or 0.9") from None
 
 
-def _draw(found: Sequence[load.Run], path: Path | None, *, quiet: bool) -> None:
+def _draw(
+    found: Sequence[load.Run],
+    path: Path | None,
+    chart: str | None = None,
+    target: float | None = None,
+    *,
+    quiet: bool,
+) -> None:
     if path is None:
         return
     from testbed.api import results
 
-    results.draw(found, path)
+    results.draw(found, path, chart=chart, target=target)
     _print(f"{path}: drawn", quiet=quiet)
 
 

@@ -329,10 +329,22 @@ class IntervalOutput(Output):
     """Number of values."""
 
 
+class CostOutput(IntervalOutput):
+    """Cost of the target over seeds. Runs that missed the target are censored: their cost is above what
+    was observed. `mean` is null if there is such a run."""
+
+    median: float | None
+    """Kaplan–Meier median; null if too few runs reached the target."""
+    above: float | None
+    """Lower bound of the median if `median` is null; otherwise null."""
+
+
 class ComparisonRowOutput(Output):
     """A configuration: runs that differ only in their seed."""
 
     name: str
+    settings: dict[str, str]
+    """How the configuration differs from the others: text by setting."""
     task: str
     target: float | None
     """Target accuracy, 0 to 1: the requested one, or the highest accuracy that all runs of the task
@@ -341,14 +353,17 @@ class ComparisonRowOutput(Output):
     """Number of runs."""
     reached: int
     """Number of runs that reached the target."""
-    time: IntervalOutput
-    """Seconds of device time until the target was reached."""
-    rounds: IntervalOutput
-    """Versions of the global model until the target was reached."""
-    updates: IntervalOutput
-    """Applied updates until the target was reached."""
-    bytes: IntervalOutput
-    """Bytes that clients sent until the target was reached."""
+    time: CostOutput
+    """Seconds of device time to the target, interpolated between evaluations."""
+    resolution: float | None
+    """Longest time in seconds between the two evaluations around the target, over the runs; null if no
+    run reached the target."""
+    rounds: CostOutput
+    """Versions of the global model up to the first evaluated one that reached the target."""
+    updates: CostOutput
+    """Updates up to that model."""
+    bytes: CostOutput
+    """Bytes that clients sent up to that model."""
     accuracy: IntervalOutput
     """Test accuracy at the last evaluation, 0 to 1."""
     loss: IntervalOutput
@@ -360,9 +375,11 @@ class ComparisonRowOutput(Output):
     repeats: int
     """Number of runs that the sweep repeated because they were not valid. No other field counts the
     invalid runs."""
+    baseline: str
+    """Name of the configuration that `speed_up` refers to; empty if there is none."""
     speed_up: float | None
-    """Time of the first configuration divided by the time of this one; null if one of them is
-    unknown."""
+    """Time of the baseline divided by the time of this configuration: means, or medians if a run missed
+    the target; null if one of them is unknown."""
 
 
 class ComparisonOutput(Output):

@@ -1,5 +1,6 @@
 """`testbed dashboard`: a page in the browser that shows running and finished runs.
 
+    first_page     the list of runs; names and main facts of runs, until their charts are ready
     web_server     the web server: requests, access, the list of runs, logs
     page           one visitor's document: headers, charts and tables of one or more runs
     header         name, progress and main figures of a run

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from analysis import comparison
 from analysis.charts import CHARTS
 from analysis.charts.action_marks import ActionMarks, marks
-from analysis.charts.chart import Chart
+from analysis.charts.chart import Chart, remarks
 from analysis.charts.lanes import lanes
 from analysis.charts.learning_curves import curves
 from analysis.load import Run
@@ -30,9 +30,9 @@ APART = ("devices", "staleness", "staleness-histogram", "contributions")
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
 """Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
 is measured."""
-_LIVE_LANE_UPDATES = 2_000
-"""Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because a
-browser redraws the lanes twice a second."""
+_LIVE_LANE_UPDATES = 10_000
+"""Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because
+lanes are computed and sent twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files. The time is longer if reading is slow, so that
 `_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
@@ -72,6 +72,8 @@ class Board:
         self.marks: tuple[ActionMarks, ...] = ()
         """Marks of actions on the charts, one entry per column. If there are several runs, a last entry
         has the marks on the charts of all runs."""
+        self.remarks: tuple[tuple[str, ...], ...] = ()
+        """Remarks that are true of several charts, one entry per entry of `marks`."""
         self._due = 0.0
 
     @property
@@ -114,7 +116,8 @@ class Board:
         )
 
     def _compute(self, runs: Sequence[Run]) -> None:
-        self.panels = tuple(self._panels(runs))
+        drawn = tuple(self._panels(runs))
+        self.panels = tuple(replace(one, chart=replace(one.chart, remarks=())) for one in drawn)
         charts = {panel.name: panel.chart for panel in self.panels}
         self.tables = tuple(
             device_table.table(runs[column], charts[f"devices-{column}"], live=self.feeds[column].live)
@@ -122,6 +125,11 @@ class Board:
         )
         together = [runs] if len(runs) > 1 else []
         self.marks = tuple(marks(own) for own in (*([runs[c]] for c in self.columns), *together))
+        places = (*self.columns, *[None] * len(together))
+        alone = len(runs) == 1  # if so, the charts of all runs are the run's
+        self.remarks = tuple(
+            remarks(one.chart for one in drawn if alone or one.column == place) for place in places
+        )
 
     def _panels(self, runs: Sequence[Run]) -> Iterator[Panel]:
         apart = bool(self.columns)
@@ -161,7 +169,7 @@ def chart(name: str, feed: Feed, run: Run) -> Chart:
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s; a waiting device uses less than its share"
         )
     if name in EMULATED and feed.held_samples < feed.samples and not feed.live:
-        return chart.with_note(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")
+        return chart.with_remarks(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")
     if name in APART and feed.held < feed.updates:
-        return chart.with_note(f"the newest {feed.held:,} of {feed.updates:,} updates")
+        return chart.with_remarks(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart

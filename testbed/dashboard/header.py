@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from html import escape
 from math import isnan, nan
+from typing import NamedTuple
 
-from agents import config, events
+from agents import events
 from analysis import summary
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
-from testbed.fidelity.validity import Validity
+from testbed.fidelity.validity import Validity, recorded_reasons
 from testbed.topology import StopSettings
 from testbed.traits import is_simulated
 
@@ -60,22 +61,30 @@ progress { width: 100%; height: 6px; display: block; margin: 4px 0; accent-color
 """
 
 
-def _stop(run: Run) -> config.StopConditions:
+class _Stop(NamedTuple):
+    """Stop conditions of a run, as `config.StopConditions`."""
+
+    after: float | None = None
+    updates: int | None = None
+    target_accuracy: float | None = None
+
+
+def _stop(run: Run) -> _Stop:
     """Return the stop conditions of the run. All conditions are None if they cannot be read,
     because the topology has another version."""
     with suppress(ValueError, TypeError):
-        stop: config.StopConditions = StopSettings.model_validate(run.topology.get("stop")).build()
-        return stop
-    return config.StopConditions(after=None, updates=None, target_accuracy=None)
+        stop = StopSettings.model_validate(run.topology.get("stop")).build()
+        return _Stop(stop.after, stop.updates, stop.target_accuracy)
+    return _Stop()
 
 
-def _time(seconds: float, stop: config.StopConditions, *, running: bool) -> str:
+def _time(seconds: float, stop: _Stop, *, running: bool) -> str:
     if not running or stop.after is None:
         return f"{seconds:,.1f} s"
     return f"{seconds:,.0f} s of {stop.after:,g} s"
 
 
-def _updates(run: Run, count: int, stop: config.StopConditions, *, running: bool) -> str:
+def _updates(run: Run, count: int, stop: _Stop, *, running: bool) -> str:
     limit = f" of {stop.updates:,}" if running and stop.updates is not None else ""
     return f"{count:,}{limit} ({_rate(run, count, running=running):,.1f}/s)"
 
@@ -90,14 +99,14 @@ def _rate(run: Run, count: int, *, running: bool) -> float:
     return recent / window if window else 0.0
 
 
-def _accuracy(accuracy: float, stop: config.StopConditions) -> str:
+def _accuracy(accuracy: float, stop: _Stop) -> str:
     if isnan(accuracy):
         return "–"
     target = "" if stop.target_accuracy is None else f" (target {stop.target_accuracy:.4g})"
     return f"{accuracy:.1%}{target}"
 
 
-def _progress(run: Run, updates: int, stop: config.StopConditions) -> str:
+def _progress(run: Run, updates: int, stop: _Stop) -> str:
     """Return a progress bar, as HTML; empty if the progress is unknown."""
     shares = [
         run.duration / stop.after if stop.after else nan,
@@ -130,7 +139,11 @@ def _validity(run: Run, feed: Feed) -> str:
     judged = run.manifest.get("validity")
     if judged is None and is_simulated(run.manifest.get("runtime")):
         return "simulated"
+    if judged is None and feed.live:
+        notes = run.notes[["at", "message"]].itertuples(index=False)
+        reasons = recorded_reasons([events.Note(at, message) for at, message in notes])
+        return f"not valid so far: {'; '.join(reasons)}" if reasons else "judged at the end"
     if judged is None:
-        return "judged at the end" if feed.live else "unknown"
+        return "unknown"
     validity = Validity.from_dict(judged)
     return ": ".join(filter(None, [validity.verdict, "; ".join(validity.reasons or validity.unjudged)]))

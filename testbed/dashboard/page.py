@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
-from pathlib import Path
 from typing import Any
 
-import jinja2
 from bokeh.document import Document
 from bokeh.events import ConnectionLost
 from bokeh.models import CustomJS
@@ -18,49 +17,58 @@ from analysis import comparison, metrics
 from analysis.charts import screen
 from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
-from testbed.dashboard import device_table
+from testbed.dashboard import device_table, first_page
 from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
 from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
+from testbed.dashboard.first_page import TEMPLATES
 from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
 """Milliseconds between two checks for news on the board."""
+_RETRY_MS = 1000
+"""Milliseconds until the page asks again whether a run has a plan."""
 _FEW_DEVICES = 8
 """Maximum number of devices without controls. If there are more, the page has controls to find and
 sort them."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Number of columns -> characters per line of text in a chart."""
 
-_UNKNOWN = metrics.t_interval([])
-
-_FOLDER = Path(__file__).parent
-TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=True)
+_UNKNOWN = metrics.cost([], [])
 
 
 def fill(document: Document, board: Board, theme: Theme | None) -> None:
     """Show `board` in `document`. If `theme` is None, the page asks the browser for its theme and
     reloads."""
-    names = " ".join(feed.path.name for feed in board.feeds)
-    document.title = f"{names} · testbed"
-    document.template_variables.update(theme=theme, names=names, ink=theme and INKS[theme])
-    document.template = TEMPLATES.get_template("wait.html")
     if theme is None:
+        wait(document, board, theme)
         return
     board.refresh()
     if not board.runs:
-        unreadable = {
-            feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
-        }
-        document.template_variables.update(unreadable=unreadable)
+        wait(document, board, theme, _RETRY_MS)
         return
+    document.title = first_page.title([feed.path for feed in board.feeds])
+    names = " ".join(feed.path.name for feed in board.feeds)
+    document.template_variables.update(theme=theme, names=names, ink=INKS[theme])
     document.template = TEMPLATES.get_template("page.html")
     with document.models.freeze():  # otherwise Bokeh collects all models again after each addition
         view = _PageView(document, board, theme)
     document.add_periodic_callback(view.refresh, _REFRESH_INTERVAL_MS)
     lost = "document.getElementById('lost').hidden = false"
     document.js_on_event(ConnectionLost, CustomJS(code=lost))
+
+
+def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 0) -> None:
+    """Show the first page, which asks again after `retry_ms` milliseconds. If a run of `board` cannot be
+    read, show the reason instead."""
+    document.title = first_page.title([feed.path for feed in board.feeds])
+    document.template = TEMPLATES.get_template("wait.html")
+    known = first_page.variables([feed.path for feed in board.feeds], theme, retry_ms)
+    known["unreadable"] = {
+        feed.path.name: feed.error for feed in board.feeds if feed.error and feed.run is None
+    }
+    document.template_variables.update(known)
 
 
 class _PageView:
@@ -71,24 +79,26 @@ class _PageView:
         self._board = board
         self._shown = board.generation
         self._ink = INKS[theme]
-        self._headers = [self._div(f"header-{column}", f"column-{column}") for column in board.columns]
-        self._tables = [self._div(f"table-{column}", f"column-{column}") for column in board.columns]
-        self._events = [self._div(f"events-{column}", f"column-{column}") for column in board.columns]
+        self._headers = [self._div(f"header-{column}") for column in board.columns]
+        self._tables = [self._div(f"table-{column}") for column in board.columns]
+        self._events = [self._div(f"events-{column}") for column in board.columns]
         if len(board.feeds) > 1:
-            self._events.append(self._div("events", "wide"))
-        self._compared = self._div("compared", "wide")
+            self._events.append(self._div("events"))
+        self._compared = self._div("compared")
         self._many = any(len(table.devices) > _FEW_DEVICES for table in board.tables)
         self._controls()
         wrap = _COLUMN_WRAP[max(1, len(board.columns))]
         self._drawn = {panel.name: screen.draw(panel.chart, theme, wrap) for panel in board.panels}
         for panel in board.panels:
             figure = self._drawn[panel.name].figure
-            figure.update(name=panel.name, css_classes=_classes(panel, len(board.columns)))
+            is_wide = len(board.columns) == 1 and panel.name.startswith("devices")
+            figure.update(name=panel.name, css_classes=["wide"] * is_wide)
             document.add_root(figure)
         self._join_times()
         self._write()
         document.template_variables.update(
             columns=len(board.columns),
+            headers=[div.text for div in self._headers],
             runs=[feed.path.name for feed in board.feeds],
             many=self._many,
             common=[panel.name for panel in board.panels if panel.column is None],
@@ -111,8 +121,8 @@ class _PageView:
         board = self._board
         for column in board.columns:
             self._headers[column].text = header(board.feeds[column], self._names[column])
-        for div, events in zip(self._events, board.marks, strict=True):
-            div.update(text=_events(events), visible=bool(events.marks))
+        for div, events, remarks in zip(self._events, board.marks, board.remarks, strict=True):
+            div.update(text=_events(events, remarks), visible=bool(events.marks or remarks))
         self._write_tables()
         compared = _compared(board) if len(board.feeds) > 1 else ""
         self._compared.update(text=compared, visible=bool(compared))
@@ -141,8 +151,8 @@ class _PageView:
             if self._many:
                 self._document.add_root(widget)
 
-    def _div(self, name: str, *classes: str) -> Div:
-        div = Div(disable_math=True, sizing_mode="stretch_width", css_classes=list(classes))
+    def _div(self, name: str) -> Div:
+        div = Div(disable_math=True, sizing_mode="stretch_width")
         div.update(name=name, styles={"color": self._ink.text})
         self._document.add_root(div)
         return div
@@ -153,15 +163,7 @@ class _PageView:
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
         for first, other in pairs:
-            self._drawn[other].figure.x_range = self._drawn[first].figure.x_range
-
-
-def _classes(panel: Panel, columns: int) -> list[str]:
-    if panel.column is None:
-        return []
-    if columns == 1:
-        return ["wide"] if panel.name.startswith("devices") else []
-    return [f"column-{panel.column}"]
+            self._drawn[other].share_x_range(self._drawn[first])
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
@@ -173,8 +175,8 @@ def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
     return list(kinds.values())
 
 
-def _events(marks: ActionMarks) -> str:
-    return TEMPLATES.get_template("events.html").render(key=marks.key, notes=marks.notes)
+def _events(marks: ActionMarks, remarks: Sequence[str]) -> str:
+    return TEMPLATES.get_template("events.html").render(key=marks.key, remarks=remarks)
 
 
 def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) -> str:

@@ -36,11 +36,13 @@ def main(descriptor: str, runs: str, *named: str) -> None:
     # The page must not disturb runs in real time. Virtual time cannot be disturbed.
     if not named or not all(is_simulated(run.read_manifest().get("runtime")) for run in directories):
         lower_priority()
-    from testbed.dashboard import web_server  # importing Bokeh and pandas takes two seconds
+    from testbed.dashboard import first_page
 
-    web_server.serve(
-        socket.socket(fileno=int(descriptor)), web_server.Site(directories, Path(runs).resolve())
-    )
+    listening = socket.socket(fileno=int(descriptor))
+    visible = first_page.VisibleRuns(directories, Path(runs).resolve())
+    with first_page.served(listening, visible):
+        from testbed.dashboard import web_server  # importing Bokeh and pandas takes two seconds
+    web_server.serve(listening, web_server.Site(visible))
 
 
 def lower_priority() -> None:

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from weakref import WeakValueDictionary
@@ -31,58 +30,30 @@ from analysis.charts.chart import Theme
 from testbed.dashboard import page
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed, is_live
+from testbed.dashboard.first_page import TEMPLATES, VisibleRuns, list_page
 from testbed.errors import BadInputError
 from testbed.run import logs
 from testbed.rundir.directory import RunDirectory
-from testbed.rundir.listing import SORTS, run_row, text_row
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
 """Number of lines at the end of a log that are shown."""
-_NUMBERS = ("devices", "duration", "accuracy")
+_ANSWER_SECONDS = 0.05
+"""Seconds until the charts of a new board are computed, so that the first page is sent before."""
+_KEEP_SECONDS = 60.0
+"""Seconds for which a new board is kept until its visitor requests the charts."""
 _FLUSH_SECONDS = 0.3
 """Seconds to wait at the end, so that sent data can arrive."""
 
 
 class Site:
-    """The runs that visitors may see: the runs in `named`, or all runs in the folder `runs` if `named`
-    is empty."""
+    """The pages of the runs that visitors may see."""
 
-    def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
-        self._named = {directory.run: directory.path for directory in named}
-        self.runs = runs
+    def __init__(self, visible: VisibleRuns) -> None:
+        self.visible = visible
         # Weak references: a feed or board exists as long as a visitor has it open.
         self._feeds = WeakValueDictionary[Path, Feed]()
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
-        self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Run directory -> modification time of its manifest, and its row. Rows of finished runs are
-        cached, because browsers request the list every few seconds."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the list of runs: live runs first, then the newest."""
-        paths = self._named.values() or [path.parent for path in self.runs.glob("*/manifest.json")]
-        rows = sorted(map(self._row, paths), key=lambda row: row["created"] or "", reverse=True)
-        return sorted(rows, key=lambda row: row["outcome"] != "running")
-
-    def _row(self, path: Path) -> dict[str, Any]:
-        directory = RunDirectory(path)
-        try:
-            changed = directory.manifest.stat().st_mtime
-        except OSError:
-            changed = 0.0
-        if self._rows.get(path, (None,))[0] != changed:
-            self._rows[path] = changed, run_row(directory)
-        latest = self._rows[path][1]
-        if latest["outcome"] in ("running", "unreadable"):
-            del self._rows[path]
-        return latest
-
-    def path(self, run: str) -> Path | None:
-        """Return the directory of `run`; None if visitors may not see it."""
-        if self._named:
-            return self._named.get(run)
-        paths = {path.parent.name: path.parent for path in self.runs.glob("*/manifest.json")}
-        return paths.get(run)
 
     def board(self, paths: tuple[Path, ...]) -> Board:
         """Return the board of the run directories `paths`. All visitors get the same board."""
@@ -103,13 +74,24 @@ class Site:
         request = getattr(document.session_context, "request", None)
         query = request.arguments if request is not None else {}
         names = list(dict.fromkeys(name.decode(errors="replace") for name in query.get("run", ())))
-        paths = [path for path in map(self.path, names) if path is not None]
+        paths = [path for path in map(self.visible.path, names) if path is not None]
         theme = query.get("theme", [b""])[0].decode(errors="replace")
         if not paths or len(paths) < len(names):
-            document.template = page.TEMPLATES.get_template("unknown.html")
+            document.template = TEMPLATES.get_template("unknown.html")
             return
         known = cast(Theme, theme) if theme in ("light", "dark") else None
-        page.fill(document, self.board(tuple(paths)), known)
+        board = self.board(tuple(paths))
+        if board.generation >= 0:
+            page.fill(document, board, known)
+            return
+        page.wait(document, board, known)
+        IOLoop.current().call_later(_ANSWER_SECONDS, _prepare, board)
+
+
+def _prepare(board: Board) -> None:
+    """Compute the charts of a new board, and keep it until its visitor requests them."""
+    board.refresh()
+    IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 
 
 class _ListHandler(tornado.web.RequestHandler):
@@ -119,24 +101,7 @@ class _ListHandler(tornado.web.RequestHandler):
         self._site = site
 
     def get(self) -> None:
-        rows = [(row, text_row(row)) for row in self._site.rows()]
-        template = page.TEMPLATES.get_template("list.html")
-        self.write(
-            template.render(
-                rows=rows,
-                folder=self._site.runs,
-                headings=("run", *(name for name in SORTS if name != "run")),
-                numbers=_NUMBERS,
-                plain=("started", "rule", "task", "runtime", "outcome"),
-                keys=_sorted_by,
-            )
-        )
-
-
-def _sorted_by(row: dict[str, Any], name: str) -> str:
-    """Return the value by which a browser sorts a cell; empty if the value is unknown."""
-    value = row["created" if name == "started" else name]
-    return "" if value is None else str(value)
+        self.write(list_page(self._site.visible))
 
 
 class _LogsHandler(tornado.web.RequestHandler):
@@ -148,14 +113,14 @@ class _LogsHandler(tornado.web.RequestHandler):
     async def get(self) -> None:
         run = self.get_query_argument("run", "")
         component = self.get_query_argument("component", None)
-        path = self._site.path(run)
+        path = self._site.visible.path(run)
         if path is None:
             self.set_status(404)
-            self.write(page.TEMPLATES.get_template("unknown.html").render())
+            self.write(TEMPLATES.get_template("unknown.html").render())
             return
         # In a thread, because logs may come from a container engine.
         names, shown, text = await IOLoop.current().run_in_executor(None, _logs, path, component)
-        template = page.TEMPLATES.get_template("logs.html")
+        template = TEMPLATES.get_template("logs.html")
         live = is_live(path)
         self.write(
             template.render(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+_CHANNELS = (1, 3, 4)
+"""Possible numbers of channels of an image: grey, colour, colour with opacity."""
 _ID_DIGITS = 20
 """Number of digits to which a client's number is padded to become a name. All numbers of 64 bits fit."""
 
@@ -50,6 +52,9 @@ class RawSplit:
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
     """Function that takes names of columns and yields batches of rows. A batch is column -> Arrow or
     numpy array."""
+    fixed: bool = False
+    """Whether the arrays keep their shape. Otherwise channels come first, and one-hot labels become
+    classes."""
 
 
 @dataclass(slots=True)
@@ -88,6 +93,8 @@ class DecodedSplit:
     if no column names the client."""
     client_names: tuple[str, ...]
     """Names of the clients, sorted."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about shapes that were changed."""
 
 
 def read(
@@ -115,10 +122,16 @@ def read(
     labels: list[Array] = []
     owners: list[Array] = []
     names, clients, done = Names(), Names(), 0
+    changes: dict[str, None] = {}
     columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
     for batch in split.batches(columns):
         arrays = [_input(batch[name], data, f"{split.name}, column {name}", done) for name in inputs]
         some = _inputs(arrays, data, split.name, done)
+        if not split.fixed and _has_channels_last(some):
+            ordered = _channels_first(some)
+            before, after = _shape(some.shape[1:]), _shape(ordered.shape[1:])
+            changes[f"Images of shape {before} have their channels last: models get {after}."] = None
+            some = ordered
         if x is None:
             x = np.empty((split.rows, *some.shape[1:]), some.dtype)
         if some.shape[1:] != x.shape[1:]:
@@ -134,6 +147,8 @@ def read(
                 raise DataError(
                     "label", f"{place} holds {column.dtype}, but the training samples have texts"
                 )
+            if not split.fixed and column.shape[1:] == (1,) and column.dtype.kind in "iubU":
+                column = column[:, 0]
             labels.append(_labels(column, data, names, place, done, named=bool(train and train.classes)))
         if data.client is not None:
             column = _array(batch[data.client], data, f"{split.name}, column {data.client}", done)
@@ -145,11 +160,36 @@ def read(
     if labels:
         y = np.concatenate(labels)
         y = _as_classes(y, names, train, split.name) if names.known else y
+        if not split.fixed and (train is None or train.shard.y.ndim == 1) and _is_one_hot(y):
+            changes[f"Labels are one-hot: they become classes 0 to {y.shape[1] - 1}."] = None
+            y = y.argmax(axis=1)
     else:
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
     codes = clients.order(np.concatenate(owners)) if owners else None
-    return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known))
+    return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known), tuple(changes))
+
+
+def _has_channels_last(x: Array) -> bool:
+    """Whether `x` has images of shape (height, width, channels)."""
+    if x.ndim != 4 or x.dtype.kind not in "uf":
+        return False
+    _, *sides, channels = x.shape
+    return channels in _CHANNELS and min(sides) > max(_CHANNELS)
+
+
+def _channels_first(x: Array) -> Array:
+    """Convert images of shape (n, height, width, channels) to (n, height, width) in grey, otherwise to
+    (n, channels, height, width)."""
+    return x[..., 0] if x.shape[-1] == 1 else x.transpose(0, 3, 1, 2)
+
+
+def _is_one_hot(y: Array) -> bool:
+    """Whether each row of `y` has one 1 and otherwise 0."""
+    if y.ndim != 2 or y.shape[1] < 2:
+        return False
+    ones = y == 1
+    return bool((ones | (y == 0)).all() and (ones.sum(axis=1) == 1).all())
 
 
 def _as_classes(
@@ -300,73 +340,113 @@ def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
         if column.dtype.kind in "OS":
             raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
         return column
+    return _array_of_values(column, data, place, lambda index: first + index)
+
+
+def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[[int], int]) -> Array:
+    """Convert Arrow values to an array. `row`: function that returns the row in the file of the value at
+    an index."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if isinstance(column, pa.ExtensionArray):  # the hub's arrays of several dimensions
         column = column.storage
-    kind = column.type
     if column.null_count:
-        row = column.is_null().to_pylist().index(True)
-        raise DataError(None, f"{place}, row {first + row}: value is missing")
+        index = column.is_null().to_pylist().index(True)
+        raise DataError(None, f"{place}, row {row(index)}: value is missing")
+    column = _common_type(column)
+    kind = column.type
     if pa.types.is_dictionary(kind):
-        return _array(column.dictionary_decode(), data, place, first)
+        return _array_of_values(column.dictionary_decode(), data, place, row)
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        return _images(column.field("bytes").to_pylist(), place, first)
+        return _images(column.field("bytes").to_pylist(), place, row)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _images(column.to_pylist(), place, first)
+        return _images(column.to_pylist(), place, row)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         texts = column.to_pylist()
         return np.array(texts, f"<U{max(1, max(map(len, texts), default=1))}")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists(column, data, place, first)
+        return _lists(column, data, place, row)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     raise DataError("input", f"{place} holds {kind}, expected images, texts, numbers, or lists of these")
 
 
-def _lists(column: Any, data: DataSettings, place: str, first: int) -> Array:
+def _common_type(column: Any) -> Any:
+    """Cast a column of a rare type to the usual type with the same values.
+
+    Decimals become float64. Times become seconds (float64): dates and timestamps since 1970-01-01 UTC,
+    times of day since midnight."""
+    import pyarrow as pa
+
+    kind, types = column.type, pa.types
+    if types.is_string_view(kind):
+        return column.cast(pa.large_string())
+    if types.is_binary_view(kind) or types.is_fixed_size_binary(kind):
+        return column.cast(pa.large_binary())
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        return column.cast(pa.large_list(kind.value_type))
+    if types.is_decimal(kind):
+        return column.cast(pa.float64())
+    if types.is_timestamp(kind) or types.is_date(kind):
+        column = column.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
+    elif types.is_time(kind):
+        column = column.cast(pa.time64("us"), safe=False)
+    elif types.is_duration(kind):
+        column = column.cast(pa.duration("us"), safe=False)
+    else:
+        return column
+    return pa.array(column.cast(pa.int64()).to_numpy() / 1e6)
+
+
+def _lists(column: Any, data: DataSettings, place: str, row: Callable[[int], int]) -> Array:
     from pyarrow import compute
 
     values = column.flatten()
     lengths = np.asarray(compute.list_value_length(column).to_numpy(zero_copy_only=False), np.int64)
-    inner = _array(values, data, place, first)
+    ends = np.cumsum(lengths)
+
+    def row_of_value(index: int) -> int:
+        return row(int(np.searchsorted(ends, index, side="right")))
+
+    inner = _array_of_values(values, data, place, row_of_value)
     wanted = data.length
     if len(set(lengths.tolist())) == 1 and wanted in (None, int(lengths[0])):
         return inner.reshape(len(lengths), int(lengths[0]), *inner.shape[1:])
     if wanted is None:
-        row = int(np.argmax(lengths != lengths[0]))
+        index = int(np.argmax(lengths != lengths[0]))
         raise DataError(
             "length",
-            f"{place}, row {first + row}: {lengths[row]} values where another has {lengths[0]}: add "
+            f"{place}, row {row(index)}: {lengths[index]} values where another has {lengths[0]}: add "
             f"length, such as length: {lengths.max()}; longer lists are cut, shorter ones padded",
         )
     filled = np.zeros((len(lengths), wanted, *inner.shape[1:]), inner.dtype)
-    begins = np.cumsum(lengths) - lengths
-    for row, (begin, length) in enumerate(zip(begins.tolist(), lengths.tolist(), strict=True)):
-        kept = min(length, wanted)
-        filled[row, :kept] = inner[begin : begin + kept]
+    for index, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        begin, kept = end - length, min(length, wanted)
+        filled[index, :kept] = inner[begin : begin + kept]
     return filled
 
 
-def _images(encoded: Iterable[bytes | None], place: str, first: int) -> Array:
-    """Decode images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour."""
+def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], int]) -> Array:
+    """Decode images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour.
+
+    `row`: as in `_array_of_values`."""
     import PIL.Image
 
     decoded: list[Array] = []
-    for row, content in enumerate(encoded):
+    for index, content in enumerate(encoded):
         if content is None:
-            raise DataError(None, f"{place}, row {first + row}: holds only the path of an image")
+            raise DataError(None, f"{place}, row {row(index)}: holds only the path of an image")
         try:
             image = PIL.Image.open(io.BytesIO(content))
             one = np.asarray(_in_bytes(image))
         except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(None, f"{place}, row {first + row}: {error}") from error
+            raise DataError(None, f"{place}, row {row(index)}: {error}") from error
         if decoded and one.ndim < decoded[0].ndim:  # a grey image among colour images
             one = np.asarray(image.convert("RGB"))
         if decoded and one.shape != decoded[0].shape:
-            raise DataError("input", _unequal(place, first + row, decoded[0].shape, one.shape))
+            raise DataError("input", _unequal(place, row(index), decoded[0].shape, one.shape))
         decoded.append(one)
     stacked = np.stack(decoded)
     if stacked.ndim == 4:  # channels first, as torch's convolutions expect

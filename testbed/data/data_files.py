@@ -39,11 +39,18 @@ class Splits:
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     validation: tuple[Path, ...]
+    in_one_file: bool = False
+    """Whether all splits are in one .npz file. Then the name of each array contains its split:
+    `train_images` or `x_train`."""
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files."""
-        return (*self.train, *self.test, *self.validation)
+        return tuple(dict.fromkeys((*self.train, *self.test, *self.validation)))
+
+    def named(self, split: str | None) -> str | None:
+        """Return the parameter `name` of `open_split` for `split`."""
+        return split if self.in_one_file else None
 
 
 def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
@@ -73,7 +80,7 @@ def local_splits(data: DataSettings, root: Path | None) -> Splits | None:
 
 def _in_folder(folder: Path, data: DataSettings) -> Splits:
     if folder.is_file():
-        return Splits((folder,), (), ())
+        return _in_file(folder, data)
     train, test, validation = (
         () if split is None else _split_files(folder, split)
         for split in (data.train, data.test, data.validation)
@@ -81,7 +88,35 @@ def _in_folder(folder: Path, data: DataSettings) -> Splits:
     if data.path is not None and not (train or test):  # no splits: all samples are for training
         tables = (_glob(folder, f"*.{kind}") for kind in _TABLES)
         train = next(filter(None, tables), ()) or _class_folders(folder)
+        if len(train) == 1:
+            return _in_file(train[0], data)
     return Splits(train, test, validation)
+
+
+def _in_file(path: Path, data: DataSettings) -> Splits:
+    """Return the splits of a dataset that consists of one file. Raises DataError."""
+    whole = Splits((path,), (), ())
+    if path.suffix != ".npz":
+        return whole
+    names, inputs = set(_array_names(path)), data.input or ()
+
+    def files(split: str | None) -> tuple[Path, ...]:
+        columns = () if split is None else _columns_of_split(names, split)
+        return (path,) if all(name in columns for name in inputs) else ()
+
+    if names.intersection(inputs) or not files(data.train):
+        return whole
+    return Splits(files(data.train), files(data.test), files(data.validation), in_one_file=True)
+
+
+def _columns_of_split(names: Iterable[str], split: str) -> dict[str, str]:
+    """Return the names of the arrays of `split` by column. In the split `train`, the array
+    `train_images` is the column `images`, and `x_train` is the column `x`."""
+    return {
+        name.removeprefix(f"{split}_").removesuffix(f"_{split}"): name
+        for name in names
+        if name.startswith(f"{split}_") or name.endswith(f"_{split}")
+    }
 
 
 def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
@@ -107,9 +142,12 @@ def _no_files_message(folder: Path, data: DataSettings) -> str:
     )
 
 
-def open_split(paths: Sequence[Path]) -> RawSplit:
-    """Open the samples in the files `paths`, in this order. All files must have the same type. Raises
-    DataError."""
+def open_split(paths: Sequence[Path], name: str | None = None) -> RawSplit:
+    """Open the samples in the files `paths`, in this order. All files must have the same type.
+
+    `name`: name of the split if one .npz file has all splits, else None. Raises DataError."""
+    if name is not None:
+        return _npz_of_splits(paths[0], name)
     openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
     if len(openers) == 1 and (opener := openers.pop()) is not None:
         return opener(paths)
@@ -139,6 +177,15 @@ def _parquet(paths: Sequence[Path]) -> RawSplit:
                 raise DataError(None, f"{path}: not readable ({_first_line(error)})") from error
 
     return RawSplit(_split_name(paths), rows, columns, batches)
+
+
+def _npz_of_splits(path: Path, split: str) -> RawSplit:
+    """Open one split of a .npz file that has several."""
+    arrays = _arrays(path, list(_columns_of_split(_array_names(path), split).values()))
+    return split_of_arrays(
+        f"{path}, split {split}",
+        {name: arrays[key] for name, key in _columns_of_split(arrays, split).items()},
+    )
 
 
 def _npz(paths: Sequence[Path]) -> RawSplit:
@@ -210,25 +257,41 @@ _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {
 """File type -> function that opens a split of files of that type."""
 
 
-def split_of_arrays(name: str, arrays: Mapping[str, Any]) -> RawSplit:
-    """Return the samples in `arrays`: column -> numpy array. `name`: name of the data in errors. Raises
-    DataError."""
-    return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]))
+def split_of_arrays(name: str, arrays: Mapping[str, Any], *, fixed: bool = False) -> RawSplit:
+    """Return the samples in `arrays`: column -> numpy array.
+
+    `name`: name of the data in errors. `fixed`: as in `RawSplit`. Raises DataError."""
+    return RawSplit(name, _rows(name, arrays), {name: tuple(arrays)}, lambda _: iter([arrays]), fixed)
 
 
 def _rows(name: str, arrays: Mapping[str, Any]) -> int:
     lengths = {key: array.shape[:1] for key, array in arrays.items()}
     if len(set(lengths.values())) != 1 or () in lengths.values():
         told = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
-        raise DataError(None, f"{name}: expected arrays with a row for each sample, found {told}")
+        hint = "; to read x_train and x_test as splits, set input: x" * any(
+            "train" in key for key in arrays
+        )
+        raise DataError(None, f"{name}: expected arrays with a row for each sample, found {told}{hint}")
     rows: int = next(iter(lengths.values()))[0]
     return rows
 
 
-def _arrays(path: Path) -> dict[str, Any]:
+def _array_names(path: Path) -> list[str]:
+    with _npz_errors(path), np.load(path, allow_pickle=False) as file:
+        return list(file.files)
+
+
+def _arrays(path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the arrays named `wanted`; None for all."""
+    with _npz_errors(path), np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in (file.files if wanted is None else wanted)}
+
+
+@contextlib.contextmanager
+def _npz_errors(path: Path) -> Iterator[None]:
+    """Convert errors of reading the .npz file `path` to DataError."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        yield
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise DataError(
             None, f"{path}: not readable as .npz without pickled objects ({_first_line(error)})"

@@ -51,7 +51,7 @@ class Dataset:
     """Number of the client that each sample of `train` belongs to, from 0, shape (n,); None if
     unknown."""
     remarks: tuple[str, ...] = ()
-    """Sentences about training samples that were set aside."""
+    """Sentences about training samples that were set aside, and about changed shapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,17 @@ class Columns:
         )
 
     def _facts(self) -> tuple[object, ...]:
-        return self.data, Path(columns.__file__).read_bytes(), _SPLIT_VERSION
+        sources = (Path(file).read_bytes() for file in (columns.__file__, data_files.__file__))
+        return self.data, *sources, _SPLIT_VERSION
 
     def _read_files(self, splits: data_files.Splits, report: Report) -> Dataset:
-        test, validation = (
-            data_files.open_split(paths) if paths else None for paths in (splits.test, splits.validation)
+        names = (self.data.train, self.data.test, self.data.validation)
+        train, test, validation = (
+            data_files.open_split(paths, splits.named(name)) if paths else None
+            for paths, name in zip((splits.train, splits.test, splits.validation), names, strict=True)
         )
-        return self.read(data_files.open_split(splits.train), test, validation, report)
+        assert train is not None  # noqa: S101  (`local_splits` found them)
+        return self.read(train, test, validation, report)
 
     def _fetch(self, report: Report) -> Dataset:
         data = self.data
@@ -145,7 +149,8 @@ class Columns:
             _check_alike(samples.shard, shard, split.name)
             return shard
 
-        return _split(samples, decode_other(test), decode_other(validation), data.split)
+        whole = _split(samples, decode_other(test), decode_other(validation), data.split)
+        return replace(whole, remarks=(*samples.remarks, *whole.remarks))
 
 
 _SPLIT_VERSION = 1
@@ -293,7 +298,7 @@ class TaskDataset:
         except ValueError as error:
             raise DataError(None, str(error)) from error
         train, test, validation = (
-            data_files.split_of_arrays(f"{split} of its dataset()", splits[split])
+            data_files.split_of_arrays(f"{split} of its dataset()", splits[split], fixed=True)
             if split in splits
             else None
             for split in ("train", "test", "validation")

@@ -14,7 +14,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agents.events import Disrupted, WrongSum
+from agents.events import Disrupted, Note, WrongSum
 from agents.texts import quantity
 from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
@@ -74,6 +74,8 @@ _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
 link."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
 """Names of a link's figures in a sentence."""
+_DOUBT = ": this run will not be valid"
+"""End of a note with a reason that already stands against the whole run."""
 _STEP_LATE_SECONDS = 0.5
 """Maximum lateness of a step of the scenario, in seconds. A change of many devices takes some tenths of
 a second, and samples of its effect are a second apart."""
@@ -200,12 +202,7 @@ def verdict(
     ]
     reasons += _clock_errors(fidelity)
     reasons += _disruption_reasons(disruptions)
-    if wrong_sums:
-        first = wrong_sums[0]
-        reasons.append(
-            f"a sum of masked updates was wrong at {first.at:.1f} s "
-            f"({first.senders}){_more_text(len(wrong_sums))}"
-        )
+    reasons += _wrong_sum_reasons(wrong_sums)
     if failures:
         reasons.append(f"{failures[0]}{_more_text(len(failures))}")
     unjudged = [*_unjudged(host, fidelity)]
@@ -214,6 +211,20 @@ def verdict(
         if _seconds(known) < _MIN_SECONDS:
             unjudged.append(f"{name}: its load was sampled for {_seconds(known):.1f} s: too short")
     return Validity(tuple(reasons), tuple(unjudged))
+
+
+def doubt_note(doubt: str) -> str:
+    """Return the text of a note that says during a run that it will not be valid, because of `doubt`."""
+    return f"{doubt}{_DOUBT}"
+
+
+def recorded_reasons(records: Sequence[Note | Disrupted | WrongSum]) -> tuple[str, ...]:
+    """Return the reasons against a run that its records already show while it is running."""
+    notes = [record.message for record in records if isinstance(record, Note)]
+    doubts = [note.removesuffix(_DOUBT) for note in notes if note.endswith(_DOUBT)]
+    disruptions = [record for record in records if isinstance(record, Disrupted)]
+    wrong = [record for record in records if isinstance(record, WrongSum)]
+    return (*dict.fromkeys(doubts), *_disruption_reasons(disruptions), *_wrong_sum_reasons(wrong))
 
 
 def load(host: Sequence[HostSample]) -> Iterator[str]:
@@ -444,6 +455,13 @@ def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
     for reason, found in spans.items():
         since, at = max(found, key=lambda span: span[1] - span[0])
         yield f"{reason} from {since:.1f} to {at:.1f} s{_more_text(len(found))}"
+
+
+def _wrong_sum_reasons(wrong: Sequence[WrongSum]) -> Iterator[str]:
+    if wrong:
+        first = wrong[0]
+        more = _more_text(len(wrong))
+        yield f"a sum of masked updates was wrong at {first.at:.1f} s ({first.senders}){more}"
 
 
 def _more_text(count: int) -> str:

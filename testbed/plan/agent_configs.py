@@ -25,7 +25,7 @@ from agents.config import (
 )
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
-from agents.rules.interface import ClientSide
+from agents.rules.client_half import ClientSide, elements
 from agents.tasks.interface import Task
 from agents.timing import durations
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
@@ -161,14 +161,27 @@ def broker_limits(topology: Topology) -> BrokerLimits:
         beside = (secure.updates + devices) / (secure.needed - secure.colluding)
         hostile = max(1, secure.colluding)
     # Numbers in buffers may have 8 bytes.
-    numbers = model_check.check(topology) + model_check.buffers(topology)
+    numbers = model_check.check(topology) + model_check.buffers(topology) + max(own_elements(topology))
     return BrokerLimits.for_run(numbers, devices, beside, hostile)
 
 
+def own_elements(topology: Topology) -> tuple[int, int]:
+    """Return the number of elements in the vectors that the rule sends with each model, and in those
+    that a client sends with each update."""
+    side: ClientSide = topology.rule.build().client_side
+    if not side.model_vectors and not side.update_vectors:
+        return 0, 0
+    parameters = model_check.check(topology) - model_check.buffers(topology)
+    return elements(side.model_vectors, parameters), elements(side.update_vectors, parameters)
+
+
 def keeps_models(topology: Topology, plan: Plan) -> bool:
-    """Whether the aggregator must keep the models that it sends, because updates come back encoded as
-    differences to these models."""
-    kind = topology.rule.build().client_side.kind
+    """Whether the aggregator must keep the models that it sends, because the rule compares updates with
+    these models, or because updates come back encoded as differences to them."""
+    rule = topology.rule.build()
+    if rule.keeps_bases:
+        return True
+    kind = rule.client_side.kind
     encoded = any(pipeline.STEPS[step.name].field is not None for step in update_steps(topology, plan))
     return encoded and kind in ("model", "residual")  # the first residual is a model
 
@@ -209,16 +222,17 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
         spec.directory.disk(device.name).mkdir(parents=True, exist_ok=True)
     topology, parameters = spec.topology, model_check.check(spec.topology)
     expected = rounds.estimate_rounds(topology, spec.plan, parameters, spec.samples)
-    slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * parameters
+    downlink, _ = own_elements(topology)
+    slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * (parameters + downlink)
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
-    for device in spec.plan.devices:
-        setup = client_setup(spec, device, common)
+    for index, device in enumerate(spec.plan.devices):
+        setup = client_setup(spec, device, index, common)
         client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
-        dump(replace(client, buffers=buffers), file(device.name))
+        dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
 
@@ -313,14 +327,17 @@ def _aggregator(
     )
 
 
-def client_setup(spec: RunSpec, device: PlannedDevice, common: Sequence[Named]) -> ClientSetup:
+def client_setup(
+    spec: RunSpec, device: PlannedDevice, index: int, common: Sequence[Named]
+) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps of all devices.
     """
     return ClientSetup(
         run=spec.directory.run,
         client=device.name,
+        index=index,
         seed=spec.topology.seed,
         rule=spec.topology.rule.named,
         local=device.local,
@@ -341,6 +358,7 @@ def _client(
 ) -> ClientConfig:
     disk = places.path(spec.directory.disk(device.name), DISK)
     side: ClientSide = spec.topology.rule.build().client_side
+    remembers = side.kind == "residual" or bool(side.memory) or spec.topology.task.build().fits
     return ClientConfig(
         setup=setup,
         broker=account.at(*places.client_broker(device.name), places.certificate),
@@ -350,7 +368,7 @@ def _client(
         parameters=parameters,
         start=_initial_model(spec, places),
         dilation=device.dilation,
-        memory=f"{disk}/memory.safetensors" if side.kind == "residual" else None,
+        memory=f"{disk}/memory.safetensors" if remembers else None,
         outbox=disk,
         begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,

@@ -53,7 +53,8 @@ def plan(
     `oversubscribe` is true, it also raises BadInputError if the devices request more than there is.
     """
     found = traits(runtime)
-    reserved = memory.server_memory(catalog.model, len(topology.device_names))
+    message = memory.message(catalog.model, topology.rule.build().client_side)
+    reserved = memory.server_memory(message, len(topology.device_names))
     groups = _groups(topology, found, host, catalog, reserved)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     made = Plan(

@@ -16,6 +16,7 @@ from agents.config import LocalTraining, Named
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import NO_EXCHANGE, ClientContext, ExchangeCost
+from agents.rules.client_half import ClientSide, elements, sizes
 from agents.tasks.interface import Task
 from agents.wire import payloads
 from testbed.host import cache
@@ -242,12 +243,14 @@ def message_sizes(
     buffers: Buffers = NONE,
     steps: Sequence[Named] = (),
     clients: Sequence[str] = (),
+    side: ClientSide | None = None,
 ) -> tuple[int, int]:
     """Return the sizes of a model and of an update on the wire, in bytes. The update has passed the
     pipeline `steps`.
 
-    `clients`: names of all clients. Each number in a header counts as one digit; real headers of updates
-    are `DIGITS` bytes longer.
+    `clients`: names of all clients. `side`: the rule's requirements on clients, which name the vectors
+    that the rule sends; None if the rule sends none. Each number in a header counts as one digit; real
+    headers of updates are `DIGITS` bytes longer.
     """
     vector, encoded = w, None
     encoding = [step for step in steps if pipeline.STEPS[step.name].field is not None]
@@ -258,14 +261,30 @@ def message_sizes(
         rng=lambda *_: np.random.default_rng(0),
         simulated=True,
     )
+    side = side or ClientSide()
+    own: dict[str, Vector | payloads.Encoded] = {
+        name: np.zeros(size, np.float32) for name, size in sizes(side.update_vectors, w.size).items()
+    }
     for step in pipeline.build_client_steps(encoding, context):
+        for name in side.compressed:
+            zeros = np.zeros(elements({name: side.update_vectors[name]}, w.size), np.float32)
+            if (part := step.for_vector(zeros.size)) is not None:
+                own[name] = part.apply(zeros, 0, 0)
         if step.simulated_exchange is not None:
             step.simulated_exchange.prepare(0, clients, 0)
         made = step.apply(np.zeros_like(w), 0, 0)
         if isinstance(made, payloads.Encoded):
             vector, encoded = np.zeros(0, np.float32), made
     model = payloads.ModelMessage(
-        run=run, version=0, dispatch=0, schema=schema, vector=w, buffers=buffers
+        run=run,
+        version=0,
+        dispatch=0,
+        schema=schema,
+        vector=w,
+        buffers=buffers,
+        vectors={
+            name: np.zeros(size, np.float32) for name, size in sizes(side.model_vectors, w.size).items()
+        },
     )
     update = payloads.UpdateMessage(
         run=run,
@@ -286,6 +305,7 @@ def message_sizes(
         vector=vector,
         encoded=encoded,
         buffers=buffers,
+        vectors=own,
     )
     return _size(model), _size(update)
 

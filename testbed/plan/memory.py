@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agents import pipeline
 from agents.config import LocalTraining, Named
-from agents.rules.interface import ClientSide
+from agents.rules.client_half import ClientSide, elements
 
 _MIB = 2**20
 _CLIENT, _AGGREGATOR, _BROKER = 280 * _MIB, 320 * _MIB, 64 * _MIB
@@ -43,17 +43,28 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
     A client holds six vectors of the model's size: the parameters, the gradient, the received model, the
     end point, the difference, and one in reserve. It also holds the state of the optimizer and the
     memory of the pipeline steps. If a proximal term or clipping needs the starting point, or if the rule
-    keeps a memory on the client, it holds these, too.
+    keeps a memory on the client, adds terms to the objective or sends vectors of its own, it holds
+    these, too.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
     remembers = side.kind == "residual"
-    own = _CLIENT + model * (6 + kept + near + 2 * remembers)
+    own = _CLIENT + model * (6 + kept + near + 2 * remembers + 2 * side.adds_terms)
+    own += 4 * (elements(side.model_vectors, model // 4) + elements(side.update_vectors, model // 4))
+    own += 3 * 4 * elements(side.memory, model // 4)
     return own + sum(pipeline.build_step(step).memory(model, remembers=remembers) for step in steps)
 
 
+def message(model: int, side: ClientSide) -> int:
+    """Return the size in bytes of a model or of an update, whichever is larger, with the rule's own
+    vectors."""
+    beside = (side.model_vectors, side.update_vectors)
+    return model + 4 * max(elements(vectors, model // 4) for vectors in beside)
+
+
 def aggregator(model: int, devices: int) -> int:
-    """Return the memory of the aggregator, in bytes.
+    """Return the memory of the aggregator, in bytes. `model`: size in bytes of a model or of an update,
+    whichever is larger.
 
     The aggregator holds six vectors of the model's size: the model, the rule's sum, the evaluation's
     model and its source, the model being sent, and one in reserve. It also holds an incoming update per

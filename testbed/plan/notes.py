@@ -35,7 +35,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
     if plan.traits.cgroups:
         model = catalog.model
         side: ClientSide = topology.rule.build().client_side
-        reserved, steps = memory.server_memory(model, len(plan.devices)), topology.update_steps
+        message, steps = memory.message(model, side), topology.update_steps
+        reserved = memory.server_memory(message, len(plan.devices))
         for group, device in groups:
             yield from _memory_notes(group, device, catalog.profile(group.profile), host, reserved)
         for group, device in groups:

@@ -16,6 +16,7 @@ import numpy as np
 from agents import pipeline
 from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
+from agents.rules.interface import ClientSide
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import name_list
 from testbed.plan import costs
@@ -66,16 +67,17 @@ def estimate_rounds(
     None if the numbers are not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
+    side: ClientSide = topology.rule.build().client_side
     exchanged = sum(pipeline.build_step(step).exchanged_bytes(parameters) for step in common)
     sizes: dict[str, tuple[int, int]] = {}
     for device in plan.devices:
         if repr(device.steps) not in sizes:
             names = topology.device_names
             steps = [*device.steps, *common]
-            down, up = message_sizes("run", "0" * 64, w, steps=steps, clients=names)
+            down, up = message_sizes("run", "0" * 64, w, steps=steps, clients=names, side=side)
             sizes[repr(device.steps)] = down + exchanged, up + exchanged
     server = AccessLink() if topology.server.link is None else topology.server.link.plain()
-    one_step = topology.rule.build().client_side.kind == "gradient"
+    one_step = side.kind == "gradient"
     flops = topology.task.flops_per_step if plan.traits.simulated else None  # else the CPU share decides
     cost = replace(costs.step_cost(plan.virtual, flops), time=_step_time(topology, plan))
     idle = {*topology.idle_devices(samples or {})}

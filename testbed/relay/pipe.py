@@ -29,7 +29,7 @@ _QUEUE_SECONDS = 0.2
 (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
-"""Maximum number of bytes to hand over at a time. The limit also applies to the fastest link."""
+"""Maximum payload of an item in bytes, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
 """Maximum number of bytes in the pipe, including those in flight, if no rate limits them."""
 
@@ -99,8 +99,8 @@ class LinkPipe(Generic[T]):
 
     @property
     def piece(self) -> int:
-        """Maximum size of the payload to hand over at a time, in bytes. The bucket lets this size pass
-        at once."""
+        """Maximum payload of an item, in bytes. A full token bucket has enough tokens for an item of
+        this size."""
         if self._shape.rate is None:
             return _MAX_PIECE_BYTES
         return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)

@@ -33,7 +33,7 @@ from testbed.fidelity import SegmentClock, measure, requested
 from testbed.fidelity.figures import RATES
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
@@ -230,7 +230,7 @@ class Controller:
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.StartOrder()))
             if doubt is not None:
-                note = NoteOrder(f"{doubt}: this run will not be valid")
+                note = NoteOrder(doubt_note(doubt))
                 self._send(connection, (AGGREGATOR, note))
             return self._follow(connection)
         except KeyboardInterrupt:

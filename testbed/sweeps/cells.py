@@ -25,13 +25,14 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from analysis import names
 from testbed import topology
 from testbed.data import datasets
 from testbed.plan import Plan
@@ -232,7 +233,7 @@ def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyCh
     """Yield the label, the variant and the changes of each cell."""
     grid = [
         [
-            _change(path, value, ("grid", path, i), _label_part(path, value, i) * (len(values) > 1))
+            _change(path, value, ("grid", path, i), _label_part(path, values, i) * (len(values) > 1))
             for i, value in enumerate(values)
         ]
         for path, values in sweep_file.grid.items()
@@ -248,13 +249,21 @@ def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
     return KeyChange(path, parse_path(path) or (), value, at, words)
 
 
-def _label_part(path: str, value: Any, index: int) -> str:
-    key = path.split(".")[-1]
+def _label_part(path: str, values: Sequence[Any], index: int) -> str:
+    """Return the text of `values[index]` in a label. It says how this value differs from the others."""
+    key, value = path.split(".")[-1], values[index]
     match value:
         case {"name": str(name), **others}:
             return " ".join([name, *(f"{k} {v}" for k, v in others.items() if not isinstance(v, dict))])
-        case dict() | tuple():
-            return f"{key} #{index + 1}"
+        case dict() if (kind := names.choice_of(value)) is not None:
+            alike = [one for one in values if names.choice_of(one) == kind]
+            return names.choice_text(value, alike if len(alike) > 1 else [{}])
+        case dict():
+            text = names.differences(value, values)
+            return text if 0 < len(text) <= _MAX_VALUE_CHARACTERS else f"{key} #{index + 1}"
+        case tuple() | list():
+            text = f"{key} {list(value)}"
+            return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{key} #{index + 1}"
         case str() if key in ("name", "scheme"):
             return value
     return f"{key} {str(value)[:_MAX_VALUE_CHARACTERS]}"

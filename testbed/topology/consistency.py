@@ -84,6 +84,12 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             f"clients of {rule.name} remember their updates without the noise, so that the noise would "
             "accumulate: remove this",
         )
+    if side.update_vectors:
+        yield (
+            where,
+            f"clients of {rule.name} send {_vectors(side)} with their updates, which would not get the "
+            "noise: remove this, or choose another rule",
+        )
     if topology.durability == "checkpoint":
         yield (
             where,
@@ -138,6 +144,18 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     if secure.updates > MAX_SUMMANDS:
         yield where, f"found sums of {secure.updates} updates, expected at most {MAX_SUMMANDS}"
     side: ClientSide = topology.rule.build().client_side
+    if side.update_vectors:
+        yield (
+            where,
+            f"clients of {topology.rule.name} send {_vectors(side)} with their updates, which would not "
+            "be masked: remove this, or choose another rule",
+        )
+    if side.memory:
+        yield (
+            where,
+            f"clients of {topology.rule.name} remember what they sent, but a sum of masked updates may "
+            "be lost, and they would not know: remove this, or choose another rule",
+        )
     if side.kind == "residual" and topology.task.importance != "uniform":
         yield (
             ("task", "importance"),
@@ -156,6 +174,11 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
             "masked updates look random and cannot be compressed: remove this; a lower "
             "privacy.secure.bits makes them smaller",
         )
+
+
+def _vectors(side: ClientSide) -> str:
+    names = ", ".join(side.update_vectors)
+    return f"the {'vector' if len(side.update_vectors) == 1 else 'vectors'} {names}"
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
@@ -252,6 +275,12 @@ def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tu
             ("rule", "name"),
             f"{topology.rule.name} needs gradients, but {name} trains by its own code: choose another "
             "rule",
+        )
+    if side.adds_terms:
+        yield (
+            ("rule", "name"),
+            f"{topology.rule.name} adds terms to the local objective, but {name} trains by its own "
+            "code: choose another rule",
         )
     plain = config.LocalTraining(steps=1)
     found: list[tuple[Where, config.LocalTraining]] = [(("task", "local"), topology.task.local.build())]

@@ -117,7 +117,8 @@ class DataSettings(Model):
     ] = Field(default=None, description="Configuration (subset) of the hub's dataset")
     path: FilePath | None = Field(
         default=None,
-        description="A .parquet or .npz file, or a folder of such files, relative to the topology file",
+        description="A .parquet, .npz, .csv or .tsv file, or a folder of such files or of images in one "
+        "folder per class, relative to the topology file",
     )
     input: Annotated[
         tuple[str, ...] | None,

@@ -259,7 +259,7 @@ class Variant(Parameters):
 
 
 class OneOf:
-    """Annotation of a field whose type is a Variant: one of `types`, selected by name.
+    """Type annotation for a field that holds a Variant: one of `types`, selected by name.
 
     `Annotated[Rule, OneOf(RULES)]` reads `{name: fedbuff, buffer_size: 3}` into a subclass of Rule that
     has the fields of `RULES["fedbuff"]`.
@@ -318,8 +318,8 @@ class OneOf:
 
 
 class NameChoice:
-    """Annotation of a field of type str that accepts only `names`, for names that are known at run time
-    only."""
+    """Type annotation for a str field that accepts only `names`. Unlike Literal, it can be used if the
+    names are known only at run time."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -329,8 +329,8 @@ class NameChoice:
 
 
 class OrConstant:
-    """Annotation of a field with a distribution. It accepts `200ms` as a short form of `{distribution:
-    constant, value: 200ms}`."""
+    """Type annotation for a field that holds a distribution. It accepts `200ms` as a short form of
+    `{distribution: constant, value: 200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
         """`types`: Python types of the short form. `schema`: its JSON Schema. `expected`: what the error

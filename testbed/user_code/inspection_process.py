@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import json
 import os
 import select
@@ -30,13 +29,24 @@ import numpy as np
 
 from agents import shards, user_code
 from agents.aggregator import snapshot
+from agents.checks import DeclarationError
+from agents.config import LocalTraining
 from agents.rules import RULES
 from agents.rules import interface as rules
-from agents.rules.interface import Rule, Send, Server, State, Update
+from agents.rules.client_half import (
+    ClientSettings,
+    ClientSide,
+    ClientState,
+    Vectors,
+    checked_copies,
+    sizes,
+)
+from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.flower import Flower
 from agents.tasks.interface import Task, calls_correct, mean_loss, unfit_classes, unfit_inputs
+from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
 _FIT_S = 10.0
@@ -175,13 +185,21 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     made = _make(cls, params)
     if Rule not in cls.__mro__:
         return {}
-    side = dataclasses.asdict(made.client_side)
+    try:
+        side = dataclasses.asdict(made.client_side)
+    except ValueError as error:
+        raise _RefusedError(f"its client_side is invalid: {error}") from error
     sums: dict[str, Any]
     try:
         sums = dataclasses.asdict(made.sums())
     except ValueError as error:
         sums = {"reason": str(error)}
-    return {"client_side": side, "takes_fednova": bool(made.takes_fednova), "sums": sums}
+    return {
+        "client_side": side,
+        "takes_fednova": bool(made.takes_fednova),
+        "keeps_bases": bool(made.keeps_bases),
+        "sums": sums,
+    }
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
@@ -194,29 +212,40 @@ def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None
     except ValueError as error:
         raise _RefusedError(str(error)) from error
     if Rule in cls.__mro__:
-        _try_rule(made, clients, folder / "state.bin")
+        try:
+            _try_rule(made, clients, folder / "state.bin")
+        except DeclarationError as error:
+            raise _RefusedError(f"its client_side does not declare what it does: {error}") from error
 
 
 def _try_rule(rule: Rule, clients: int, file: Path) -> None:
-    """Run the first updates of a run through `rule`. Then save its state to `file`, and load the state
-    again."""
+    """Run the first updates of a run through both halves of `rule`. Then save the state of the server's
+    half to `file`, and load the state again."""
     importance = {f"client-{k}": 1 / clients for k in range(clients)}
     w = np.zeros(_TRIED, np.float32)
     server = Server(w, dict(importance), np.random.default_rng(0), population=importance)
     state = rule.begin(server)
     if not isinstance(state, State):
         raise _RefusedError(f"its begin returns {state!r}, expected a State")
-    sent = [action.client for action in _actions("start", state.start()) if isinstance(action, Send)]
-    kind = rule.client_side.kind
-    for dispatch, client in enumerate(itertools.islice(sent, _TRIED)):
+    side = rule.client_side
+    sends = [action for action in _actions("start", state.start(), side) if isinstance(action, Send)]
+    for dispatch, send in enumerate(sends[:_TRIED], 1):
         update = Update(
-            client=client,
+            client=send.client,
             dispatch=dispatch,
             base_version=0,
             vector=np.zeros(_TRIED, np.float32),
-            kind="model" if kind == "residual" else kind,
+            kind="model" if side.kind == "residual" else side.kind,
+            vectors=_try_client(rule, send, dispatch),
+            base=np.zeros(_TRIED, np.float32) if rule.keeps_bases else None,
         )
-        _actions("update", state.update(update))
+        _actions("update", state.update(update), side)
+    if sends and side.model_vectors:  # a client that joins again needs the vectors, too
+        client = sends[0].client
+        del server.clients[client]
+        _actions("leave", state.leave(client), side)
+        server.clients[client] = importance[client]
+        _actions("join", state.join(client), side)
     if not isinstance(server.w, np.ndarray) or (server.w.shape, server.w.dtype) != (w.shape, w.dtype):
         raise _RefusedError("its update replaces server.w by another type of array: change it in place")
     try:
@@ -229,8 +258,42 @@ def _try_rule(rule: Rule, clients: int, file: Path) -> None:
         ) from error
 
 
-def _actions(method: str, returned: Any) -> list[Any]:
+def _try_client(rule: Rule, send: Send, dispatch: int) -> Vectors:
+    """Run two updates through the client half of `rule`; return the vectors of the second, which is made
+    with the memory after the first."""
+    half = rule.begin_client(ClientSettings(local=LocalTraining(steps=1)))
+    if not isinstance(half, ClientState):
+        raise _RefusedError(f"its begin_client returns {half!r:.80}, expected a ClientHalf")
+    if half.side.kind == "residual":
+        return {}
+    vectors: Vectors = {}
+    for sequence in (1, 2):
+        model = ModelMessage(
+            run="trial",
+            version=0,
+            dispatch=dispatch + sequence,
+            schema="",
+            vector=np.zeros(_TRIED, np.float32),
+            lr=send.lr,
+            acknowledged=sequence - 1,
+            vectors={name: np.asarray(v, np.float32) for name, v in send.vectors.items()},
+        )
+        half.acknowledge(model)
+        half.begin(model)
+        form = half.form(sequence, model, 1, lambda: np.zeros(_TRIED, np.float32))
+        form.vector()
+        vectors = form.vectors
+    return vectors
+
+
+def _actions(method: str, returned: Any, side: ClientSide) -> list[Any]:
     if isinstance(returned, list | tuple) and all(isinstance(one, _ACTIONS) for one in returned):
+        for action in returned:
+            if isinstance(action, Send):
+                expected, like = sizes(side.model_vectors, _TRIED), np.zeros(0, np.float32)
+                checked_copies(f"Send of {method}", action.vectors, expected, like)
+            elif isinstance(action, Broadcast) and side.model_vectors:
+                raise DeclarationError(f"{method} returns a Broadcast, which has no vectors: use Send")
         return [*returned]
     raise _RefusedError(f"its {method} returns {returned!r:.80}, expected a list of actions")
 

@@ -130,8 +130,8 @@ class _Process:
             left = deadline - time.monotonic()
             if left <= 0 or len(data) > _MAX_ANSWER:
                 raise BadInputError(
-                    f"own code did not answer within {patience:g} s: does a module do work on import, "
-                    f"or does the model take that long to make?\n{self.printed()}"
+                    f"your code did not answer within {patience:g} s: do no slow work when a module is "
+                    f"imported, or when the model or dataset is made\n{self.printed()}"
                 )
             if select.select([descriptor], [], [], left)[0]:
                 if not (chunk := os.read(descriptor, 65536)):

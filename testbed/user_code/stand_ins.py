@@ -87,6 +87,10 @@ class RuleStandIn(StandIn):
     def takes_fednova(self) -> bool:
         return bool(ask(self, "facts")["takes_fednova"])
 
+    @property
+    def keeps_bases(self) -> bool:
+        return bool(ask(self, "facts")["keeps_bases"])
+
     def sums(self) -> Sums:
         found = ask(self, "facts")["sums"]
         if "reason" in found:

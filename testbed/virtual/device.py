@@ -109,7 +109,7 @@ class VirtualDevice:
     name: str = ""
     core: client.ClientCore
     line: Line
-    train: Callable[[payloads.ModelMessage, int], LazyTraining]
+    train: Callable[[client.Train], LazyTraining]
     speed: ComputeTimes
     timing: Timing
     update_size: int = 0

@@ -18,6 +18,7 @@ from agents.aggregator.inputs import Input
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.client import factory, randomness
+from agents.client.core import Train
 from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
@@ -29,7 +30,6 @@ from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
-from agents.wire import payloads
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
@@ -186,7 +186,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         recorder,
         run=run_id,
         schema=schema,
-        sizes=message_sizes(run_id, schema, w, buffers),
+        sizes=message_sizes(run_id, schema, w, buffers, side=side),
         stop=stop,
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
@@ -235,6 +235,7 @@ class _Fleet:
         )
         if trainer.remark is not None:
             view.progress(trainer.remark)
+        self._fits = task.fits
         self._pool = Pool(trainer, lazily=side.send_buffer is not None)
         self._common = spec.topology.update_steps
 
@@ -243,12 +244,13 @@ class _Fleet:
         for a new device. A restarted device keeps its disk, link, CPU share, and random durations."""
         index, planned = self._planned[name]
         indices = self._prepared.indices[name]
-        setup = client_setup(self._spec, planned, self._common)
+        setup = client_setup(self._spec, planned, index, self._common)
         gradient = self._side.kind == "gradient"
         round_settings = replace(setup.local, steps=1, epochs=None) if gradient else setup.local
         steps, work = round_settings.count(len(indices)), round_settings.work(len(indices))
 
-        def train(model: payloads.ModelMessage, sequence: int) -> Ticket:
+        def train(wanted: Train) -> Ticket:
+            model = wanted.model
             ticket = Ticket(
                 pool=self._pool,
                 start=model.vector,
@@ -259,8 +261,11 @@ class _Fleet:
                 steps=steps,
                 work=work,
                 client=name,
-                rng=lambda: factory.rng(setup, randomness.TRAINING, sequence),
+                index=index,
+                rng=lambda: factory.rng(setup, randomness.TRAINING, wanted.sequence),
                 gradient=gradient,
+                terms=wanted.terms,
+                memory=wanted.memory,
             )
             return self._pool.hand_in(ticket)
 
@@ -279,6 +284,7 @@ class _Fleet:
             core=factory.core(
                 *(setup, len(indices), lambda _: timing.thinking, client_steps),
                 memory=memory,
+                fits=self._fits,
             ),
             line=line,
             train=train,
@@ -296,7 +302,8 @@ class _Fleet:
         names = tuple(step.name if step in self._common else repr(step) for step in steps)
         key = repr(names)
         if key not in self._sizes:
-            self._sizes[key] = message_sizes(*self._model, steps, [*self._planned])[1]
+            clients = [*self._planned]
+            self._sizes[key] = message_sizes(*self._model, steps, clients, self._side)[1]
         return self._sizes[key]
 
 

@@ -375,8 +375,8 @@ class Simulation:
     def _obey(self, device: VirtualDevice, actions: client.Actions) -> None:
         for action in actions:
             match action:
-                case client.Train(model, sequence):
-                    self._train(device, model, sequence)
+                case client.Train():
+                    self._train(device, action)
                 case client.Think(duration):
                     self._think(device, duration)
                 case client.CutShort():
@@ -389,9 +389,10 @@ class Simulation:
                 case client.Remember(memory):
                     device.memory = memory
 
-    def _train(self, device: VirtualDevice, model: payloads.ModelMessage, sequence: int) -> None:
+    def _train(self, device: VirtualDevice, wanted: client.Train) -> None:
+        model, sequence = wanted.model, wanted.sequence
         device.timing.begin()
-        training = device.trainings[sequence] = device.train(model, sequence)
+        training = device.trainings[sequence] = device.train(wanted)
         device.trainings.pop(sequence - 2, None)  # replaced in the send buffer by its successor
         preparing = sending = 0
         if device.exchange is not None:

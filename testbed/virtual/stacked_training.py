@@ -11,7 +11,7 @@ import queue
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -22,6 +22,7 @@ from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
+from agents.rules.client_half import NO_TERMS, Terms, Vectors
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.objectives import (
@@ -56,6 +57,10 @@ class Job:
     """Number of mini-batch steps."""
     client: str = "a client"
     """Name of the client."""
+    index: int = 0
+    """Number of the client in device order, from 0."""
+    memory: Vectors = field(default_factory=dict)
+    """Memory of the task's own `fit`; empty if there is none."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
@@ -63,6 +68,8 @@ class Job:
     gradient: bool = False
     """Whether to compute the gradient of one mini-batch at `start`, with the ℓ2 term, instead of
     training."""
+    terms: Terms = NO_TERMS
+    """Terms that the rule adds to the objective."""
 
 
 class _JobKind(enum.Enum):
@@ -211,7 +218,7 @@ class _TrainingWorker:
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.gradient_on(*_batches(jobs, steps))
         descent = _Descent(jobs, w, self._l2)
-        skips = any(self._skips(job.local) for job in jobs)
+        skips = any(self._skips(job) for job in jobs)
         n = len(jobs)
         for step in range(steps[0]):
             while steps[n - 1] <= step:
@@ -226,10 +233,11 @@ class _TrainingWorker:
             for job, end, loss in triples
         ]
 
-    def _skips(self, local: LocalTraining) -> bool:
+    def _skips(self, job: Job) -> bool:
         """Whether parameters on which the loss does not depend have to be skipped. Otherwise weight
         decay or momentum would change them."""
-        every = self._l2 or local.proximal  # then the loss depends on all parameters
+        local = job.local
+        every = self._l2 or local.proximal or job.terms  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
 
     def _stack_models(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
@@ -262,27 +270,40 @@ class _Single:
         self._trainer.assign(
             self._train.subset(job.indices), replace(job.local, steps=job.steps, epochs=None)
         )
+        self._trainer.set_client(job.client, job.index, job.memory)
         if job.gradient:
             result = self._trainer.gradient(job.start, job.rng(), job.buffers)
         else:
-            result = self._trainer.train(job.start, job.rng(), job.lr, buffers=job.buffers)
-        return Outcome(result.end, result.loss, result.buffers)
+            result = self._trainer.train(
+                *(job.start, job.rng(), job.lr), buffers=job.buffers, terms=job.terms
+            )
+        return Outcome(result.end, result.loss, result.buffers, result.memory)
 
 
 class _Descent:
-    """SGD steps of many jobs: w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·μ·start + ρ·(w − former).
+    """SGD steps of many jobs: w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·(μ·start − a) + ρ·(w − former).
 
     `former` is w before the previous step. With a constant lr, the last term is heavy-ball momentum ρ. μ
-    is the proximal weight, and λ is the weight decay.
+    is the proximal weight, λ is the weight decay, and a is the linear term of the rule.
     """
 
     def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
         parameters = [
-            (job.lr, job.local.momentum, job.local.proximal, job.local.weight_decay) for job in jobs
+            (
+                *(job.lr, job.local.momentum),
+                *(job.local.proximal + job.terms.proximal, job.local.weight_decay),
+            )
+            for job in jobs
         ]
         self._lr, self._momentum, proximal, decay = np.array(parameters, np.float32).T[:, :, None]
         self._shrink = 1 - self._lr * (l2 + proximal + decay)
         self._pull = self._lr * proximal * start if proximal.any() else None
+        if any(job.terms.linear is not None for job in jobs):
+            if self._pull is None:
+                self._pull = np.zeros_like(start)
+            for row, lr, job in zip(self._pull, self._lr, jobs, strict=True):
+                if job.terms.linear is not None:
+                    row -= lr * job.terms.linear
         self._former = start.copy() if self._momentum.any() else None
 
     def step(self, w: Floats, g: Floats) -> None:

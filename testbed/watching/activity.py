@@ -87,7 +87,7 @@ class Activity:
     infinity."""
 
     def begin(self, at: float) -> None:
-        """Note that the device is ready and will get a model. The work that it was doing before is
+        """Record that the device is ready and will get a model. The work that it was doing before is
         lost."""
         self._count_pending()
         self.hold("down", at)
@@ -111,7 +111,7 @@ class Activity:
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
-        """Note that the device is `down`, `cut off` or `frozen` from now on. Nothing changes if the
+        """Record that the device is `down`, `cut off` or `frozen` from now on. Nothing changes if the
         device is already in that state."""
         if what in self._holds:
             return
@@ -124,7 +124,7 @@ class Activity:
         self._changed(at)
 
     def release(self, what: Hold, at: float) -> None:
-        """Note the end of a hold. Nothing changes if the device does not have this hold."""
+        """Record the end of a hold. Nothing changes if the device does not have this hold."""
         if self._holds.pop(what, None) is not None:
             self._changed(at)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from agents import events
 from agents.texts import quantity
 from testbed import console
-from testbed.fidelity.validity import Validity
+from testbed.fidelity.validity import Validity, recorded_reasons
 from testbed.watching.activity import (
     DOWNLOAD,
     OFFLINE,
@@ -93,7 +93,8 @@ class Screen:
     tally: Tally
     selection: Selection = field(default_factory=Selection)
     validity: Validity | None = None
-    """Verdict on the run so far; None if it is unknown or does not apply."""
+    """Verdict on the host's load so far or, after the end, on the run; None if it is unknown or does
+    not apply."""
     outcome: str = ""
     """Text that says how the run ended; empty while the run is running."""
     real: float | None = None
@@ -167,12 +168,16 @@ class Screen:
 
     def _verdict(self, width: int, most: int) -> list[Text]:
         """Return the verdict with its reasons, in at most `most` lines."""
-        if self.validity is None:
+        validity, so_far = self.validity, ""
+        if not self.outcome:
+            so_far = " so far"
+            if recorded := recorded_reasons(self.tally.doubtful):
+                validity = Validity((*recorded, *(validity.reasons if validity else ())))
+        if validity is None:
             return [Text()]
-        so_far = "" if self.outcome else " so far"
-        why = self.validity.reasons or self.validity.unjudged
-        colour = self._colour(OFFLINE) if self.validity.reasons else ""
-        text = f"{self.validity.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}"
+        why = validity.reasons or validity.unjudged
+        colour = self._colour(OFFLINE) if validity.reasons else ""
+        text = f"{validity.verdict}{so_far}{': ' if why else ''}{'; '.join(why)}"
         return [
             Text(line, colour) for line in textwrap.wrap(text, width, max_lines=most, placeholder=" …")
         ]

@@ -78,6 +78,8 @@ class Tally:
     """The newest evaluation; None before the first evaluation."""
     ended: events.RunEnded | None = None
     """The end of the run; None while the run is running."""
+    doubtful: list[events.Note | events.Disrupted | events.WrongSum] = field(default_factory=list)
+    """Notes, and records that make the run invalid."""
     _began: float = 0.0
     """Device time of the latest start of the run clock, in seconds."""
     _applied: deque[float] = field(default_factory=deque)
@@ -89,6 +91,8 @@ class Tally:
     def add(self, record: events.Record) -> Notice | None:
         """Count `record`. Return a notice for the user; None if the user need not see the record."""
         self.at = max(self.at, record.at)
+        if isinstance(record, events.Note | events.Disrupted | events.WrongSum):
+            self.doubtful.append(record)
         match record:
             case events.RunStarted():
                 return self._start(record)

@@ -391,7 +391,7 @@ class Simulation:
                 ClientIdentity("run", name, 10), lambda *_: 0, self._rule.begin_client(settings)
             ),
             line=self._network.line(planned) if last is None else last.line,
-            train=lambda model, _: _Training(self, name, model),
+            train=lambda wanted: _Training(self, name, wanted.model),
             speed=ComputeTimes(planned, StepCost()) if last is None else last.speed,
             timing=Timing(timing, None, np.random.default_rng) if last is None else last.timing,
             memory=memory,

@@ -16,14 +16,26 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from agents import events
-from analysis.charts import CHARTS, paper, screen
+from analysis import metrics
+from analysis.charts import CHARTS, paper, screen, time_shares
 from analysis.charts.action_marks import with_actions
-from analysis.charts.chart import COLORS, INKS, PALETTE, Axis, Chart, Layer, Theme, arrays
+from analysis.charts.chart import (
+    COLORS,
+    INKS,
+    PALETTE,
+    Axis,
+    Chart,
+    Column,
+    Layer,
+    Theme,
+    arrays,
+    remarks,
+)
 from analysis.charts.lanes import lanes
-from analysis.charts.learning_curves import curves
+from analysis.charts.learning_curves import curves, target_reached
 from analysis.load import Run, load
 from analysis.names import distinct
-from tests.analysis.conftest import EVENTS
+from tests.analysis.conftest import EVENTS, with_records
 
 
 @pytest.fixture
@@ -39,6 +51,7 @@ def run(directory: Path) -> Run:
         for at, version, losses in ((0.0, 0, (2.0, 4.0, 3.0)), (5.0, 2, (1.5, 0.5, 1.0)))
         for name, loss in zip(("fast", "slow", "mute"), losses, strict=True)
     ]
+    parts += [events.EvaluatedPart(at, int(at), "class", "3", 10, 1.0, 0.5) for at in (0.0, 2.0)]
     made: list[events.Record] = [*acted, *parts]
     lines = [*EVENTS[:6], *(events.to_line(each).strip() for each in made), *EVENTS[6:]]
     (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
@@ -107,7 +120,7 @@ def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) ->
     # 10, 85, 84, 82, 80 % and 10, 55.8, 65, 60 %, which then stays
     assert band.columns["low"].tolist() == pytest.approx([10.0, 55.8333, 65.0, 60.0, 60.0], abs=1e-3)
     assert line.columns["y"].tolist() == pytest.approx([10.0, 70.4167, 74.5, 71.0, 70.0], abs=1e-3)
-    assert "mean of 2 seeds" in chart.note
+    assert "mean of 2 seeds" in chart.remarks[0]
     apart = curves([run, other], "accuracy", "time", apart=True).layers
     assert [one.name for one in apart] == ["fedbuff seed ?", "fedbuff seed 2", "scenario"]
     assert apart[0].color != apart[1].color
@@ -151,6 +164,31 @@ def test_lanes_of_several_runs_show_the_newest_updates(run: Run) -> None:
     assert lanes([run, other], max_updates=6).x.limits == (0.0, None)
 
 
+def spans(*rows: tuple[int, float, float, int]) -> dict[str, Column]:
+    """Columns of spans: lane, begin, end, colour."""
+    lane, begin, end, hue = zip(*rows, strict=True)
+    return arrays(y=lane, height=np.full(len(rows), 0.8), begin=begin, end=end, color=hue)
+
+
+def test_short_spans_become_shares_of_time() -> None:
+    """In the first lane, each second has 0.5 s of one state and 0.25 s of another; it ends after
+    6 s. The second lane has one span. At 1 s per pixel, bins are 4 s long."""
+    rounds = [(0, at, at + 0.5, 0) for at in range(6)] + [(0, at + 0.5, at + 0.75, 1) for at in range(6)]
+    drawn = spans(*rounds, (1, 0.0, 8.0, 3))
+    short = time_shares.crowded(drawn, 1.0)
+    assert short.tolist() == [True] * 12 + [False]
+    assert not time_shares.crowded(drawn, 0.125).any()  # 4 and 2 pixels
+    bars = time_shares.shares({name: column[short] for name, column in drawn.items()}, 4.0)
+    rows = [*zip(*(bars[name].tolist() for name in ("begin", "end", "color")), strict=True)]
+    assert rows == [(0.0, 4.0, 0), (0.0, 4.0, 1), (4.0, 5.75, 0), (4.0, 5.75, 1)]
+    shares = [0.5, 0.25, 1.0 / 1.75, 0.5 / 1.75]
+    assert bars["height"] / 0.8 == pytest.approx(shares)
+    bottom = bars["y"] + bars["height"] / 2  # the y axis of lanes points down
+    assert bottom == pytest.approx([0.4, 0.0, 0.4, 0.4 - 0.8 * shares[2]])
+    assert time_shares.note(drawn) == ""
+    assert not time_shares.crowded(spans((0, 3.0, 3.1, 0), (1, 0.0, 8.0, 3)), 1.0).any()  # one span
+
+
 def test_many_lanes_are_labelled_by_group(directory: Path) -> None:
     devices = {f"d{number}": {"group": "ab"[number >= 60]} for number in range(80)}
     (directory / "manifest.json").write_text(json.dumps({"devices": devices}))
@@ -171,7 +209,7 @@ def test_actions_within_a_second_share_a_mark(run: Run) -> None:
     assert with_actions(BLANK, [run]).key == (f"{what} (4.2 s)",)
     twice = layer(with_actions(BLANK, [run, run]), "scenario").columns
     assert twice["what"].tolist() == [what]
-    assert with_actions(BLANK, [run]).note == ""
+    assert with_actions(BLANK, [run]).whole_note == ""
     assert layer(with_actions(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
 
 
@@ -255,7 +293,7 @@ def test_marks_are_merged_where_many_actions_happen(directory: Path) -> None:
     assert marks["what"].tolist()[-2:] == ["28: crash fast", "29: pause slow"]
     # Until 59 s of 900 there is room for one label.
     assert [label for label in marks["label"] if label] == ["1–28", "29"]
-    assert chart.note == "each vertical mark stands for up to 2 s of the scenario"
+    assert chart.remarks == ("each vertical mark stands for up to 2 s of the scenario",)
 
 
 def test_link_traces_do_not_hide_a_crash(directory: Path) -> None:
@@ -268,7 +306,7 @@ def test_link_traces_do_not_hide_a_crash(directory: Path) -> None:
         "1: crash slow",
         "2: link up 100 kbit/s fast",
     ]
-    assert chart.note == "100 link changes from traces are not marked"
+    assert chart.remarks == ("100 link changes from traces are not marked",)
 
 
 def test_staleness_is_drawn_per_group(run: Run) -> None:
@@ -278,6 +316,23 @@ def test_staleness_is_drawn_per_group(run: Run) -> None:
     bars = layer(CHARTS["staleness-histogram"]([run]), "pi").columns
     assert bars["first"].tolist() == bars["last"].tolist() == [0, 1, 2]
     assert bars["y"].tolist() == pytest.approx([200 / 3, 0, 100 / 3])
+
+
+def test_outliers_do_not_squeeze_the_histogram(run: Run) -> None:
+    """The staleness of 1,000 updates is 0 to 39, except for two updates."""
+    staleness = np.arange(1000) % 40
+    staleness[[7, 8]] = 900, 901
+    many = run.updates.iloc[np.zeros(1000, int)].assign(staleness=staleness)
+    chart = CHARTS["staleness-histogram"]([replace(run, updates=many)])
+    assert chart.note == "not shown: 2 of 1,000 updates above 39"
+    assert layer(chart, "pi").columns["last"].tolist() == [*range(40)]
+    few = many.assign(staleness=np.minimum(staleness, 60))  # less than twice as high as the others
+    assert CHARTS["staleness-histogram"]([replace(run, updates=few)]).note == ""
+
+
+def test_remarks_on_several_charts_are_listed_once() -> None:
+    first, second = BLANK.with_remarks("a", "b"), BLANK.with_note("own").with_remarks("b")
+    assert (remarks([first, second]), second.whole_note) == (("a", "b"), "own; b")
 
 
 def test_many_updates_are_sampled_evenly_across_groups(run: Run) -> None:
@@ -315,9 +370,49 @@ def test_target_missed_by_some_seeds_is_noted(run: Run) -> None:
 
 
 def test_time_to_accuracy_is_drawn(run: Run) -> None:
+    """From 10 % at 0 s to 85 % at 5 s."""
     chart = CHARTS["time-to-accuracy"]([run])
     assert chart.x.ticks == {0.0: "60%", 1.0: "70%", 2.0: "80%", 3.0: "85%"}
-    assert column(chart, "fedbuff", "y") == [5.0] * 4
+    assert column(chart, "fedbuff", "y") == pytest.approx([10 / 3, 4.0, 14 / 3, 5.0])
+
+
+def test_share_of_runs_that_reached_the_target_is_drawn(run: Run) -> None:
+    """Three runs reach 85 % at 5, 3 and 7 s; one ends after 4 s without it."""
+
+    def seed(number: int, at: list[float], accuracy: float = 0.85) -> Run:
+        evaluations = run.evaluations.assign(at=at, accuracy=[0.1, accuracy, accuracy])
+        return replace(run, topology={**run.topology, "seed": number}, evaluations=evaluations)
+
+    runs = [seed(1, [0, 5, 10]), seed(2, [0, 3, 10]), seed(3, [0, 7, 10]), seed(4, [0, 2, 4], 0.5)]
+    chart = target_reached(runs, 0.85)
+    # Kaplan–Meier: 3/4 are left at 3 s; two of these are observed after 4 s, and half of them at 5 s.
+    assert column(chart, "fedbuff", "x") == [0, 3, 4, 5, 7, 10]
+    assert column(chart, "fedbuff", "y") == pytest.approx([0, 25, 25, 62.5, 100, 100])
+    assert (column(chart, "fedbuff, missed", "x"), column(chart, "fedbuff, missed", "y")) == ([4], [25])
+    assert not chart.is_bare
+    assert CHARTS["target-reached"](runs).title == "Runs that have reached an accuracy of 50%"
+
+
+def test_accuracy_is_drawn_by_class_and_group(directory: Path) -> None:
+    """`fast` (40 % of 10 samples) and `slow` (80 % of 30) are one group, `mute` another."""
+    parts = [("class", "0", 5, 0.9), ("class", "10", 5, 0.5), ("class", "2", 5, 0.7)]
+    parts += [("device", "fast", 10, 0.4), ("device", "slow", 30, 0.8), ("device", "mute", 5, 0.2)]
+    run = with_records(
+        directory,
+        *(events.EvaluatedPart(5.0, 2, *one[:3], 0.5, one[3]) for one in parts),
+    )
+    table = metrics.accuracy_by(run, "class")
+    assert (list(table.columns), table.index.tolist()) == (["0", "2", "10"], [5.0])
+    assert metrics.accuracy_by(run, "group").loc[5.0].to_dict() == pytest.approx(
+        {"pi": 0.7, "nano": 0.2}
+    )
+    chart = CHARTS["accuracy-by-class"]([run])
+    assert column(chart, "10, fedbuff", "y") == [50.0]
+    other = replace(run, topology={"rule": {"name": "fedavg"}})
+    chart = CHARTS["accuracy-by-group"]([run, other])
+    assert column(chart, "fedavg", "y") == pytest.approx([45.0])
+    assert column(chart, "fedavg, lowest", "y") == pytest.approx([20.0])
+    assert CHARTS["accuracy-by-class"]([replace(run, parts=run.parts[:0])]).is_bare
 
 
 def test_layer_with_columns_of_unequal_length_is_refused() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from agents.events import Acted
 from analysis import comparison
 from analysis.charts import story
 from analysis.load import Run, load
+from analysis.paper_tables import FORMATS
 from tests.analysis.conftest import EVENTS, MANIFEST, with_records, write_run
 
 
@@ -38,21 +41,54 @@ def sooner(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_row_of_one_run_by_hand(by_hand: Run) -> None:
     (row,) = comparison.compare([by_hand], 0.8)
-    # 85 % at 5 s, with version 2, in which are two updates of 2600 bytes
-    assert (row.time.mean, row.rounds.mean, row.updates.mean, row.bytes.mean) == (5.0, 2.0, 2.0, 5200.0)
+    # From 10 % at 0 s to 85 % at 5 s, with version 2, in which are two updates of 2600 bytes.
+    assert row.time.mean == pytest.approx(5 * 0.7 / 0.75)
+    assert row.resolution == 5.0
+    assert (row.rounds.mean, row.updates.mean, row.bytes.mean) == (2.0, 2.0, 5200.0)
     assert (row.accuracy.mean, row.loss.mean) == (0.8, 1.1)  # of the last evaluation
     assert (row.name, row.runs, row.reached, row.speed_up) == ("fedbuff", 1, 1, 1.0)
     assert isnan(row.time.low)
 
 
+def _seeds(*runs: Run) -> list[Run]:
+    """Runs that differ in their seed."""
+    return [
+        replace(run, topology={**run.topology, "seed": seed}) for seed, run in enumerate(runs, start=1)
+    ]
+
+
 def test_seeds_share_a_row(by_hand: Run, sooner: Run) -> None:
-    (row,) = comparison.compare([by_hand, sooner], 0.8)
-    # mean of 5 and 3, and t(0.975, 1) × 1.414 ÷ √2 = 12.706
-    assert row.time.mean == 4.0
-    assert row.time.high - row.time.mean == pytest.approx(12.7062, abs=1e-4)
-    headings, ((name, runs, time, *_),) = comparison.texts([row])
-    assert headings[:3] == ["", "runs", "time s"]
-    assert (name, runs, time) == ("fedbuff", "2", "4.0 ± 12.7")
+    (row,) = comparison.compare(_seeds(by_hand, sooner, sooner), 0.85)
+    # Mean of 5, 3 and 3 s, and t(0.975, 2) × 1.1547 ÷ √3 = 4.302653 × 2 ÷ 3.
+    assert row.time.mean == pytest.approx(11 / 3)
+    assert row.time.high - row.time.mean == pytest.approx(2.868435, abs=1e-5)
+    headings, ((name, runs, time, resolution, *_),) = comparison.texts([row])
+    assert headings[:4] == ["", "runs", "time s", "resolution s"]
+    assert (name, runs, time, resolution) == ("fedbuff", "3", "3.7 ± 2.9", "5.0")
+    assert "± is half the width of the 95% interval" in comparison.caption([row], given=True)
+
+
+def test_two_seeds_have_no_interval(by_hand: Run, sooner: Run) -> None:
+    (row,) = comparison.compare(_seeds(by_hand, sooner), 0.85)
+    assert (row.time.mean, isnan(row.time.low), isnan(row.accuracy.high)) == (4.0, True, True)
+    assert comparison.texts([row])[1][0][:3] == ["fedbuff", "2", "4.0"]
+    assert "±" not in comparison.caption([row], given=True)
+
+
+def test_runs_that_miss_the_target_are_censored(by_hand: Run, sooner: Run) -> None:
+    """85 % after 3, 3 and 5 s; one run ends after 4 s, and one after 10 s, without it."""
+    short = replace(by_hand, evaluations=by_hand.evaluations.assign(at=[0.0, 2.0, 4.0], accuracy=0.5))
+    long = replace(by_hand, evaluations=by_hand.evaluations.assign(accuracy=0.5))
+    (row,) = comparison.compare(_seeds(by_hand, sooner, sooner, short, long), 0.85)
+    assert (row.reached, row.runs, isnan(row.time.mean)) == (3, 5, True)
+    # Kaplan–Meier: 3/5 are left at 3 s; half of these at 5 s, as one of the three was lost at 4 s.
+    assert row.time.median == 5.0
+    headings, (cells,) = comparison.texts([row])
+    assert cells[headings.index("time s")] == "median 5.0"
+    assert cells[headings.index("reached")] == "3 of 5"
+    (row,) = comparison.compare(_seeds(by_hand, long, long), 0.85)
+    assert (isnan(row.time.median), row.time.above) == (True, 10.0)
+    assert comparison.texts([row])[1][0][2] == "median > 10.0"
 
 
 def test_speed_up_is_relative_to_the_first_row(
@@ -63,6 +99,103 @@ def test_speed_up_is_relative_to_the_first_row(
     other = load(write_run(tmp_path_factory.mktemp("other"), lines, topology, MANIFEST))
     assert [row.speed_up for row in comparison.compare([by_hand, other], 0.8)] == [1.0, 2.0]
     assert [row.speed_up for row in comparison.compare([other, by_hand], 0.8)] == [1.0, 0.5]
+    chosen = comparison.compare([other, by_hand], 0.8, "fedbuff")
+    assert [(row.baseline, row.speed_up) for row in chosen] == [("fedbuff", 2.0), ("fedbuff", 1.0)]
+
+
+def _study(run: Run, *cells: tuple[str, float, float, float]) -> list[Run]:
+    """Runs of a rule with a Dirichlet α and a learning rate that reach 85 % after some seconds."""
+    return [
+        replace(
+            run,
+            topology={
+                "name": "study",
+                "rule": {"name": rule, **({"buffer_size": 3} if rule == "fedbuff" else {})},
+                "task": {
+                    "partition": {"scheme": "dirichlet", "alpha": alpha, "self_balancing": False},
+                    "local": {"lr": lr},
+                },
+            },
+            evaluations=run.evaluations.assign(at=[0.0, seconds, 20.0]),
+        )
+        for rule, alpha, lr, seconds in cells
+    ]
+
+
+def test_speed_up_is_relative_to_the_baseline_of_the_same_setting(by_hand: Run) -> None:
+    runs = _study(
+        by_hand,
+        ("fedavg", 0.1, 0.06, 12.0),
+        ("fedbuff", 0.1, 0.06, 6.0),
+        ("fedavg", 0.5, 0.06, 8.0),
+        ("fedbuff", 0.5, 0.06, 2.0),
+        ("fedbuff", 0.5, 0.1, 1.0),
+    )
+    rows = comparison.compare(runs, 0.85)
+    assert [row.name for row in rows] == [
+        "fedavg dirichlet 0.1, lr 0.06",
+        "fedbuff dirichlet 0.1, lr 0.06",
+        "fedavg dirichlet 0.5, lr 0.06",
+        "fedbuff dirichlet 0.5, lr 0.06",
+        "fedbuff dirichlet 0.5, lr 0.1",
+    ]
+    assert rows[3].settings == {"rule": "fedbuff", "partition": "dirichlet 0.5", "lr": "lr 0.06"}
+    assert [row.speed_up for row in rows[:4]] == [1.0, 2.0, 1.0, 4.0]
+    assert (rows[3].baseline, rows[4].baseline) == ("fedavg dirichlet 0.5, lr 0.06", "")
+    assert isnan(rows[4].speed_up)  # no fedavg with this learning rate
+    chosen = comparison.compare(runs, 0.85, "dirichlet 0.1")
+    assert [row.speed_up for row in chosen[:4]] == [1.0, 1.0, 1.5, 3.0]
+    one = comparison.compare(runs, 0.85, "fedbuff, dirichlet 0.5, lr 0.1")
+    assert [row.speed_up for row in one] == [1 / 12, 1 / 6, 1 / 8, 1 / 2, 1.0]
+    assert [row.speed_up for row in comparison.compare(runs, 0.85, one[-1].name)] == [
+        row.speed_up for row in one
+    ]
+    with pytest.raises(
+        ValueError, match="found 'fedprox', expected one of fedavg, fedbuff, dirichlet 0"
+    ):
+        comparison.compare(runs, 0.85, "fedprox")
+
+
+def test_rows_are_never_named_by_run_ids(by_hand: Run) -> None:
+    many = [
+        replace(by_hand, topology={"rule": {"name": "fedavg"}, "a": n, "b": n, "c": n, "d": n % 2})
+        for n in range(3)
+    ]
+    assert [row.name for row in comparison.compare(many, None)] == [
+        "fedavg a 0", "fedavg a 1", "fedavg a 2"
+    ]  # fmt: skip
+    code = [replace(by_hand, manifest={**by_hand.manifest, "code": code}) for code in ("abcdef1", "12")]
+    assert [row.name for row in comparison.compare(code, None)] == [
+        "fedbuff code abcdef", "fedbuff code 12"
+    ]  # fmt: skip
+
+
+def test_table_of_a_paper_is_csv_markdown_or_latex(by_hand: Run, sooner: Run) -> None:
+    missed = replace(by_hand, evaluations=by_hand.evaluations.assign(accuracy=0.5))
+    missed = replace(missed, topology={"rule": {"name": "own_rule"}})
+    rows = comparison.compare([*_seeds(by_hand, sooner, sooner), missed], 0.85)
+    latex = FORMATS[".tex"](rows, True)
+    lines = latex.splitlines()
+    assert lines[0].startswith("% Needed to reach a test accuracy of 85%; ")
+    assert lines[2:5] == [
+        r"\begin{tabular}{lrrrrrrrrrr}",
+        r"\toprule",
+        r" & runs & time s & resolution s & rounds & updates & MB up & speed-up & final accuracy \% "
+        r"& final loss & reached \\",
+    ]
+    assert lines[6].startswith(r"fedbuff & 3 & 3.7 $\pm$ 2.9 & 5.0 & 2 $\pm$ 0 & 2 $\pm$ 0 & ")
+    assert lines[7].startswith(
+        r"own\_rule & 1 & $>$ 10.0 & -- & $>$ 3 & $>$ 3 & $>$ 0.01 & -- & 50.0 & "
+    )
+    markdown = FORMATS[".md"](rows, True).splitlines()
+    assert markdown[1].startswith("| :-- | --: | ")
+    assert markdown[2].startswith("| fedbuff | 3 | 3.7 ± 2.9 | 5.0 | ")
+    assert markdown[-1] == comparison.caption(rows, given=True)
+    table = pd.read_csv(io.StringIO(FORMATS[".csv"](rows, True)))
+    assert table["name"].tolist() == ["fedbuff", "own_rule"]
+    assert table["time_mean"].tolist() == pytest.approx([11 / 3, nan], nan_ok=True)
+    assert table["time_above"].tolist() == pytest.approx([nan, 10.0], nan_ok=True)
+    assert table["settings_rule"].tolist() == ["fedbuff", "own_rule"]
 
 
 def test_runs_of_different_tasks_are_not_compared(
@@ -156,7 +289,8 @@ def test_missed_target_has_no_cost(by_hand: Run) -> None:
     assert isnan(row.time.mean)
     assert isnan(row.speed_up)
     headings, (cells,) = comparison.texts([row])
-    assert cells[headings.index("time s")] == "–"
+    assert cells[headings.index("time s")] == "> 10.0"
+    assert cells[headings.index("resolution s")] == "–"
     assert cells[headings.index("reached")] == "0 of 1"
 
 

@@ -9,7 +9,6 @@ from agents.client.training_times import Timing
 from agents.config import AccessLink, LocalTraining
 from agents.rules.client_half import SavedVectors
 from agents.rules.interface import ClientSide
-from agents.wire import payloads
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import StepCost, StepTime
 from testbed.virtual.device import LazyTraining, VirtualDevice
@@ -50,7 +49,7 @@ def device(
     )
     rule = client_rule(side, local, memory=memory)
 
-    def train(model: payloads.ModelMessage, sequence: int) -> LazyTraining:
+    def train(wanted: client.Train) -> LazyTraining:
         raise NotImplementedError
 
     return VirtualDevice(

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from math import nan
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
+from bokeh.core.templates import FILE, MACROS
 from bokeh.document import Document
+from bokeh.embed.util import RenderRoot
 from bokeh.server.connection import ServerConnection
 
+from agents import events
 from analysis.load import Follower
 from testbed.dashboard import board as boards
-from testbed.dashboard import device_table, page
+from testbed.dashboard import device_table, first_page, page
 from testbed.dashboard import header as headers
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.web_server import is_not_early_leave
+from testbed.fidelity.validity import doubt_note
 from testbed.rundir.directory import RunDirectory
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -69,6 +77,47 @@ def test_new_records_are_read_once(directory: RunDirectory) -> None:
     board.refresh(at_once=True)
     assert "ended: time is up" in headers.header(feed)
     assert "not valid: too &lt;slow&gt;" in headers.header(feed)
+
+
+def test_header_of_a_live_run_has_the_doubts_of_its_notes(directory: RunDirectory) -> None:
+    feed = Feed(directory.path)
+    feed.refresh()
+    assert "judged at the end" in headers.header(feed)
+    append(directory.events, events.to_line(events.Note(9.0, doubt_note("pi-1 has no link"))).strip())
+    feed.refresh()
+    assert "not valid so far: pi-1 has no link" in headers.header(feed)
+
+
+def test_first_page_needs_no_charts(directory: RunDirectory) -> None:
+    """It has the run's name and state, in the theme that the address names."""
+    visible = first_page.VisibleRuns([directory], directory.path.parent)
+    answers = []
+    with socket.create_server(("127.0.0.1", 0)) as listening, first_page.served(listening, visible):
+        host, port = listening.getsockname()
+        page = f"/run?run={directory.run}&theme=dark"
+        for path, name in (page, host), ("/", host), (page + "&run=other", host), (page, "elsewhere"):
+            with closing(http.client.HTTPConnection(host, port, timeout=30)) as connection:
+                connection.request("GET", path, headers={"Host": f"{name}:{port}"})
+                with connection.getresponse() as answer:
+                    answers.append((answer.status, answer.read().decode()))
+    (_, first), (_, all_runs), (_, unknown), (foreign, _) = answers
+    assert f"<small>{directory.run}</small> <small>running</small>" in first
+    assert "color-scheme: dark" in first
+    assert f'name="run" value="{directory.run}"' in all_runs
+    assert ("No such run" in unknown, foreign) == (True, 403)
+    code = "import sys, testbed.dashboard.first_page; print({'bokeh', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_header_is_on_the_page_before_any_script_of_bokeh(directory: RunDirectory) -> None:
+    document = Document()
+    board = Board([Feed(directory.path)])
+    page.fill(document, board, "light")
+    bokeh: dict[str, Any] = {"base": FILE, "macros": MACROS, "bokeh_js": "BOKEH", "plot_script": "PLOT"}
+    roots = {root.name: RenderRoot(root.id, root.id, root.name) for root in document.roots}
+    text = document.template.render(**bokeh, **document.template_variables, roots=roots)
+    assert text.index("10 s of 60 s") < text.index("BOKEH") < text.index("PLOT")
 
 
 def test_losses_by_device_are_shown_if_recorded(directory: RunDirectory) -> None:

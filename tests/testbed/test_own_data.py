@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import io
 import itertools
 import json
@@ -11,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -78,6 +82,15 @@ def write(folder: Path, columns: dict[str, Any], name: str = "train.parquet") ->
     folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(columns).to_parquet(folder / name)
     return folder
+
+
+def _png(mode: str) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (6, 6)).save(file, "png")
+    return file.getvalue()
+
+
+_PNG = _png("RGB")
 
 
 def test_sweep_identifies_data_files_by_content(folder: Path) -> None:
@@ -439,6 +452,134 @@ def test_images_in_folders_by_class_are_read(tmp_path: Path) -> None:
     assert found.train.x[3].tolist() == [[31] * 5] * 4
 
 
+@pytest.mark.parametrize("names", ["{split}_{kind}", "{kind}_{split}"], ids=["MedMNIST", "Keras"])
+def test_npz_file_may_hold_all_splits(folder: Path, testbed: Testbed, names: str) -> None:
+    """As MedMNIST and Keras publish them: colour channels last, each label in a row of its own."""
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", 40), ("val", 20), ("test", 30)):
+        pixels = np.arange(count * 8 * 9 * 3).reshape(count, 8, 9, 3) % 256
+        arrays[names.format(split=split, kind="x")] = pixels.astype(np.uint8)
+        arrays[names.format(split=split, kind="y")] = np.arange(count, dtype=np.uint8)[:, None] % 10
+    np.savez(folder / "all.npz", **arrays)
+    found = read(folder / "all.npz", label="y", validation="val")
+    assert found.validation is not None
+    assert [len(one) for one in (found.train, found.validation, found.test)] == [40, 20, 30]
+    assert found.train.x.shape[1:] == (3, 8, 9)
+    assert found.train.x[0, :, 0, 1].tolist() == [3, 4, 5]
+    assert found.test.y.tolist() == [*range(10)] * 3
+    assert found.remarks == ("Images of shape 8×9×3 have their channels last: models get 3×8×9.",)
+    changed(folder, "path: mine,", "path: all.npz,")
+    said = testbed(
+        "data", changed(folder, "input: x", f"input: {names.format(split='train', kind='x')}")
+    )
+    assert (said.code, "to read x_train and x_test as splits, set input: x" in said.err) == (2, True)
+
+
+def test_grey_images_lose_their_channel_and_other_arrays_keep_their_shape(tmp_path: Path) -> None:
+    for shape, kept in (
+        ((8, 9, 1), (8, 9)),
+        ((3, 8, 9), (3, 8, 9)),
+        ((8, 9, 5), (8, 9, 5)),
+        ((2, 9, 3), (2, 9, 3)),
+    ):
+        for kind in (np.uint8, np.float32):
+            np.savez(tmp_path / "train.npz", x=np.zeros((20, *shape), kind), y=np.arange(20) % 2)
+            assert read(tmp_path, label="y").train.x.shape[1:] == kept
+
+
+def test_one_hot_labels_become_classes(tmp_path: Path) -> None:
+    classes = np.arange(20) % 3
+    one_hot = np.eye(3)[classes]
+    for y in (one_hot, one_hot.astype(np.uint8), one_hot.astype(bool)):
+        np.savez(tmp_path / "train.npz", x=np.arange(20.0), y=y)
+        np.savez(tmp_path / "test.npz", x=np.arange(20.0), y=classes)
+        found = read(tmp_path, label="y")
+        assert found.train.y.tolist() == found.test.y.tolist() == classes.tolist()
+        assert found.remarks == ("Labels are one-hot: they become classes 0 to 2.",)
+    several = np.where(np.arange(20) == 7, 1, one_hot.T).T  # sample 7 is of all classes
+    np.savez(tmp_path / "train.npz", x=np.arange(20.0), y=several)
+    np.savez(tmp_path / "test.npz", x=np.arange(20.0), y=one_hot)
+    found = read(tmp_path, label="y")
+    assert found.train.y.shape == found.test.y.shape == (20, 3)
+
+
+def test_arrays_of_an_own_task_keep_their_shape(tmp_path: Path) -> None:
+    """The model is the user's own, too: no shape has to be guessed."""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import numpy as np\n"
+        "from torch import nn\n"
+        "from agents.tasks.interface import Task\n"
+        "@dataclass(frozen=True)\n"
+        "class Own(Task):\n"
+        "    def dataset(self):\n"
+        "        return {'train': {'x': np.zeros((20, 8, 9, 3), np.float32), 'y': np.eye(20)}}\n"
+        "    def model(self):\n"
+        "        return nn.Linear(3, 20)\n",
+        encoding="utf-8",
+    )
+    text = OWN.replace("digits-logreg", '"mine:Own"').replace(
+        "  data: {path: mine, input: x, label: y}\n", ""
+    )
+    (tmp_path / "own.yaml").write_text(f"code: mine.py\n{text}", encoding="utf-8")
+    source = datasets.source(topology.load(tmp_path / "own.yaml"))
+    assert source is not None
+    found = datasets.load_from(source, None)
+    assert found.train.x.shape[1:] == (8, 9, 3)
+    assert found.train.y.shape[1:] == (20,)
+
+
+_DAY = datetime.datetime(1970, 1, 2, 0, 0, 1, 500_000, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "wanted"),
+    [
+        ([decimal.Decimal("1.25"), decimal.Decimal("-2.5")], pa.decimal128(6, 2), [[1.25], [-2.5]]),
+        ([_DAY] * 2, pa.timestamp("ns", "UTC"), [[86_401.5]] * 2),
+        ([_DAY.replace(tzinfo=None)] * 2, pa.timestamp("ms"), [[86_401.5]] * 2),
+        ([_DAY.date()] * 2, pa.date32(), [[86_400]] * 2),
+        ([_DAY.time()] * 2, pa.time64("us"), [[1.5]] * 2),
+        ([datetime.timedelta(minutes=2)] * 2, pa.duration("s"), [[120]] * 2),
+        ([[1, 2], [3, 4]], pa.list_view(pa.int64()), [[1, 2], [3, 4]]),
+        ([[0.5], [2.5]], pa.large_list_view(pa.float64()), [[0.5], [2.5]]),
+        (["ab", "ba"], pa.string_view(), [[0, 1], [1, 0]]),
+    ],
+    ids=str,
+)
+def test_parquet_columns_of_rare_types_are_read(
+    tmp_path: Path, values: list[Any], kind: pa.DataType, wanted: list[Any]
+) -> None:
+    table = pa.table(
+        {"x": pa.array(values * 5, kind), "y": pa.array(["no", "yes"] * 5, pa.string_view())}
+    )
+    pq.write_table(table, tmp_path / "train.parquet")
+    pq.write_table(table, tmp_path / "test.parquet")
+    found = read(tmp_path, label="y", **({"alphabet": "ab"} if pa.types.is_string_view(kind) else {}))
+    assert found.test.x.tolist() == wanted * 5
+    assert found.test.y.tolist() == [0, 1] * 5
+
+
+@pytest.mark.parametrize("kind", [pa.binary_view(), pa.binary(len(_PNG))], ids=str)
+def test_binary_columns_of_rare_types_are_images(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"x": pa.array([_PNG] * 10, kind)}), tmp_path / "train.parquet")
+    assert read(tmp_path).train.x.shape[1:] == (3, 6, 6)
+
+
+def test_missing_value_inside_a_list_is_reported_at_its_sample(tmp_path: Path) -> None:
+    """The third sample of the second batch of 1,000; the lists before it are not of one length."""
+    values: list[list[float | None]] = [[0.5] * (row % 7 + 1) for row in range(1010)]
+    values[1003] = [1.0, None]
+    write(tmp_path / "flat", {"x": values})
+    with pytest.raises(BadInputError, match="column x, row 1003: value is missing"):
+        read(tmp_path / "flat", length=8)
+    nested: list[Any] = [[[0.5, 1.5], [2.5, 3.5]]] * 10
+    nested[3] = [[0.5, 1.5], [2.5, None]]
+    write(tmp_path / "nested", {"x": nested})
+    with pytest.raises(BadInputError, match="column x, row 3: value is missing"):
+        read(tmp_path / "nested")
+
+
 def test_files_of_other_types_are_refused_with_those_that_are_read(
     folder: Path, testbed: Testbed
 ) -> None:
@@ -642,9 +783,3 @@ def test_images_of_more_than_8_bits_are_refused(tmp_path: Path) -> None:
     write(tmp_path, {"x": [_png("I;16")] * 10, "y": np.arange(10) % 2})
     with pytest.raises(BadInputError, match=r"row 0: its pixels have more than 8 bits \(mode I;16\)"):
         read(tmp_path, label="y", split=Split(test=0.2))
-
-
-def _png(mode: str) -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (6, 6)).save(file, "png")
-    return file.getvalue()

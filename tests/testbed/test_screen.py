@@ -10,7 +10,7 @@ import pytest
 from agents import events
 from agents.config import StopConditions
 from agents.device_actions import Crash, Pause, Restart, Resume
-from testbed.fidelity.validity import Validity
+from testbed.fidelity.validity import Validity, doubt_note
 from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
 from testbed.watching.overview import Overview, OverviewDevice
 from testbed.watching.rows import SORTS, Row, in_order, rows
@@ -79,6 +79,18 @@ def test_every_device_has_a_row() -> None:
         "▄ download █ train ▀ upload · wait × offline = paused ▒ inferred",
         "q quit  ↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart",
     ]
+
+
+def test_verdict_so_far_agrees_with_the_notes() -> None:
+    shown = small()
+    shown.validity = Validity()
+    assert drawn(shown, 7.0)[3] == "valid so far"
+    shown.tally.add(events.Note(7.0, doubt_note("the uplink of pi-1 was too slow")))
+    shown.tally.add(events.Disrupted(8.0, 7.5, "the machine was asleep"))
+    line = "not valid so far: the uplink of pi-1 was too slow; the machine was asleep from"
+    assert " ".join(drawn(shown, 8.0)[3:5]).startswith(line)
+    shown.tally.add(events.Note(8.0, "a client left"))
+    assert "a client left" not in " ".join(drawn(shown, 8.0))
 
 
 def test_long_verdict_is_wrapped() -> None:

@@ -109,11 +109,31 @@ grid:
 """,
     )
     assert [cell.label for cell in study.cells] == [
-        "fedavg, stop #1",
-        "fedavg, stop #2",
-        "fedbuff buffer_size 2, stop #1",
-        "fedbuff buffer_size 2, stop #2",
+        "fedavg, after 1s",
+        "fedavg, after 2s",
+        "fedbuff buffer_size 2, after 1s",
+        "fedbuff buffer_size 2, after 2s",
     ]
+    (tmp_path / "digits.yaml").write_text(
+        BASE.replace("quadratic, centers: [[0], [1], [5]]", "digits-logreg")
+    )
+    partitions = read(
+        tmp_path,
+        """
+topology: digits.yaml
+grid:
+  task.partition: [{scheme: iid}, {scheme: dirichlet, alpha: 0.1}, {scheme: dirichlet, alpha: 1.0}]
+  task.local: [{steps: 5, lr: 0.06}, {steps: 5, lr: 0.1}]
+""",
+    )
+    assert [cell.label for cell in partitions.cells] == [
+        f"{partition}, lr {lr}"
+        for partition in ("iid", "dirichlet 0.1", "dirichlet 1")
+        for lr in (0.06, 0.1)
+    ]
+    grid = "{task.partition: [{scheme: iid}, {scheme: dirichlet, alpha: 0.3}]}"
+    alone = read(tmp_path, f"topology: digits.yaml\ngrid: {grid}")
+    assert [cell.label for cell in alone.cells] == ["iid", "dirichlet 0.3"]
     seeds = read(tmp_path, "topology: base.yaml\ngrid: {seed: [1, 2]}")
     assert [cell.label for cell in seeds.cells] == ["fedavg", "fedavg"]
 

@@ -18,7 +18,7 @@ from testbed.errors import BadInputError
 from testbed.plan import model_check
 from testbed.run import planning
 from testbed.run.options import Options
-from tests.running import TOPOLOGIES, Testbed
+from tests.running import TOPOLOGIES, Finished, Testbed
 
 HEAD = """
 from __future__ import annotations
@@ -260,3 +260,48 @@ def test_device_with_one_sample_is_handled_as_last_batch_says(
     with pytest.raises(BadInputError) as refused:
         model_check.try_step(read, prepared)
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize("runtime", ["virtual", "process"])
+def test_fit_knows_its_client_and_remembers(runtime: str, testbed: Testbed, tmp_path: Path) -> None:
+    """Each client counts its trainings in its memory: the loss of the k-th is 10 · index + k."""
+    body = FITS.replace("lr):", "lr, client):") + (
+        "        assert client.name == f'a-{client.index + 1}'\n"
+        "        count = client.memory.setdefault('count', np.zeros(1, np.float32))\n"
+        "        count += 1\n"
+        "        return 10 * client.index + count[0]\n"
+    )
+    file = write(tmp_path, body)
+    text = file.read_text().replace("timing: 1s", "cpu: 0.1")
+    file.write_text(text.replace("updates: 40", "updates: 6"))
+    done = testbed("up", file, "--runtime", runtime, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    updates = Finished.only_one_in(tmp_path / "runs").updates
+    losses = {name: [u.loss for u in updates if u.client == name] for name in ("a-1", "a-2")}
+    assert losses == {"a-1": [1, 2, 3], "a-2": [11, 12, 13]}
+
+
+def test_memory_of_fit_survives_a_crash_of_the_device(tmp_path: Path) -> None:
+    """A crash during the third training leaves the memory as it was after the second."""
+    body = FITS.replace("lr):", "lr, client):") + (
+        "        count = client.memory.get('count', np.zeros(1, np.float32))\n"
+        "        client.memory['count'] = count + 1\n"
+        "        return count[0] + 1\n"
+    )
+    file = write(tmp_path, body)
+    more = "scenario: [{at: 2.5s, crash: a-1, restart_after: 1s}]\n"
+    file.write_text(
+        file.read_text().replace("fedavg", "fedasync").replace("updates: 40", "after: 8s") + more
+    )
+    done = simulate(file, runs=tmp_path / "runs").updates
+    losses = {name: own["loss"].tolist() for name, own in done.groupby("client", observed=True)}
+    assert losses["a-1"] == [1, 2, 3, 4, 5, 6]
+    assert losses["a-2"] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_memory_of_fit_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    body = FITS.replace("lr):", "lr, client):") + "        client.memory['n'] = 1\n        return 0.0\n"
+    read = topology.load(write(tmp_path, body))
+    prepared = halves(Shard(PIXELS, np.ones(40, np.float32)))
+    with pytest.raises(BadInputError, match=r"fit keeps memory\['n'\] = 1, expected a NumPy array"):
+        model_check.try_step(read, prepared)

@@ -47,4 +47,5 @@ class MyRuleState(State):
         return [self.buffer.apply(self.params.server_lr / self.params.buffer_size), reply]
 
     # By default every client gets the model at the start and when it joins, and nothing happens when a
-    # client leaves. Override start, join, leave and timer if your rule differs.
+    # client leaves. Override start, join, leave and timer if your rule differs. Clients can also send
+    # several vectors, remember vectors or change the local objective: see topologies/own/scaffold.py.

@@ -1,0 +1,98 @@
+"""Spans that are too short to see, as shares of time.
+
+A lane with many spans per pixel would be a mush of colours. Such a lane is divided into bins of
+time. Each bin has a bar per kind of span, stacked on each other. The height of a bar is the share
+of the bin's time that the spans of this kind cover, and the space above the bars is the rest.
+
+`paper` uses this module. `screen` has the same in JavaScript (`time_shares.js`), because the
+visitor's zoom decides which spans are too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil, log2
+
+import numpy as np
+import numpy.typing as npt
+
+from analysis.charts.chart import Column, arrays
+
+MIN_WIDTH = 2.0
+"""Width in pixels from which a span is visible."""
+MIN_VISIBLE_SHARE = 0.2
+"""Minimum share of visible spans in a lane that is drawn as spans."""
+MAX_SPANS = 10
+"""Maximum number of spans in a lane that is always drawn as spans."""
+MIN_BIN_WIDTH = 4.0
+"""Minimum width of a bin in pixels. The duration of a bin is a power of two, in seconds, so that bins
+stay the same while a run becomes longer."""
+
+_USUAL_WIDTH = 1000.0
+"""Usual width of a plot with lanes, in pixels."""
+
+
+def crowded(spans: Mapping[str, Column], seconds_per_pixel: float) -> npt.NDArray[np.bool_]:
+    """Return for each span whether it is in a lane that is drawn as shares of time. In such a lane few
+    spans are visible, and there is at least one span per bin on average. `spans` has the columns of a
+    layer with the mark `spans`."""
+    begin, end = spans["begin"], spans["end"]
+    lanes, lane = np.unique(spans["y"], return_inverse=True)
+    visible = np.bincount(lane, end - begin >= MIN_WIDTH * seconds_per_pixel, len(lanes))
+    count = np.bincount(lane, minlength=len(lanes))
+    first, last = np.full(len(lanes), np.inf), np.full(len(lanes), -np.inf)
+    np.minimum.at(first, lane, begin)
+    np.maximum.at(last, lane, end)
+    dense = count * MIN_BIN_WIDTH * seconds_per_pixel > last - first
+    found = dense & (count > MAX_SPANS) & (visible < MIN_VISIBLE_SHARE * count)
+    return np.asarray(found[lane], bool)
+
+
+def bin_seconds(seconds_per_pixel: float) -> float:
+    """Return the duration of a bin in seconds."""
+    return float(2.0 ** ceil(log2(MIN_BIN_WIDTH * seconds_per_pixel)))
+
+
+def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
+    """Return bars in place of `spans`, whose lanes are all crowded. Bars have the columns of spans, with
+    `shade`. `step`: duration of a bin in seconds.
+
+    Bars are stacked in the order of their colours in `PALETTE`, at higher y first."""
+    begin, end = spans["begin"], spans["end"]
+    first = np.floor(begin / step).astype(np.int64)
+    count = np.maximum(np.ceil(end / step).astype(np.int64) - first, 1)
+    row = np.repeat(np.arange(len(begin)), count)
+    number = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    covered = np.minimum(end[row], (number + 1) * step) - np.maximum(begin[row], number * step)
+    shade = spans.get("shade", np.ones(len(begin)))
+    kind = np.stack([spans["y"][row], number, spans["color"][row], -shade[row]])
+    (lane, number, color, shade), place, which = np.unique(
+        kind, axis=1, return_index=True, return_inverse=True
+    )
+    left = np.maximum(number * step, begin.min(initial=0.0))
+    right = np.minimum((number + 1) * step, end.max(initial=0.0))
+    share = np.bincount(which.ravel(), covered, len(lane)) / (right - left)
+    starts = np.ones(len(lane), bool)  # of a bin in a lane
+    starts[1:] = (lane[1:] != lane[:-1]) | (number[1:] != number[:-1])
+    total = np.cumsum(share)
+    below = (total - share)[np.maximum.accumulate(np.where(starts, np.arange(len(lane)), 0))]
+    height = spans["height"][row[place]]
+    return arrays(
+        y=lane + height / 2 - height * (total - below - share / 2),
+        height=height * share,
+        begin=left,
+        end=right,
+        color=color.astype(np.int64),
+        shade=-shade,
+    )
+
+
+def note(spans: Mapping[str, Column]) -> str:
+    """Return a note for a chart of `spans` in which a plot of the usual width shows shares of time;
+    otherwise an empty text."""
+    if not len(spans["begin"]):
+        return ""
+    seconds = float(spans["end"].max() - spans["begin"].min())
+    if not crowded(spans, seconds / _USUAL_WIDTH).any():
+        return ""
+    return "short intervals: shares of time"
