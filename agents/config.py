@@ -58,7 +58,7 @@ class BrokerAccess:
     username: str
     password: str = dataclasses.field(repr=False)
     certificate: str | None = None
-    """Certificate of the broker in PEM format, the only one that is trusted; None if TLS is not used."""
+    """The broker's certificate as PEM text; None if TLS is not used. No other certificate is trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,8 @@ class InitialModel:
     """The model at the start of a run."""
 
     weights: str | None = None
-    """Path of a safetensors file with the module's state by name; None if the task makes the initial
-    state."""
+    """Path of a safetensors file with the module's `state_dict`; None to start from the state that the
+    task makes."""
     frozen: Sequence[str] = dataclasses.field(default_factory=list)
     """Patterns for the names of parameters that are neither trained nor sent."""
 

@@ -121,7 +121,8 @@ _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Leave: {"down": True},
     Join: {"down": False, "frozen": False, "cut off": False},
 }
-"""Holds that each action begins (True) or ends (False). The first hold is the action's main hold."""
+"""Holds that each action begins (True) or ends (False). If an action has several holds, `hold_of`
+returns the first."""
 
 
 def holds(action: Switching) -> Mapping[Hold, bool]:
@@ -130,7 +131,7 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the main hold that `action` begins or ends. A `Join` ends all holds; its main hold is
+    """Return the hold that `action` begins or ends. A `Join` ends all holds; for it, return
     `down`."""
     return next(iter(_HOLDS[type(action)]))
 

@@ -22,8 +22,8 @@ TARGETS = tuple(percent / 100 for percent in (*range(10, 95, 5), 95, 97, 98, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonRow:
-    """Results of runs that differ only in their seed: means and 95% confidence intervals (Student's
-    t), the latter for at least three runs."""
+    """Results of runs that differ only in their seed. Results are means. If there are at least three
+    runs, the means have 95% confidence intervals (Student's t)."""
 
     name: str
     settings: Mapping[str, str]

@@ -45,9 +45,9 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `paused`: frozen by the scenario or by hand.
     - `offline`: cut off from the network, absent, or crashed. After an absence or a crash, the state
       lasts until the device reports that it is ready.
-    - `unfinished`: in a round without applied update, because the run ended, the device left, or the
-      update was rejected or is still in the rule's buffer. The state lasts from the dispatch until the
-      update arrived, or until no update was expected any more. An unknown part of it was training.
+    - `unfinished`: in a round whose update is not applied, because the run ended, the device left, or
+      the update was rejected or is still in the rule's buffer. The state lasts from the dispatch until
+      the update arrived, or until no update was expected any more. An unknown part of it was training.
     - `wait`: in all other cases. The device waits for the aggregator, or has think time.
 
     While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished`

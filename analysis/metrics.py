@@ -162,13 +162,13 @@ def staleness(run: Run, by: str | None = "group") -> pd.DataFrame:
 
 
 def utilisation(run: Run) -> pd.DataFrame:
-    """Return a table with one row per device. All values are shares of the run's duration; NaN for a run
-    without duration.
+    """Return a table with one row per device. All values are shares of the run's duration; NaN if the
+    duration is 0.
 
     Each column named in `device_states.STATES` is the share that the device spent in that state. These
     columns sum to 1. Three further columns combine states: `busy` (training, making a mask, or in a
-    round without applied update), `transfer` (download or upload) and `idle` (`wait`). They sum to 1
-    together with `paused` and `offline`.
+    round whose update is not applied), `transfer` (download or upload) and `idle` (`wait`). They sum to
+    1 together with `paused` and `offline`.
     """
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
@@ -281,8 +281,8 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
 
     The watts are `watts[group][state]`, or those of the plan (`power` of topology or profile) if `watts`
     is None. A state without a figure counts as 0 W. For example, `power: {train: 7.2W}` gives the energy
-    of training alone. Rounds without applied update, and the making of masks, count as training. A
-    device without any figure has NaN.
+    of training alone. Rounds whose update is not applied, and the making of masks, count as training.
+    A device without any figure has NaN.
     """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]

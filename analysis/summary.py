@@ -114,15 +114,16 @@ def verdicts(runs: Iterable[Run]) -> dict[Verdict, int]:
 def devices(run: Run) -> pd.DataFrame:
     """Return one row per device, in the manifest's order, indexed by `device`. The columns:
 
-    - `group`, `profile`, `cpu` (share of one host core), `samples`: as planned.
+    - `group`, `profile`, `cpu` (share of one host core), `samples`: as in the run's plan.
     - `updates`: number of applied updates of the device.
     - `staleness`: mean staleness of these updates, in versions; NaN without updates.
-    - `share`: number of these updates ÷ number of all applied updates; weights do not count. NaN
+    - `share`: number of these updates ÷ number of all applied updates, whatever their weights. NaN
       if the run has no applied update.
 
-    Shares of the run's duration, which sum to 1 (states as in `device_states`); NaN without duration:
+    The following columns are shares of the run's duration, and sum to 1. They are NaN if the duration
+    is 0. `device_states` describes the states.
 
-    - `busy`: training, or in a round without applied update, including its transfers.
+    - `busy`: training, or in a round whose update is not applied. The transfers of such a round count.
     - `transfer`: downloading or uploading, without training.
     - `idle`: waiting for the aggregator, or think time.
     - `paused`: frozen. `offline`: absent, or cut off from the network.

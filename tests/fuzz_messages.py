@@ -56,7 +56,8 @@ NASTY: list[Any] = [
     {"a": {"b": {"c": {}}}},
 ]  # fmt: skip
 BYTES = [b"[" * 5000, b"\xff", b"\x00", b"\\ud800", b"9" * 5000, b"1e999", b"NaN", b"", b"\x1b[31m"]
-BODIES = ("vector", "encoded", "buffers")
+BODIES = ("vector", "encoded", "buffers", "vectors")
+OWN_NAMES = ["control", "", "/", "control/w", "\x1b[2J", "x" * 5000]
 BUFFERS = [([], [1]), ([1.0], [0]), ([np.nan], [-(2**63)]), ([1.0] * 99, [])]
 WORDS = [[0], [2**31 - 1], [2**32 - 1], [1, 2]]
 COUNTS = [0, 1, -1, 2**31, -(10**30), 10**400]
@@ -187,6 +188,10 @@ class Fuzz:
             holders = self._random.choice([(0,), (), (1,), (0, 9_000)])
             masked = Masked(words, holders, self._random.choice(COUNTS), self._random.choice(COUNTS))
             message = replace(message, vector=message.vector[:0], encoded=masked.encoded)
+        if self._random.random() < 0.1:
+            names = self._random.choices(OWN_NAMES, k=2)
+            own = np.array(self._random.choice(VECTORS), np.float32)
+            message = replace(message, vectors={names[0]: own, names[1]: message.encoded or own})
         if self._random.random() < 0.5:
             field = self._random.choice([name for name in message.__slots__ if name not in BODIES])
             message = replace(message, **{field: self._random.choice(NASTY)})

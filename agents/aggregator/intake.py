@@ -114,8 +114,8 @@ class Intake:
         return Verdict(first, update, last)
 
     def _unasked(self, event: UpdateArrived, answer: NoAnswer, *, is_ours: bool) -> Verdict:
-        """Decide about an update that answers no open dispatch. `is_ours`: whether the update names
-        this run and its sender."""
+        """Decide about an update that answers no open dispatch. `is_ours`: whether the run and the
+        client that the update states are this run and the sender."""
         sender, message, number = event.sender, event.message, event.message.dispatch
         if answer is NoAnswer.DUPLICATE:
             return Verdict([Acknowledge(sender, number)])

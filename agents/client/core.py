@@ -173,8 +173,8 @@ class ClientCore:
         self._wanted: Literal["pull", "interrupt"] | None = None
 
     def on_model(self, message: ModelMessage, at: Nanoseconds) -> Actions:
-        """Handle a model that had arrived completely at time `at`. If MQTT delivers the model again,
-        ignore it."""
+        """Handle a model that arrived in full at time `at`. If MQTT delivers a model twice, ignore the
+        second copy."""
         if message.dispatch <= self._newest:
             return []
         self._newest, self._schema = message.dispatch, message.schema

@@ -15,11 +15,13 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds
 class Timing:
     """Durations of one client's trainings in a run.
 
-    Each training that begins draws the next value of `timing` and of `think`. A training that is
-    repeated after a crash draws new values, because with the same values a long training might never end
-    between two crashes. `rng` returns the generator for a purpose. `speed` divides the values of
-    `timing`. `begun`: number of trainings that earlier processes of the client began. If `timing` or
-    `think` is None, its durations are 0.
+    `timing`: minimum duration of a training, before it is divided by `speed`. `think`: pause between the
+    end of a training and the sending of its update. If `timing` or `think` is None, its values are 0.
+    `rng`: function that returns the random generator for a purpose: TIMING or THINKING. `begun`: number
+    of trainings that earlier processes of the client began.
+
+    Each training draws a new value of `timing` and of `think` when it begins. So does a training that is
+    repeated after a crash. With its old values, a long training might never end between two crashes.
     """
 
     def __init__(

@@ -201,7 +201,7 @@ class ServerStep:
 
 
 class UpdateStep(ABC):
-    """A step with its parameters: a frozen dataclass."""
+    """Base class of the steps. Each step is a frozen dataclass of its parameters."""
 
     field: ClassVar[str | None] = None
     """Header field that marks updates encoded by this step; None if the step does not encode."""

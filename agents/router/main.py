@@ -144,7 +144,8 @@ class Router:
         self._queues = {name: (2 * k, 2 * k + 1) for k, name in enumerate(cfg.addresses)}
         """Numbers of the queues (up, down), by device."""
         self._queued: set[str] = set()
-        """Devices whose packets are sent to the devices' queues."""
+        """Devices whose packets iptables sends to their queues. The rules for a device are added when
+        its link first needs them."""
         self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
         impairments = {

@@ -159,8 +159,11 @@ class FavanoClient(ClientState):
         return Form("model", lambda: start + (end() - start) / divisor)
 
     def divisor(self, steps: int) -> float:
-        """Count an update after `steps` local steps, and return its α_i. With `stochastic`, α_i is P(E >
-        0)·E; with `deterministic`, it is E[E]."""
+        """Count an update after `steps` local steps, and return its α_i.
+
+        Let E be the number of local steps of an update. α_i is P(E > 0)·`steps` with `stochastic`, and
+        the mean of E with `deterministic`. Both are estimated from this client's updates, with this one.
+        """
         self._count += 1
         self._positive += steps > 0
         self._steps += steps

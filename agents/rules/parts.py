@@ -179,7 +179,7 @@ class RobustSum:
         self.contributions.append(update.contribution(times * weight))
 
     def apply(self, scale: float = 1.0, *, sign: int = 1) -> Aggregated:
-        """Do w ← w + sign · scale · A · mean, where `mean` is the trimmed mean and A = Σ a_i, and empty
+        """Do w ← w + sign · scale · A · mean, where `mean` is the trimmed mean and A = Σ a_i. Then empty
         the sum. Return the entry for the log, in which update i has the weight scale · a_i."""
         mean = trimmed_mean(self._rows, count_trimmed(len(self._rows), self._trim), self._weights)
         add_scaled(self._server.w, mean, sign * scale * self.weight)

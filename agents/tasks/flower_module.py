@@ -307,7 +307,7 @@ def check_app(candidate: Any, evaluate: Any, app_config: Mapping[str, Any]) -> N
     if "train.default" not in functions:
         found = ", ".join(functions) or "none"
         raise ValueError(
-            f"app has no function @app.train(), and a device has to train; its functions: {found}"
+            f"app has no function @app.train(), which devices need for training: add it (found: {found})"
         )
     if evaluate is None and "evaluate.default" not in functions:
         raise ValueError(f"app has no function @app.evaluate(): add one, or {_EVALUATE}")

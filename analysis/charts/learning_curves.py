@@ -87,10 +87,11 @@ def _line_remarks(sets: Mapping[str, Sequence[Run]]) -> tuple[str, ...]:
 def _mean(
     name: str, runs: Sequence[Run], quality: Quality, against: Progress, hue: str
 ) -> Iterator[Layer]:
-    """Yield the mean and the band of runs that are evaluated at different times.
+    """Yield two layers: a band from the lowest to the highest of `runs`, and a line of their mean.
 
-    The values of a run are interpolated between evaluations. After its last evaluation, they stay
-    constant. Nothing is drawn before every run has its first evaluation.
+    The runs are evaluated at different times, so the values of each run are interpolated between its
+    evaluations. After the last evaluation of a run, its value stays constant. Both layers begin when
+    every run has had its first evaluation.
     """
     (_, values), (axis, scale) = _X[against], _Y[quality]
     lines = [(np.asarray(values(run), np.float64), run.evaluations[quality] * scale) for run in runs]

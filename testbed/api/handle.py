@@ -57,9 +57,9 @@ class RunHandle:
         controller: subprocess.Popen[bytes] | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`controller`: process of the run's controller if the run has to end when the calling process
-        ends; None if the run continues after that. `on_event`: called with each record of the run in a
-        separate thread; None for no callback.
+        """`controller`: process of the run's controller, if the run has to end when the calling process
+        ends; None if the run continues without the calling process. `on_event`: callback for each record
+        of the run, called in a separate thread; None for no callback.
         """
         self._directory = directory
         self._controller = controller

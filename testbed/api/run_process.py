@@ -20,7 +20,8 @@ from testbed.watching import live, overview
 
 
 def main(path: str, *more: str) -> int:
-    """Run the launch in the directory `path`; return the exit code that `testbed up` would have."""
+    """Run the launch that is stored in the run directory `path`. Return the same exit code as `testbed
+    up`."""
     if "tied" in more:
         interrupt_at_end_of_input()
     directory = RunDirectory(Path(path))

@@ -45,9 +45,11 @@ class SweepResult:
 
     def table(self, target: float | None = None, baseline: str | None = None) -> pd.DataFrame:
         """Compare what each configuration needed to reach the test accuracy `target`, over all of its
-        seeds, as `testbed compare` does. If `target` is None, it is the target of the sweep; if the
-        sweep has none, it is the highest accuracy that all runs of the task reached. `baseline`: setting
-        to which speed-ups refer; None for that of the first row.
+        seeds, as `testbed compare` does.
+
+        `target`: share from 0 to 1; None for the sweep's target or, if the sweep has none, for the
+        highest accuracy that all runs of the task reached. `baseline`: setting to which speed-ups refer,
+        such as `fedavg` or `lr 0.1`; None for the setting of the first row.
 
         Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`, as
         `analysis.paper_tables.frame` names them."""

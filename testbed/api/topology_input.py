@@ -1,4 +1,4 @@
-"""Topologies in the forms that Python callers pass."""
+"""Conversion of topologies that are passed from Python (path, text, mapping or object) to text."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from testbed.console import print_files, print_text, remark
 from testbed.errors import writable_file
 
 Name = Annotated[str, typer.Argument(help="Lower-case letters, digits and -, such as my-rule.")]
-To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print it).")]
+To = Annotated[Path | None, typer.Option("--to", help="File to write (default: print the result).")]
 
 
 def add_to(app: typer.Typer) -> None:

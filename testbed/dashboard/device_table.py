@@ -120,7 +120,7 @@ def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
 
 def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
     """Return headings and rows of text. Columns without any known value are left out. `grouped`: whether
-    `devices` is from `groups`."""
+    `devices` has one row per group, as `groups` returns them."""
     shown = {
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],

@@ -1,5 +1,5 @@
-"""One run directory, which is read while it grows. It is read once for all visitors, and in bounded
-memory."""
+"""Reader of a run directory, also while the run writes to it. All visitors of the dashboard share one
+reader. Its memory is bounded."""
 
 from __future__ import annotations
 

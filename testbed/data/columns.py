@@ -200,7 +200,8 @@ def _as_classes(
     place = {name: number for number, name in enumerate(train.classes)}
     if unknown := [name for name in names.known if name not in place]:
         raise DataError(
-            "label", f"{split} has samples of {unknown[0]!r}, but the training samples have none"
+            "label",
+            f"{split} has samples of class {unknown[0]!r}, but no training sample has this class",
         )
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 

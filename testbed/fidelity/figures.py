@@ -142,7 +142,7 @@ class GpuFidelity:
             yield "its GPU memory: NVML does not report the memory of the process"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `fidelity.json`."""
+        """Return the GPU's entry in `fidelity.json`."""
         return {
             "share": {"asked": self.requested.share, "got": None},
             "memory": {"asked": self.requested.memory, "got": self.memory},
@@ -186,7 +186,7 @@ class Carried:
     share of its rate that it carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of `fidelity.json`, which looks like a figure with a requested value of 1."""
+        """Return the direction's entry in `fidelity.json`: a figure with a requested value of 1."""
         figure = Figure(1.0, self.share)
         values = {"asked": 1.0, "got": self.share, "error": figure.error, "busy": self.busy}
         return {name: _round(value) for name, value in values.items()}
@@ -319,7 +319,7 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry of `fidelity.json`. A value is None if it was not requested or is
+        """Return the device's entry in `fidelity.json`. A value is None if it was not requested or is
         unknown."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:

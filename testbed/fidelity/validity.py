@@ -127,7 +127,7 @@ class Validity:
         return _VERDICTS[self.valid]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry of the manifest."""
+        """Return the entry `validity` of the manifest."""
         return {
             "valid": self.valid,
             "reasons": list(self.reasons),

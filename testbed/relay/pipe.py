@@ -62,9 +62,10 @@ class _QueuedItem(NamedTuple, Generic[T]):
 
 
 class LinkPipe(Generic[T]):
-    """Queue of items, each with a payload size. `uniform` returns random numbers in [0, 1).
+    """Queue that delays items like one direction of a link with the properties `shape`.
 
-    Times are seconds of a monotonic clock. Items should not be larger than `piece`.
+    Each item has a payload size, which should not be larger than `piece`. `uniform` returns random
+    numbers in [0, 1). Times are seconds of a monotonic clock.
     """
 
     def __init__(

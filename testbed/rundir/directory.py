@@ -181,8 +181,9 @@ class RunDirectory:
             return None
 
     def begin_telemetry(self) -> None:
-        """Write the Unix time at which the telemetry's clock was 0, before the samples of a new segment.
-        That Unix time changes when the host restarts or sleeps."""
+        """Begin a new segment of the telemetry with a line that has the Unix time at which the
+        telemetry's clock was 0. This time can differ between segments, because the clock stands still
+        while the host sleeps and starts again when the host restarts."""
         with self.telemetry.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

@@ -125,7 +125,7 @@ def _durability(values: Values) -> Values:
 
 
 _SECTION = "virtual"
-"""Key of a topology with the settings of virtual time."""
+"""Topology key that holds the settings of virtual time."""
 
 
 def _virtual(values: Values) -> Values:

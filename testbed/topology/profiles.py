@@ -82,8 +82,8 @@ class TrainingSpeeds(Model):
     )
     error: RelativeError | None = Field(
         default=None,
-        description="Mean relative error of the times predicted for networks that the speeds were not "
-        "fitted to",
+        description="Mean relative error of predicted training times, for neural networks that were not "
+        "used to fit the speeds",
     )
 
 

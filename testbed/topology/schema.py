@@ -286,9 +286,9 @@ class Virtual(Model):
     )
     packets: bool | None = Field(
         default=None,
-        description="Whether transfers consist of packets, as on emulated links. Packets have headers, "
-        "and the first packet after a pause passes at once. Default: true if the time of a step is "
-        "measured",
+        description="Whether to simulate packets, as on emulated links. Their headers use bandwidth. "
+        "After a pause, a burst of packets may exceed the link's rate (token bucket). Default: true if "
+        "step_time is measured",
     )
 
     def with_defaults(self, defaults: Iterable[tuple[str, Any]]) -> Virtual:

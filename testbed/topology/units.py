@@ -35,8 +35,8 @@ _POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
-    """Read a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` as a number of bit/s. The number must
-    be whole and above zero."""
+    """Convert a rate such as `5mbit`, `200kbit`, `5Mbps` or `5Mbit/s` to bit/s. The result must be whole
+    and above zero."""
     expected = "expected a rate above zero with its unit such as 5mbit, 200kbit or 1gbit"
     number, unit = _split(value, expected)
     if _BYTE_RATE.fullmatch(unit):
@@ -55,15 +55,14 @@ def rate(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Read a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` as a number of seconds. It may be
-    zero."""
+    """Convert a duration such as `80ms`, `30s`, `2min`, `1h` or `500us` to seconds. Zero is allowed."""
     expected = "expected a duration with its unit (us, ms, s, min, h) such as 80ms, 30s or 2min"
     return float(_in_base_unit(value, _DURATIONS, expected))
 
 
 def size(value: object) -> int:
-    """Read a size such as `512MiB`, `1GiB` or `500MB` as a number of bytes. The number must be whole and
-    above zero."""
+    """Convert a size such as `512MiB`, `1GiB` or `500MB` to bytes. The result must be whole and above
+    zero."""
     expected = "expected a size above zero with its unit (MiB, GiB, MB, GB) such as 512MiB"
     count = _in_base_unit(value, _SIZES, expected)
     if count == 0:
@@ -74,7 +73,7 @@ def size(value: object) -> int:
 
 
 def power(value: object) -> float:
-    """Read a power such as `6.4W` or `350mW` as a number of watts. It may be zero."""
+    """Convert a power such as `6.4W` or `350mW` to watts. Zero is allowed."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
     return float(_in_base_unit(value, _POWERS, expected))
 
@@ -115,8 +114,8 @@ def _ratio(value: object, most: float, expected: str) -> float:
 
 
 def frequency(value: object) -> float:
-    """Read a frequency such as `2/min`, `0.5/s` or `3/h` as a number per second. It must be above
-    zero."""
+    """Convert a frequency such as `2/min`, `0.5/s` or `3/h` to a number per second. The frequency must
+    be above zero."""
     match = _match(FREQUENCY, value)
     if match is None or not Fraction(match[1]):
         raise ValueError("expected a number above zero per s, min or h such as 2/min, 0.5/s or 3/h")
@@ -167,8 +166,7 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
-    """Read a quantity of at least zero. Return it as a multiple of the unit whose factor in `units` is
-    1."""
+    """Convert a quantity to the unit whose factor in `units` is 1. The quantity must be at least 0."""
     number, unit = _split(value, expected)
     if unit not in units or number < 0:
         raise ValueError(expected)

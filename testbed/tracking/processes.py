@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from testbed.rundir.directory import RunDirectory
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds after the end of the run in which a tracker may send the remaining figures."""
+"""Time in seconds that the trackers have after the end of the run to send the remaining figures."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def send(name: str, directory: RunDirectory, *, model: bool) -> str:
         done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
     last = (last_log_lines(_log(directory, name), 1) or [""])[-1]
     if done.returncode:
-        raise RunFailedError(f"{name}: {last}. See {_log(directory, name)}")
+        raise RunFailedError(f"sending the run to {name} failed: {last}. See {_log(directory, name)}")
     return last
 
 

@@ -128,7 +128,7 @@ class _Process:
         deadline, data = time.monotonic() + patience, bytearray()
         while not data.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or len(data) > _MAX_ANSWER:
+            if left <= 0:
                 raise BadInputError(
                     f"your code did not answer within {patience:g} s: do no slow work when a module is "
                     f"imported, or when the model or dataset is made\n{self.printed()}"
@@ -137,6 +137,11 @@ class _Process:
                 if not (chunk := os.read(descriptor, 65536)):
                     return None
                 data += chunk
+            if len(data) > _MAX_ANSWER:
+                raise BadInputError(
+                    f"what your code says of itself has more than {_MAX_ANSWER:,} bytes: use fewer or "
+                    "shorter names and texts"
+                )
         return bytes(data)
 
     def printed(self) -> str:

@@ -161,8 +161,8 @@ class Direction:
         """The device's own pipe; None until it is needed."""
         self._open = True
         self._messages: list[tuple[float, Callable[[Nanoseconds], None]]] = []
-        """Messages that have not passed yet: the remaining bits of each, and the callback for its
-        arrival time."""
+        """Messages that have not passed the pipes yet: the remaining bits of each, and the callback for
+        its arrival time."""
         self._in: list[SharedPipe] = []
         """Pipes that the first message has not passed yet."""
         self._last: Nanoseconds = 0
@@ -197,7 +197,7 @@ class Direction:
         self._start_first()
 
     def drop(self) -> None:
-        """Discard all messages that have not passed yet."""
+        """Discard all messages that have not passed the pipes yet."""
         if self._in:
             self._leave_pipes()
             self._free = self._events.now

@@ -207,7 +207,8 @@ class Squares:
 
 
 class AnyModule:
-    """Any torch module. Models are computed one after the other, or as a stack with torch.func.vmap."""
+    """Objective for any torch module. It computes the gradients of several models one after the other,
+    or together with torch.func.vmap."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
         self._task = task
@@ -316,9 +317,9 @@ class AnyModule:
 
 
 def _stacks_faster(module: nn.Module) -> bool:
-    """Whether stacked models train faster on a CPU than one after the other. Small operations spend most
-    of their time on the call, so that stacking helps. Convolutions and recurrent layers do enough work
-    per call, and are slower when stacked (docs/evidence/virtual-time.md)."""
+    """Whether models train faster on a CPU in a stack than one after the other. Stacking saves overhead
+    per call, which is most of the time of small operations. Convolutions and recurrent layers have
+    little overhead, and are slower in a stack (docs/evidence/virtual-time.md)."""
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 
 

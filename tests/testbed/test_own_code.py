@@ -37,6 +37,7 @@ from testbed.run.options import Options
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
+from testbed.user_code import inspector
 from testbed.user_code.code import UserCode
 from tests.running import Testbed
 
@@ -657,6 +658,12 @@ def test_final_mini_batch_of_one_sample_is_tried(tmp_path: Path) -> None:
     model_check.try_step(read(tmp_path, task=plain), prepared)
     with pytest.raises(BadInputError, match="of a-1 has only one: it has 10 samples"):
         model_check.try_step(read(tmp_path, task=normed), prepared)
+
+
+def test_too_long_answer_is_not_called_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "_MAX_ANSWER", 10)
+    with pytest.raises(BadInputError, match="has more than 10 bytes"):
+        read(tmp_path, task=task("Mine"))
 
 
 def test_trial_step_gets_integer_tokens(tmp_path: Path) -> None:

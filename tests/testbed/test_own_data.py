@@ -242,7 +242,7 @@ def test_text_labels_become_classes_in_alphabetical_order(tmp_path: Path) -> Non
     assert found.train.y.tolist() == [2, 0, 1]
     assert found.test.y.tolist() == [1]
     write(tmp_path, {"x": [4.0], "y": ["cow"]}, "test.parquet")
-    with pytest.raises(BadInputError, match=r"test\.parquet has samples of 'cow'"):
+    with pytest.raises(BadInputError, match=r"test\.parquet has samples of class 'cow'"):
         read(tmp_path, label="y")
 
 

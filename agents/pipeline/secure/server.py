@@ -46,7 +46,8 @@ class SumOpened:
 
     number: int
     wanted: SumUp
-    """The rule's request, with the weights that the updates have in `total`."""
+    """The rule's request, but with the weights that were used in `total`: secure aggregation rounds
+    weights."""
     total: Vector
     """Weighted sum of the updates: float64, shape (d,)."""
 
@@ -92,7 +93,7 @@ class SecureSums(ServerStep):
         self._received: dict[tuple[str, int], _WaitingUpdate] = {}
         """Updates that are not in a sum yet, by client and dispatch."""
         self._wanted: dict[int, SumUp] = {}
-        """The rule's requests, by number of the sum that waits for answers."""
+        """Sums that wait for the clients' answers: number of the sum -> the rule's request."""
 
     @property
     def waiting(self) -> Set[int]:
