@@ -7,8 +7,8 @@ import math
 
 
 class DeclarationError(ValueError):
-    """A rule does not keep to what it has declared (`agents.rules.client_half.ClientSide`); the text
-    says how."""
+    """A rule violates what it has declared (`agents.rules.client_half.ClientSide`). The message says
+    how."""
 
 
 def positive(name: str, value: float | None) -> None:

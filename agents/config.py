@@ -18,8 +18,9 @@ import msgspec
 
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
-"""MQTT keep-alive in seconds of device time: for most clients, and for clients whose task has its own
-`fit`. A task's `fit` may hold Python's interpreter lock for long, and no ping can be sent meanwhile."""
+"""MQTT keep-alive in seconds of device time. KEEPALIVE: for most clients. FIT_KEEPALIVE: for clients
+whose task has its own `fit`. Such a `fit` may hold Python's interpreter lock for long, and no ping can
+be sent meanwhile."""
 
 
 def silence_timeout(keepalive: float = KEEPALIVE) -> float:
@@ -80,12 +81,13 @@ class Schedule:
     """How the factor changes with m = n - warmup, from 1 at m = 0 to `to` at m = `over`. For m above
     `over`, linear and cosine stay at `to`, and exponential continues as to^(m/over)."""
     over: Count
-    """m at which the factor reaches `to`."""
+    """Number of local steps or versions, counted from the end of the warm-up, after which the factor is
+    `to`."""
     to: NotNegative = 0.0
-    """Factor at m = `over`."""
+    """Factor at n = warmup + over."""
     every: Count = 1
-    """The factor changes only when m is a multiple of this value. With `over: 30, to: 0.1, every: 30`
-    the step size is divided by 10 whenever n has grown by 30."""
+    """The factor changes only when n - warmup is a multiple of this value. With `shape: exponential,
+    over: 30, to: 0.1, every: 30` the step size is divided by 10 whenever n has grown by 30."""
     warmup: Annotated[int, "count from 0"] = 0
     """While n is below this value, the factor is (n + 1)/(warmup + 1)."""
 
@@ -122,8 +124,8 @@ class LocalTraining:
     """Factor of lr, as a function of the number of the local step in a training; None if there is no
     such factor."""
     lr_by_version: Schedule | None = None
-    """Factor of lr, as a function of the model's version that the client trains from; None if there is
-    no such factor."""
+    """Factor of lr, as a function of the version of the model that the client trains from; None if there
+    is no such factor."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
     momentum: Annotated[float, "below 1"] = 0.0
@@ -149,7 +151,8 @@ class LocalTraining:
     clip: Positive | None = None
     """Maximum ℓ2 norm of an update; None if updates are not clipped."""
     fednova: bool = False
-    """Send Δ_i/a_i, where a_i is the effective number of local steps (Wang et al. 2020)."""
+    """Send Δ_i/a_i instead of the update Δ_i. a_i is the effective number of local steps (Wang et al.
+    2020)."""
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
@@ -190,7 +193,8 @@ class LocalTraining:
 
     def batches(self, samples: int) -> tuple[int, int]:
         """Return the number of mini-batches in a pass over `samples` samples, and the number of samples
-        in the last one. All others have `batch_size` samples. Both are 0 if there is no mini-batch."""
+        in the last mini-batch. All other mini-batches have `batch_size` samples. Both numbers are 0 if
+        there is no mini-batch."""
         full, rest = divmod(samples, self.batch_size)
         if rest == 0 or self.last_batch == "drop":
             return full, self.batch_size if full else 0
@@ -199,13 +203,14 @@ class LocalTraining:
         return full + 1, rest
 
     def first_batch(self, samples: int) -> int:
-        """Return the number of samples in the first mini-batch of a pass; 0 if there is none."""
+        """Return the number of samples in the first mini-batch of a pass; 0 if there is no
+        mini-batch."""
         batches, last = self.batches(samples)
         return self.batch_size if batches > 1 else last
 
     def work(self, samples: int) -> float:
         """Return the work of a training in steps of `batch_size` samples. A smaller mini-batch counts as
-        a whole step, a larger one in proportion to its samples."""
+        a whole step. A larger mini-batch counts in proportion to its samples."""
         batches, last = self.batches(samples)
         steps = self.count(samples)
         passes = steps // batches if batches else 0
@@ -228,7 +233,7 @@ FROM_TASK = InitialModel()
 
 @dataclass(frozen=True, slots=True)
 class DrawnDuration:
-    """A random duration, in seconds; `agents.timing.durations` draws from it."""
+    """Random duration in seconds. `agents.timing.durations` draws the values."""
 
     distribution: str
     """Name in `agents.timing.durations.DISTRIBUTIONS`."""
@@ -283,8 +288,8 @@ class ClientConfig:
     """Path of the file in which the client keeps vectors over restarts; None if the rule needs no such
     vectors."""
     outbox: str | None = None
-    """Path of the folder in which unacknowledged updates are kept over restarts; None if they are not
-    kept."""
+    """Path of the folder in which unacknowledged updates are kept over restarts; None if unacknowledged
+    updates are not kept."""
     begun: str | None = None
     """Path of a file that has one byte per training that the client has begun. The file is kept over
     restarts. None if all trainings have the same duration."""
@@ -327,8 +332,8 @@ class UpdateBounds:
     """Bounds of an update. An update beyond a bound is rejected with a reason, or clipped."""
 
     norm: Positive | None = None
-    """C, maximum ℓ2 norm of an update. If the update is a model, C is the maximum norm of its difference
-    to the global model. None if there is no bound."""
+    """C, maximum ℓ2 norm of an update. If clients send models, C is the maximum norm of the difference
+    between the sent model and the global model. None if there is no bound."""
     over_norm: Literal["clip", "drop"] = "clip"
     """Treatment of an update whose norm is above `norm`. clip: Δ ← Δ · C/‖Δ‖ (Sun et al. 2019, arXiv
     1911.07963). drop: the update is rejected."""
@@ -372,12 +377,13 @@ class AggregatorConfig:
     started again."""
     durability: Durability = "update"
     patience: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time for which a client may always be silent, by client. A client whose rounds
-    took longer may be silent for longer. Some clients have no entry."""
+    """For some clients, seconds of device time for which the client may always be silent. A client whose
+    rounds took longer may be silent for longer. Clients whose time the plan does not know have no
+    entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of device time within which a client must answer a request for a report, by client. After
-    this time, the client counts as absent. A client without an entry has the timeout of the default
-    keep-alive."""
+    """For each client, the seconds of device time within which it must answer a request for a report.
+    After this time, the client counts as absent. A client without an entry has the timeout of the
+    default keep-alive."""
     patient: bool = False
     """Whether the run continues when no client is left, because clients will come back."""
     dilation: float = 1.0
@@ -394,18 +400,18 @@ class AggregatorConfig:
     device_samples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Number of samples of each device in `device_set`, in the same order."""
     evaluate_after: bool = False
-    """Whether models are evaluated after the run, without a time limit, instead of during it."""
+    """Whether models are evaluated after the run, without a time limit, instead of during the run."""
     bounds: UpdateBounds = UpdateBounds()
     keeps_models: bool = False
-    """Whether each model that is sent to clients is kept, because updates are encoded as differences to
-    it."""
+    """Whether the models that are sent to clients are kept, because updates are encoded as differences
+    to these models."""
     last_evaluation_timeout_s: float = 30.0
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
     """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
-    """Steps of the clients' update pipelines: one of each kind in the run, in the order of
-    `agents.pipeline.STEPS`."""
+    """Steps of the clients' update pipelines, in the order of `agents.pipeline.STEPS`. There is at most
+    one step of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,11 +436,11 @@ class AccessLink:
     """Access link requested for a device."""
 
     up: int | None = None
-    """Uplink rate in bit/s; None if it is unlimited."""
+    """Uplink rate in bit/s; None if the rate is not limited."""
     down: int | None = None
-    """Downlink rate in bit/s; None if it is unlimited."""
+    """Downlink rate in bit/s; None if the rate is not limited."""
     rtt: float = 0.0
-    """Round-trip time in seconds that the link adds, half of it in each direction."""
+    """Round-trip time in seconds that the link adds. Each direction adds half of this time."""
     jitter: float = 0.0
     """Jitter in seconds: the delay in each direction is uniform in rtt/2 ± jitter. Packets stay in
     order."""
@@ -452,8 +458,8 @@ class AccessLink:
         return dataclasses.replace(self, **values)
 
     def limited_by(self, access: SharedLink | None) -> AccessLink:
-        """Return this link with its rates limited to those of the shared link `access`. `access` is None
-        if the device has no shared link."""
+        """Return this link with rates that are at most as high as the rates of the shared link `access`.
+        `access` is None if the device has no shared link."""
         if access is None:
             return self
         return dataclasses.replace(
@@ -473,10 +479,10 @@ class DeviceConfig:
     data_address: str
     """Host name at which the client reaches the broker, over the access link."""
     link: AccessLink | None
-    """The device's own link; None if it is not shaped."""
+    """The device's own link; None if the link is not shaped."""
     probed: AccessLink | None
-    """Expected properties of the whole path to the server, for the measurement of the link; None if the
-    link is not measured."""
+    """Expected properties of the whole path to the server, for a measurement of the path; None if the
+    path is not measured."""
     shared: str
     """Name of the shared link on the path to the server; the device's own name if the device shares no
     link."""
@@ -510,13 +516,14 @@ class RouterConfig:
     broker: BrokerAccess
     """Login of the router, on the control network."""
     targets: Mapping[str, int]
-    """Port (for TCP and UDP) by host name on the server's side. The first entry is the broker's."""
+    """For each host name on the server's side, its port (for TCP and UDP). The first entry belongs to
+    the broker."""
     addresses: Mapping[str, str]
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
     """`rtt`, `jitter` and `loss` of each device's link, in the units of `AccessLink`."""
     access: Mapping[str, SharedLink]
-    """Shared link by device. A device without a shared link has no entry."""
+    """Shared link of each device. A device without a shared link has no entry."""
     seed: int
     """Seed of the packet losses and delays."""
     several: bool = False
@@ -533,7 +540,7 @@ def dump(config: Any, path: Path) -> None:
 
 
 def load(cls: type[T], path: Path) -> T:
-    """Read a file that `dump` wrote. Raises ValueError if it does not fit `cls`."""
+    """Read a file that `dump` wrote. Raises ValueError if the file's content does not fit `cls`."""
     return from_dict(cls, json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -25,11 +25,11 @@ class Dispatch:
     acknowledged: int = 0
     """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
     waiting: tuple[int, ...] = ()
-    """Dispatches whose updates wait to be summed (secure aggregation)."""
+    """Numbers of the dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()
-    """Dispatches whose updates were lost with their sum (secure aggregation)."""
+    """Numbers of the dispatches whose updates were lost with their sum (secure aggregation)."""
     vectors: Vectors = field(default_factory=dict)
-    """The rule's own vectors; they are not changed any more."""
+    """The rule's own vectors by name. Nothing changes these arrays any more."""
 
     @property
     def to_client(self) -> dict[str, Any]:
@@ -67,8 +67,8 @@ class AskForReport:
 
     client: str
     about: int
-    """Number of the newest dispatch that the client has not answered; 0 if there is none. The client
-    repeats this number in its report, to show which request the report answers."""
+    """Number of the newest dispatch that the client has not answered; 0 if every dispatch was answered.
+    The client repeats this number in its report, to show which request the report answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class AskForShares:
-    """Ask `client` for the weighted sum of its shares of the masks of `updates` (secure aggregation)."""
+    """Ask `client` for the weighted sum of the mask shares that it holds for `updates` (secure
+    aggregation)."""
 
     client: str
     number: int

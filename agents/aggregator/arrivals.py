@@ -56,7 +56,8 @@ class Arrivals:
     ) -> None:
         """Add an update that answers `dispatch`. `epoch`: time of the client's clock at device time 0;
         `parameters`: number of the model's parameters; `facts`: further fields of the record; `sizes`:
-        number of elements of each of the rule's own vectors, None if the rule has none."""
+        number of elements of each of the rule's own vectors, None if the rule has no vectors of its
+        own."""
         message, before = event.message, event.size
         if message.encoded is not None:
             before = plain_size(message, parameters, sizes)

@@ -65,7 +65,7 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _ORDERS = 64
-"""Number of latest orders that are remembered, because MQTT may deliver an order twice."""
+"""Number of the latest orders for actions that are remembered. MQTT may deliver an order twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class AggregatorCore:
 
     @property
     def largest_answer(self) -> int | None:
-        """Maximum size in bytes of a client's answer about a sum of shares; None without secure
-        aggregation."""
+        """Maximum size in bytes of a client's answer to `AskForShares`; None if the run does not use
+        secure aggregation."""
         return None if self._sums is None else self._sums.answer_size
 
     @property
@@ -266,7 +266,7 @@ class AggregatorCore:
         return actions
 
     def _fire(self, timer: Timer, due: Nanoseconds, at: Nanoseconds) -> Actions:
-        """Handle `timer`, which was `due` at or before the present time `at`."""
+        """Handle `timer`. `due`: time at which the timer was due, at most the present time `at`."""
         match timer, self._ending.end:
             case ("rule", str(name)), _:
                 return self._carry_out(self._rule.timer(name), at, ticked=due)
@@ -289,8 +289,8 @@ class AggregatorCore:
         raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Write a record from the shell. An action is recorded only once, even if its order arrives
-        twice."""
+        """Write the record in `line`, which the shell passed. If the order for an action arrives twice,
+        record the action only once."""
         record = events.from_line(line)
         if isinstance(record, events.Acted):
             if line in self._orders:

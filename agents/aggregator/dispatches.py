@@ -11,7 +11,8 @@ from enum import Enum
 from agents.timing.nanoseconds import Nanoseconds
 
 _REMEMBERED = 64
-"""Number of latest answers that are remembered per client. A client has fewer answers in flight."""
+"""Number of a client's latest answers that are remembered, to detect duplicates. A client has fewer
+answers in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,9 @@ class NoAnswer(Enum):
 
 
 class Dispatches:
-    """Dispatches of a run, numbered from 1. A client answers them in order: it never answers a dispatch
-    that it has skipped. A broadcast has one number, which every client may answer."""
+    """Dispatches of a run, numbered from 1. Each client answers in ascending order: after its answer to
+    a dispatch, it answers no earlier dispatch. A broadcast is one dispatch, which every client may
+    answer."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -47,7 +49,7 @@ class Dispatches:
         """Numbers of the broadcasts, ascending."""
         self._answered: dict[str, int] = {}
         self._dealt_with: dict[str, deque[int]] = {}
-        """Dispatches that each client's latest updates answered, by client."""
+        """For each client, the numbers of the dispatches that the client's latest updates answered."""
 
     def send(self, client: str, version: int, at: Nanoseconds, lr: float | None = None) -> int:
         """Add a dispatch to `client`; return its number."""
@@ -79,7 +81,7 @@ class Dispatches:
         return self._open.get(client, {}).get(number)
 
     def close(self, client: str, number: int) -> None:
-        """Close dispatch `number` of `client`, and all earlier ones."""
+        """Close dispatch `number` of `client`, and all earlier dispatches of this client."""
         later = {n: sent for n, sent in self._open.get(client, {}).items() if n > number}
         self._open[client] = later
         self._answered[client] = number
@@ -90,9 +92,10 @@ class Dispatches:
         """Handle an update of `client` that claims to answer dispatch `number`. Return the dispatch, or
         the reason why the update does not answer a dispatch.
 
-        `is_valid`: whether the claim is valid. If it is, a further update with the same claim is a
-        duplicate. `is_taken`: whether updates of the client are accepted. If they are, the dispatch and
-        all earlier dispatches are closed."""
+        `is_valid`: whether the claim is valid. If the claim is valid, a further update with the same
+        claim is a duplicate. `is_taken`: whether updates of the client are accepted. If they are, the
+        dispatch and all earlier dispatches are closed.
+        """
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:
             return NoAnswer.DUPLICATE
@@ -125,7 +128,8 @@ class Dispatches:
         return max(number if self.find(client, number) else 0 for number in (own, *broadcast))
 
     def open_versions(self, clients: Collection[str]) -> set[int]:
-        """Return the versions of the models that `clients` may still answer, broadcasts included."""
+        """Return the versions of the models in the dispatches that any of `clients` may still answer,
+        broadcasts included."""
         own = (sent for client in clients for sent in self._open.get(client, {}).values())
         answered = min((self._answered.get(client, 0) for client in clients), default=self._count)
         later = self._broadcast_numbers[bisect_right(self._broadcast_numbers, answered) :]

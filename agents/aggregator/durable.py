@@ -56,8 +56,8 @@ class DurableState:
     journal_sum: int = 0
     """Checksum of the journal's first `journal` bytes."""
     evaluating: list[int] = field(default_factory=list)
-    """Versions whose evaluation was requested and is not done. Their models are in files, because there
-    are many of them with `evaluate: {when: after}`."""
+    """Versions whose evaluation was requested and is not done. Each of these models is in a file, not in
+    the checkpoint, because with `evaluate: {when: after}` many models wait."""
 
 
 class DurableCore:
@@ -135,8 +135,8 @@ class DurableCore:
         return self._state.evaluating
 
     def load_kept_model(self, version: int) -> tuple[Vector, Buffers]:
-        """Load the model of a version in `evaluating` from its file. May be called in any thread. Raises
-        SnapshotError."""
+        """Load the model of `version` from its file. The version must be in `evaluating`. May be called
+        in any thread. Raises SnapshotError."""
         path = self._model_file(version)
         try:
             w, _, buffers = payloads.unpack(bytes(files.without_checksum(path.read_bytes())))
@@ -178,7 +178,8 @@ class DurableCore:
         return actions
 
     def sync(self, *, before_replies: bool) -> None:
-        """Flush the log of inputs; fsync it if replies are about to be sent (`before_replies`)."""
+        """Flush the log of inputs and the journal. Fsync the log if replies are about to be sent
+        (`before_replies`). Save a checkpoint if one is due."""
         if self._log is not None:
             if before_replies:
                 self._log.sync()
@@ -208,7 +209,7 @@ class DurableCore:
 
     def _recover(self, segment: str) -> None:
         """Restore the state after the last input that is on the disk. All files are read and verified
-        before any is changed."""
+        before any file is changed."""
         with self._report_damage():
             state: DurableState = snapshot.load(self._checkpoint)
         if (state.run, state.schema) != (self._run, self._schema):
@@ -290,7 +291,7 @@ class DurableCore:
             raise type(error)(f"{error}. {self._list_intact_files()}") from error
 
     def _list_intact_files(self) -> str:
-        """Return a sentence about which of the files are intact."""
+        """Return a sentence that names the intact files."""
         whole = []
         with suppress(SnapshotError, OSError):
             state: DurableState = snapshot.load(self._checkpoint)

@@ -1,4 +1,4 @@
-"""End of a run, and waiting for its last evaluations. No I/O and no clock."""
+"""End of a run, and the wait for its last evaluations. No I/O and no clock."""
 
 from __future__ import annotations
 

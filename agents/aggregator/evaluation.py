@@ -36,7 +36,7 @@ class Evaluation:
     accuracy: float
     """Share of correct predictions, from 0 to 1; NaN if the task has no accuracy."""
     parts: Sequence[Part] = ()
-    """Results on parts of the data; empty if none were requested."""
+    """Results on the requested parts of the data; empty if no parts were requested."""
 
     def inputs(self, at: Nanoseconds) -> list[PartEvaluated | EvaluationDone]:
         """Return the inputs that pass the result to the aggregator's core at time `at`."""
@@ -51,9 +51,9 @@ class Evaluator:
     """Evaluates models in its own thread, with low priority. `done` is called with a future for each
     result or error.
 
-    `kept`: function that loads the model of a version from its file; None if no models are kept in
-    files. `until_released`: whether models are evaluated only after `release`. `cpus`: CPUs of the
-    thread. If `cpus` is empty, the thread uses the CPUs of the process.
+    `kept`: function that takes the number of a version and loads the model from its file; None if no
+    models are kept in files. `until_released`: whether models are evaluated only after `release`.
+    `cpus`: CPUs of the thread. If `cpus` is empty, the thread uses the CPUs of the process.
     """
 
     def __init__(
@@ -81,15 +81,16 @@ class Evaluator:
         """Versions that wait for `release`, in order; None if models are evaluated at once."""
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
-        """Evaluate a copy of `w`, shape (d,), with `buffers`. Before `release`, `w` is not used: the
-        kept model of `version` is evaluated after `release`."""
+        """Evaluate a copy of `w`, shape (d,), with `buffers`. If the evaluator still waits for
+        `release`, evaluate the model of `version` that is kept in a file instead, after `release`."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:
             self._waiting.append(version)
 
     def submit_kept(self, version: int) -> None:
-        """Evaluate the model of `version` that is kept in a file."""
+        """Evaluate the model of `version` that is kept in a file. If the evaluator still waits for
+        `release`, the evaluation begins after `release`."""
         if self._waiting is None:
             self._thread.submit(self._evaluate_kept, version).add_done_callback(self._done)
         else:
@@ -161,8 +162,8 @@ def _part(part: str, name: str, figures: Sequence[Vector], penalty: float) -> Pa
 
 
 def _begin(cpus: Sequence[int]) -> None:
-    """Set the priority and the CPUs of the present thread. Set the number of torch threads to the number
-    of CPUs."""
+    """Give the present thread a low priority. If `cpus` is not empty, restrict the thread to these CPUs,
+    and use one torch thread per CPU."""
     os.nice(_NICE)
     if cpus:
         os.sched_setaffinity(0, cpus)

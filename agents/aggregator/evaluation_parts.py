@@ -11,7 +11,7 @@ from agents.shards import Shard
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Result on one part of the data; fields as in `events.EvaluatedPart`."""
+    """Result on one part of the data. The fields have the same meaning as in `events.EvaluatedPart`."""
 
     part: str
     name: str

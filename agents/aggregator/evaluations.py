@@ -24,7 +24,7 @@ class Evaluations:
     def __init__(self, *, several: bool) -> None:
         self._several = several
         self._taken: deque[Nanoseconds] = deque()
-        """Times at which the models of the unfinished evaluations were taken."""
+        """Device times at which the unfinished evaluations were requested."""
         self._newest = -1
         """Newest version whose evaluation was requested; −1 if no evaluation was requested."""
         self._diverged = False
@@ -52,7 +52,7 @@ class Evaluations:
         return [Log(note), Evaluate(version)]
 
     def part(self, event: PartEvaluated) -> Log:
-        """Return the record of a part of the oldest unfinished evaluation."""
+        """Return the record of `event`. The event belongs to the oldest unfinished evaluation."""
         return Log(
             events.EvaluatedPart(
                 to_seconds(self._oldest),
@@ -66,14 +66,15 @@ class Evaluations:
         )
 
     def done(self, event: EvaluationDone) -> Log:
-        """Finish the oldest evaluation; return its record."""
+        """Finish the oldest unfinished evaluation; return its record."""
         taken = to_seconds(self._oldest)
         self._taken.popleft()
         return Log(events.Evaluated(taken, event.version, event.loss, event.accuracy))
 
     @property
     def _oldest(self) -> Nanoseconds:
-        """Time at which the model of the oldest unfinished evaluation was taken."""
+        """Device time at which the oldest unfinished evaluation was requested. Raises RuntimeError if
+        there is no unfinished evaluation."""
         if not self._taken:
             raise RuntimeError("this evaluation was not requested")
         return self._taken[0]

@@ -1,8 +1,8 @@
 """Protection of the aggregator against clients that flood it with messages. No I/O and no clock.
 
-The broker delivers all messages to the aggregator in one queue, so a client that floods it delays all
-others. Excess messages are refused before they are decoded. A client that continues is shut out, and the
-controller ends its process.
+The broker delivers all messages to the aggregator in one queue, so a client that floods the queue delays
+all other clients. Excess messages are refused before they are decoded. If a client continues, the client
+is shut out, and the controller ends the client's process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import Counter
 from agents.mqtt.rate_limit import RateLimit
 
 _MESSAGE_RATE = 100, 10.0
-"""Rate limit for messages that a client sends in addition to the answers it owes: the maximum number at
-once, and the maximum number per host second."""
+"""Rate limit for messages other than the answers that a client owes: maximum number of messages at once,
+and maximum number per host second."""
 _FLOOD_MESSAGES = 1000
 """Excess messages after which a client counts as flooding."""
 _MAX_ASKED = 256
@@ -64,7 +64,8 @@ class FloodGuard:
         self._flooded = True
 
     def readmit(self, sender: str) -> bool:
-        """Admit `sender` again, because its process was restarted. Return whether it was shut out."""
+        """Admit `sender` again, because its process was restarted. Return whether `sender` was shut
+        out."""
         if sender not in self._shut_out:
             return False
         self._shut_out.remove(sender)

@@ -23,8 +23,8 @@ from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
 _NO_FACTS: dict[str, Any] = {}
 _STRAYS = 100, 10.0
-"""Rate limit for the records of a client's messages that answer no dispatch: the maximum number at once,
-and the maximum number per second."""
+"""Rate limit for records about a client's messages that answer no dispatch: maximum number of records at
+once, and maximum number per second of device time."""
 _MAX_REASON = 200
 """Maximum number of characters in the reason of a rejection. The reason may contain text from a
 device."""
@@ -36,11 +36,11 @@ class Verdict:
 
     first: list[Action]
     update: Update | None = None
-    """Update for the rule; None if it is rejected."""
+    """Update for the rule; None if the arriving update is rejected or is a duplicate."""
     last: tuple[Action, ...] = ()
     is_model_due: bool = False
-    """Whether the client needs a new model: its update is rejected, and it has no other model to
-    train."""
+    """Whether the client needs a new model, because the update is rejected and the client has no other
+    model to train."""
 
 
 class Intake:
@@ -140,16 +140,16 @@ class Intake:
     # Rejections
 
     def reject(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Return the record that a message of `sender` is rejected. `dispatch`: the dispatch that
-        the message answers; 0 if it is unknown."""
+        """Return the record that a message of `sender` is rejected; no record after the end of the run.
+        `dispatch`: the dispatch that the message answers; 0 if the dispatch is unknown."""
         if self._ending.end is not None:
             return []
         why = make_printable(reason, _MAX_REASON)
         return [Log(events.UpdateRejected(to_seconds(at), sender, why, dispatch))]
 
     def stray(self, sender: str, reason: str, at: Nanoseconds, dispatch: int = 0) -> list[Action]:
-        """Reject a message that answers no dispatch. The number of its records is limited, because a
-        client can send any number of such messages."""
+        """Reject a message that answers no dispatch. Return a record only if the rate limit permits,
+        because a client can send any number of such messages."""
         admitted = self._strays.admits(sender, to_seconds(at))
         return self.reject(sender, reason, at, dispatch) if admitted else []
 

@@ -201,7 +201,7 @@ class Aggregator:
         self._refusals = messages.Refusals(lambda what: sys.stderr.write(f"aggregator: {what}\n"))
         self._flood_guard = FloodGuard()
         self._overdue: dict[str, Nanoseconds] = {}
-        """Clients that were overdue at the last check, each with the time at which its model was
+        """For each client that was overdue at the last check, the device time at which its model was
         sent."""
 
     def run(self) -> None:
@@ -216,7 +216,7 @@ class Aggregator:
         self._connection.close()
 
     def _serve(self) -> None:
-        """Pass inputs to the core, and send its messages."""
+        """Pass inputs to the core, and send the core's messages."""
         if self._epoch is not None:  # the aggregator was restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
@@ -322,7 +322,7 @@ class Aggregator:
             self._refusals.add(topic, error)
 
     def _receive_sum(self, at: Nanoseconds, sender: str, payload: bytes | bytearray) -> None:
-        """Receive a client's sum of shares."""
+        """Receive a client's sum of mask shares."""
         try:
             found = inputs.SharesSum(*secure_wire.decode_sum(payload))
         except secure_wire.SecureWireError as error:
@@ -331,8 +331,9 @@ class Aggregator:
         self._handle(inputs.SharesSummed(at, sender, found), payload)
 
     def _refuse(self, topic: str, sender: str) -> None:
-        """Refuse an excess message. If `sender` floods, shut it out: pass its status `offline` to the
-        core, and write a record. When the controller reads the record, it ends the client's process."""
+        """Refuse an excess message. If `sender` floods, shut out `sender`: pass the status `offline` to
+        the core, and write a record. The controller ends the client's process when it reads the
+        record."""
         self._refusals.add(topic, messages.MessageError("too many messages"))
         goes_on = self._epoch is not None and self._core.ended is None
         if goes_on and sender in self._clients and self._flood_guard.is_flooding(sender):
@@ -425,8 +426,8 @@ class Aggregator:
 
 def _largest(numbers: int, buffers: int, answer: int | None) -> dict[str, int]:
     """Return the maximum size in bytes of payloads from clients, by kind of topic. `numbers`: number of
-    float32 numbers in an update. `buffers`: size of the model's buffers in bytes. `answer`: size in
-    bytes of an answer about a sum of shares; None without secure aggregation."""
+    float32 numbers in an update. `buffers`: size of the model's buffers in bytes. `answer`: maximum size
+    in bytes of an answer to `AskForShares`; None if the run does not use secure aggregation."""
     largest = {"update": 2 * 4 * numbers + buffers + _MAX_OVERHEAD_BYTES}
     return largest if answer is None else {**largest, "sums": answer}
 

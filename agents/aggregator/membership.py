@@ -22,7 +22,7 @@ class Membership:
     process restarts) or `offline`. While the run clock runs, the ready clients are present, and the rule
     knows them. Idle clients may be ready, but are never present.
 
-    `importance`: p_i of all clients that train, in device order. `idle`: the other clients.
+    `importance`: importance p_i of each client that trains, in device order. `idle`: the other clients.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class Membership:
 
     @property
     def missing(self) -> list[str]:
-        """Clients that are not present, in device order, then idle clients that are not ready."""
+        """Clients that train and are not present, in device order. They are followed by the idle clients
+        that are not ready."""
         absent = [client for client in self._importance if client not in self._server.clients]
         return [*absent, *(client for client in self._idle if client not in self._ready)]
 

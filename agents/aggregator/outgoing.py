@@ -15,8 +15,9 @@ class Outgoing:
     """Deferred messages: at most one model and one request per client. A newer model replaces an older
     model, and a newer request replaces an older request.
 
-    A request is remembered until an update of its client is passed to the rule (`close_request`), so
-    that it can be sent again (`request_again`)."""
+    A request is remembered until an update of the same client is passed to the rule (`close_request`).
+    Until then `request_again` can send the request again.
+    """
 
     def __init__(self) -> None:
         self._broadcast = False
@@ -61,7 +62,7 @@ class Outgoing:
         self._requests.clear()
 
     def pop_all(self) -> tuple[bool, list[Send], list[RequestUpdate]]:
-        """Remove all messages. Return whether there was a broadcast, the deferred models, and the
+        """Remove and return all messages: whether a broadcast was waiting, the deferred models, and the
         requests."""
         taken = self._broadcast, [*self._sends.values()], [*self._requests.values()]
         self.clear()

@@ -1,6 +1,7 @@
 """Messages that the aggregator's core sends, with their topics.
 
-They wait here until the inputs that caused them are on the disk (docs/concepts/durability.md).
+A message waits here until the inputs that caused the message are on the disk
+(docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class PendingMessages:
     def __init__(self, names: Topics, clients: Iterable[str], schema: str, server: Server) -> None:
         self._run, self._broadcast = names.run, names.broadcast
         self._topics = {client: (names.model(client), names.request(client)) for client in clients}
-        """Topics of models and of requests, by client."""
+        """For each client, the topic of its models and the topic of its requests."""
         self._schema = schema
         self._server = server
         self.waiting: list[tuple[str, bytes | chunks.Messages]] = []
@@ -36,8 +37,9 @@ class PendingMessages:
         """Newest version that was sent, and copies of its parameters and buffers; None if no version was
         sent."""
         self._body: tuple[Vectors | None, chunks.Body] | None = None
-        """Message body of that version's last dispatch, with the rule's own vectors in it. All
-        dispatches with the same vectors share the body. None if there is none."""
+        """The rule's own vectors, and the message body, of the last dispatch of the version in
+        `_copied`. Dispatches with the same vectors share the body. None if this version was not
+        dispatched yet."""
 
     def add_model(self, action: act.Dispatch | act.BroadcastModel) -> None:
         """Add a message with the present model. The model is copied, because the rule changes it in

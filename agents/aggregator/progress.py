@@ -1,5 +1,5 @@
-"""Progress of a run: the time of the last update, and the maximum time until the next one. No I/O and no
-clock."""
+"""Progress of a run: the time of the last update, and the maximum time until the next update. No I/O and
+no clock."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 NOTHING_ARRIVED = "nothing arrived"
 _LEAST = 10 * SECOND
 _ROUNDS = 5
-"""Maximum duration of a client's round, as a multiple of its longest round so far."""
+"""Maximum duration of a client's round, as a multiple of the client's longest round so far."""
 _IDLE = 2 * SECOND
-"""Maximum time in ns during which all clients may wait for a model at once."""
+"""Maximum time in ns during which all clients may wait for a model at the same time."""
 
 
 @dataclass(slots=True)
 class RunProgress:
     """Progress of a run. All times are device times in ns. After an action on a client's device, the
-    duration of the client's round is not limited until the client's next update. Before its first
+    duration of the client's round is not limited until the client's next update. Before a client's first
     update, the duration is limited only if `expected` has an entry for the client."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
-    """Time in ns, by client, for which a client may be silent even if its rounds so far were shorter.
-    Infinity if there is no limit. Some clients have no entry."""
+    """For some clients, a time in ns for which the client may always be silent. If the client's longest
+    round so far allows a longer silence, that longer time is the limit. Infinity if there is no
+    limit."""
     last: Nanoseconds = 0
     """Start of the present silence in device time: the last update, the start of the run clock, or the
     last report of a stall."""
@@ -50,7 +51,7 @@ class RunProgress:
         self.last = max(self.last, at)
 
     def note_arrival(self, client: str, took: Nanoseconds, at: Nanoseconds) -> list[Log]:
-        """Note an update of `client` that arrived `took` after its model was sent. If the update
+        """Record an update of `client`, which arrived `took` ns after its model was sent. If the update
         ends a stall, return the record of the stall."""
         self.last = at
         self._longest[client] = max(took, self._longest.get(client, 0))
@@ -67,14 +68,15 @@ class RunProgress:
         return self._stalled_since
 
     def end_stall(self, at: Nanoseconds) -> list[Log]:
-        """End the stall at time `at`, if there is one; return its record."""
+        """End the stall at time `at`; return the record of the stall. Return an empty list if there is
+        no stall."""
         since, self._stalled_since = self._stalled_since, None
         if since is None:
             return []
         return [Log(events.Disrupted(to_seconds(at), to_seconds(since), NOTHING_ARRIVED))]
 
     def note_action(self, client: str, action: Action) -> None:
-        """Note an action on the device of `client`."""
+        """Record an action on the device of `client`."""
         self._states[client] = self._states.get(client, DeviceState()).with_action(action)
         self._changed.add(client)
 

@@ -40,8 +40,8 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""Magic number of the format. A file of version 0.2.0 cannot begin with it, because these bytes
-would be a text length above the limit."""
+"""Magic number of the format. A file of version 0.2.0 cannot begin with these bytes, because they would
+be a text length above the limit."""
 _HEAD = struct.Struct("<IQQQ")
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
@@ -57,7 +57,7 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 
 class RecordingError(Exception):
-    """The file is not a recording, or is damaged; the text says where."""
+    """The file is not a recording, or is damaged. The message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ class Extent:
     """Range of the complete entries of a file. An incomplete entry at the file's end does not count."""
 
     first: int
-    """Number of the first entry, a `Setup` or `Cut`; the file has the inputs after it."""
+    """Number of the first entry, which is a `Setup` or a `Cut`. The file has all inputs with higher
+    numbers up to `last`."""
     last: int
     """Number of the last entry."""
     size: int
@@ -93,7 +94,7 @@ class Recording:
     @classmethod
     def reopen(cls, path: Path, extent: Extent) -> Recording:
         """Open an existing file to append to it. `extent`: range of the file's complete entries. An
-        incomplete entry after them is removed."""
+        incomplete entry at the end of the file is removed."""
         continued = cls.__new__(cls)
         continued._begin(path, extent.last, extent.size)
         return continued
@@ -129,7 +130,8 @@ class Recording:
         os.fdatasync(self._file.fileno())
 
     def cut(self) -> None:
-        """Remove all entries. After a crash, the file is complete: it is the old one or the new one."""
+        """Remove all entries: replace the file by a new one that has only a `Cut`. A crash leaves either
+        the old file or the new file, and never an incomplete file."""
         self._file.close()
         marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
         files.save(self._path, (_MAGIC, *_pieces(self._last, marker)), secret=True)
@@ -160,8 +162,8 @@ class Torn:
 
 
 def has_checksums(path: Path) -> bool:
-    """Return whether the file has the present format and not the format of version 0.2.0. Raises
-    OSError."""
+    """Return whether the file has the present format, which has checksums. Files of version 0.2.0 have
+    no checksums. Raises OSError."""
     with files.open_regular(path) as file:
         return _is_present(file)
 
@@ -194,8 +196,8 @@ def check(path: Path) -> Extent:
 
 
 def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
-    """Yield the first entry, then all entries with a number above `skip`. Raises OSError, and
-    RecordingError with the byte position for an invalid entry."""
+    """Yield the first entry, then all entries with a number above `skip`. Raises OSError. Raises
+    RecordingError if an entry is invalid; the message has the entry's byte position."""
     with files.open_regular(path) as file:
         if not os.fstat(file.fileno()).st_size:
             raise RecordingError(f"{path} is empty")
@@ -244,7 +246,7 @@ def _is_present(file: BinaryIO) -> bool:
 
 def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
     """Yield the verified head of each entry. At each yield the file is positioned at the entry's text,
-    and the caller may read from it. Raises RecordingError."""
+    and the caller may read from the file. Raises RecordingError."""
     end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
     length = _HEAD.size + PACKED.size
     while at < end:
@@ -278,8 +280,8 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
 
 
 def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
-    """Yield the head of each entry of a file of version 0.2.0. An entry with a wrong length looks like
-    an incomplete one."""
+    """Yield the head of each entry of a file of version 0.2.0. An entry with a wrong length cannot be
+    distinguished from an incomplete entry."""
     end, at, number = os.fstat(file.fileno()).st_size, 0, 0
     while at < end:
         file.seek(at)
@@ -323,8 +325,8 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
 
 def _name_steps(settings: dict[str, Any]) -> None:
     """Add the field `steps` to settings of older versions, which lack it. The steps are the server's
-    noise, if it was used, and then either secure aggregation or compression. Any compression method may
-    be entered there, because each compressed update names its own method."""
+    noise, if it was used, and then either secure aggregation or compression. The compression method that
+    is entered does not matter, because each compressed update names its own method."""
     noise, secure = settings.pop("noise", None), settings.pop("secure", None)
     steps = settings["steps"] = []
     if noise is not None:

@@ -1,5 +1,5 @@
-"""Reports of clients about the dispatch they are working on, after messages may have been lost. No I/O
-and no clock."""
+"""Reports of clients after messages may have been lost. In a report, a client states the dispatch that
+it is working on. No I/O and no clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SILENCE = from_seconds(silence_timeout())
 
 
 class Reports:
-    """Requests for reports, and their answers."""
+    """Requests for reports, and the clients' answers."""
 
     def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
         self._silence = settings.silence
@@ -27,8 +27,9 @@ class Reports:
         self._timers = timers
         self._sending = sending
         self._asked_about: dict[str, int] = {}
-        """Number of the dispatch that each client was last asked about, for clients that owe a report.
-        The number is 0 if the client counts as absent because it did not answer."""
+        """For each client that owes a report, the number of the dispatch that the client was last asked
+        about. The number is 0 if the client had no open dispatch, or counts as absent because it did not
+        answer."""
 
     def record_disruption(self, reason: str, since: Nanoseconds, at: Nanoseconds) -> list[Action]:
         """Record the disruption, and ask every present client which dispatch it is working on."""
@@ -42,7 +43,7 @@ class Reports:
         return AskForReport(client, newest)
 
     def asked_about(self, client: str) -> int | None:
-        """Return the number of the dispatch of the report that `client` owes; None if `client` owes no
+        """Return the number of the dispatch that `client` was last asked about; None if `client` owes no
         report."""
         return self._asked_about.get(client)
 
@@ -52,7 +53,8 @@ class Reports:
         self._asked_about.pop(client, None)
 
     def miss(self, client: str) -> None:
-        """Record that `client` has not answered in time. It then counts as absent until it answers."""
+        """Record that `client` has not answered in time. The client then counts as absent until it
+        answers."""
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:

@@ -10,7 +10,7 @@ from agents.aggregator.inputs import Input
 
 
 class RunPhase(IntEnum):
-    """Phase of a run. Its number is the column in `REACTIONS`."""
+    """Phase of a run. The value of a phase is its column in `REACTIONS`."""
 
     WAITING = 0
     """The run clock has not started; clients report that they are ready."""

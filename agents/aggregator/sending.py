@@ -1,5 +1,5 @@
-"""Sending of models to clients, and the updates that each client knows to be applied or lost. No I/O and
-no clock."""
+"""Sending of models to clients, and the clients' updates that were passed to the rule or lost. No I/O
+and no clock."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Sending:
         self.dispatches = Dispatches()
         self.outgoing = Outgoing()
         self._acknowledged: dict[str, int] = {}
-        """Sequence number of a client's last update that was passed to the rule, by client."""
+        """For each client, the sequence number of its last update that was passed to the rule."""
         self.bases: dict[int, Vector] = {}
-        """Models by version. They are kept because an update may be encoded as the difference to one of
-        them. Empty unless `keeps_models` is set."""
+        """Copies of models by version, because an update may be encoded as the difference to a model.
+        Empty unless `keeps_models` is set."""
         self._losses = Losses()
 
     def with_copies(self, sends: Sequence[Send]) -> list[Send]:
-        """Return `sends` with copies of their vectors, because the rule may change these in place. One
-        copy of an array serves all clients. Raises DeclarationError for vectors that the rule has not
-        declared."""
+        """Return `sends` with copies of their vectors, because the rule may change its vectors in place.
+        One copy of an array serves all clients. Raises DeclarationError for vectors that the rule has
+        not declared."""
         copies: dict[tuple[tuple[str, int], ...], Vectors] = {}
         copied: list[Send] = []
         for send in sends:
@@ -62,7 +62,8 @@ class Sending:
         return copied
 
     def check_broadcast(self) -> None:
-        """Raise DeclarationError if the rule sends vectors of its own, because a broadcast has none."""
+        """Raise DeclarationError if the rule sends vectors of its own, because a broadcast cannot
+        contain them."""
         if self._own_sizes:
             raise DeclarationError(
                 f"Broadcast has no vector {next(iter(self._own_sizes))}, which the rule declares: use a "
@@ -70,7 +71,8 @@ class Sending:
             )
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
-        """Send the present model to a client."""
+        """Send the present model to a client. Raises DeclarationError if `send` has vectors, and the
+        rule has declared none."""
         client, version = send.client, self._server.version
         if send.vectors and not self._own_sizes:
             raise DeclarationError(
@@ -87,7 +89,8 @@ class Sending:
         return Dispatch(client, version, number, send.lr, known, waiting, lost, send.vectors)
 
     def instant_over(self, at: Nanoseconds) -> list[Action]:
-        """Send the messages that waited for the end of this instant: models, then requests."""
+        """Send the messages that waited for the end of this instant: the broadcast, the models, then the
+        requests."""
         broadcast, sends, requests = self.outgoing.pop_all()
         actions: list[Action] = []
         if broadcast:
@@ -99,7 +102,8 @@ class Sending:
         return [*actions, *(self.dispatch(send, at) for send in sends), *requests]
 
     def _keep_model(self) -> None:
-        """Keep a copy of the model about to be sent: the update may come back as a difference to it."""
+        """Keep a copy of the model about to be sent: the update may come back as a difference to it.
+        Remove copies of models that no client may still answer."""
         version = self._server.version
         if version in self.bases:
             return
@@ -142,8 +146,8 @@ class Sending:
     # Unanswered models
 
     def open_since(self) -> dict[str, Nanoseconds]:
-        """Return the time at which the oldest unanswered model was sent, by present client. A client
-        without an unanswered model has no entry."""
+        """For each present client, return the time at which its oldest unanswered model was sent. A
+        client without an unanswered model has no entry."""
         first = self.dispatches.first_open
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 

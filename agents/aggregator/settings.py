@@ -40,25 +40,25 @@ class Settings:
     evaluate_every: Nanoseconds
     """Period of the evaluations in ns of device time."""
     checkpoint_every: Nanoseconds | None = None
-    """Period in ns of device time with which the model is saved; None if only the first and the
-    last model are saved."""
+    """Period of saving the model, in ns of device time; None if only the first and the last model are
+    saved."""
     keeps_models: bool = False
-    """Whether models are kept because updates are encoded as differences to them."""
+    """Whether sent models are kept, because updates are encoded as differences to these models."""
     bounds: UpdateBounds = field(default_factory=UpdateBounds)
     steps: Sequence[Named] = field(default_factory=list)
-    """Steps of the clients' update pipelines: one of each kind in the run, in the order of
-    `agents.pipeline.STEPS`."""
+    """Steps of the clients' update pipelines, in the order of `agents.pipeline.STEPS`. There is at most
+    one step of each kind."""
     silence: Mapping[str, Nanoseconds] = field(default_factory=dict)
-    """Time in ns, by client, within which a client must answer a request for a report. After this time
-    the client counts as absent. A client without an entry has the default: the time after which the
-    broker disconnects it."""
+    """For each client, the time in ns within which it must answer a request for a report. After this
+    time the client counts as absent. A client without an entry has the default: the time after which the
+    broker disconnects a silent client."""
     patience: Mapping[str, float] = field(default_factory=dict)
-    """Time in ns, by client, for which a client may be silent even if its rounds so far were shorter.
-    The time is infinite if the client's rounds vary at random and their mean is not known. Only clients
-    whose time the plan knows have an entry."""
+    """For some clients, a time in ns for which the client may be silent even if its rounds so far were
+    shorter. The time is infinite if the client's rounds vary at random and their mean is not known.
+    Clients whose time the plan does not know have no entry."""
     patient: bool = False
     """Whether the run continues while no client is left."""
     evaluate_after: bool = False
-    """Whether models are evaluated after the run. If so, no evaluation is skipped."""
+    """Whether models are evaluated only after the run. If true, no evaluation is skipped."""
     last_evaluation: LastEvaluation | None = None
     """Settings for waiting for the last evaluation; None if evaluations take no time."""

@@ -1,9 +1,9 @@
 """File of a checkpoint: the aggregator's state as a pickle, with vectors as raw bytes.
 
-The state is a graph of objects that refer to each other (the core, its rule, the server of both). Pickle
-preserves these references. When a file is read, `_Reader` allows only classes of the modules in
-`_MODULES`, classes of the run's user code, and NumPy's arrays and generators. So a forged file cannot
-run code from any other module.
+The state is a graph of objects that refer to each other (the core, its rule, and the server that both
+use). Pickle preserves these references. When a file is read, `_Reader` allows only classes of the
+modules in `_MODULES`, classes of the run's user code, and NumPy's arrays and generators. So a forged
+file cannot run code from any other module.
 
 Layout: `_HEAD` (magic number, length of the pickle, number of buffers, checksum of the rest), the
 lengths of the buffers, the pickle, the buffers. Integers are little endian.
@@ -87,7 +87,8 @@ class SnapshotError(Exception):
 
 
 def save(state: object, path: Path) -> int:
-    """Write `state` to `path` atomically, and flush it to the disk; return its size in bytes."""
+    """Write `state` to `path` atomically, and flush the file to the disk; return the file's size in
+    bytes."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(state, protocol=5, buffer_callback=buffers.append)
     raw = [one.raw() for one in buffers]
@@ -109,8 +110,8 @@ def save(state: object, path: Path) -> int:
 
 
 def check(path: Path) -> None:
-    """Raise SnapshotError if the file was not written by this version; only its magic number is read.
-    Raises OSError."""
+    """Raise SnapshotError if the file was not written by this version of the testbed. Only the file's
+    magic number is read. Raises OSError."""
     with files.open_regular(path) as file:
         _check_magic(path, file.read(len(_MAGIC)))
 

@@ -14,7 +14,7 @@ Timer = (
     | tuple[Literal["report"], str]  # with the client that owes the report
     | tuple[Literal["shares"], int]  # with the number of the sum
 )
-"""Name of a timer: its purpose."""
+"""Name of a timer. It states the timer's purpose."""
 _ORDER: dict[Timer, int] = {"evaluate": 1, "checkpoint": 2, "after": 3}
 """Order of timers that are due at the same time. Timers without an entry, such as the rule's
 timers, come first."""
@@ -55,7 +55,8 @@ class Timers:
         self._due[timer] = _DueTime(at)
 
     def set_periodic(self, timer: Timer, period: Nanoseconds, now: Nanoseconds) -> None:
-        """Set a timer that is due at each k × `period` (k = 1, 2, ...) later than `now`."""
+        """Set a timer that is due at the times k · `period` (k = 1, 2, ...) that are later than
+        `now`."""
         self._due[timer] = _DueTime(next_multiple(period, now), period)
 
     def cancel(self, timer: Timer) -> None:
@@ -70,12 +71,12 @@ class Timers:
         self._aside, self._due = self._due, {}
 
     def bring_back(self) -> None:
-        """Set the timers that `set_aside` has kept, and cancel all others."""
+        """Set the timers that `set_aside` has kept, and cancel all other timers."""
         self._due, self._aside = self._aside, {}
 
     def pop(self, now: Nanoseconds) -> tuple[Timer, Nanoseconds] | None:
-        """Remove the earliest timer that is due at `now`; return it and the time at which it was due.
-        Return None if no timer is due. A periodic timer is set again."""
+        """Remove the earliest timer that is due at `now`. Return the timer's name and the time at which
+        the timer was due. Return None if no timer is due. A periodic timer is set again."""
         first = self.next
         if first is None or first > now:
             return None

@@ -47,8 +47,9 @@ class Validation:
         end: Nanoseconds,
     ) -> UpdateMessage | str:
         """Return the update with its decoded vector, or the reason to reject it. `dispatch`: the
-        dispatch that the update answers. `base`: the dispatched model; None if it is not kept. `begin`,
-        `end`: times on the client's clock at which the model was sent and the update arrived."""
+        dispatch that the update answers. `base`: the dispatched model; None if no copy of the model is
+        kept. `begin`, `end`: times on the client's clock at which the model was sent and the update
+        arrived."""
         message, settings = event.message, self._settings
         if message.kind not in self._kinds:
             return f"kind {message.kind}, expected {settings.side.kind}"
@@ -123,8 +124,9 @@ class Validation:
         return f"norm {length:g}, expected at most {bounds.norm:g}"
 
     def over_norm(self, message: UpdateMessage) -> float | None:
-        """Return the update's ℓ2 norm if it is above the bound, else None. If the update is a model, the
-        norm is that of its difference to the global model."""
+        """Return the update's ℓ2 norm if it is above the bound. Return None if the norm is within the
+        bound, or if there is no bound. The norm of an update of kind `model` is the norm of the
+        difference to the global model."""
         bound = self._settings.bounds.norm
         if bound is None:
             return None

@@ -22,7 +22,7 @@ class Versions:
         self._server = server
         self.arrivals = Arrivals()
         self.applied = 0
-        """Number of updates in all versions."""
+        """Number of updates that were applied so far."""
 
     def add(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
         """Complete a new version: add the steps' noise, average the buffers, and return the records."""
@@ -41,7 +41,8 @@ class Versions:
 
     def buffered_records(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
         """Return the records of updates that are in the rule's buffer and not applied when the run ends.
-        A run that ended early applies them when it is resumed."""
+        If the run ended early, return one note with the number of these updates, because they are
+        applied when the run is resumed."""
         now, count = to_seconds(at), len(self.arrivals)
         if is_cut_short:
             what = f"not applied yet, but in the rule's buffer: {count}"

@@ -1,7 +1,8 @@
-"""The GPU of a client that trains on one: its memory limit, and messages about it.
+"""GPU of a client: its memory limit, and messages about it.
 
-torch is imported inside the functions, because the import takes a second and a client joins the run
-before it."""
+torch is imported inside the functions. The import takes a second, and a client joins the run before the
+import.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 def prepare(cfg: ClientConfig) -> None:
     """Limit the GPU memory that PyTorch allocates, and log which GPU is used. Exit with a message if
-    there is no GPU.
+    there is no GPU. Do nothing if the client trains on the CPU.
 
-    With MPS, the logged number of multiprocessors is the number that this client may use."""
+    With MPS, the logged number of multiprocessors is the number that this client may use.
+    """
     if cfg.device == "cpu":
         return
     import torch

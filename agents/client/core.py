@@ -38,7 +38,7 @@ from agents.wire.payloads import FAREWELL, Encoded, ModelMessage, UpdateMessage
 
 _NOTHING = np.zeros(0, np.float32)
 FIT_MEMORY = "fit:"
-"""Begin of the names under which the memory of a task's own `fit` is saved."""
+"""Prefix of the names under which the memory of a task's own `fit` is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +138,12 @@ class _Done:
 class ClientCore:
     """State machine of one client.
 
-    `think` returns the delay between the end of a training and the sending of its update. Its argument
-    is the time since the arrival of the model, or since the end of the previous work if that was later.
-    `rule` is the client half of the rule. `steps` are the steps of the update pipeline, in order.
-    `fit_memory` is the memory of the task's own `fit`; None if the task has no `fit`. That memory
-    follows the rules for memory in `agents.rules.client_half.ClientHalf`.
+    `think` returns the delay between the end of a training and the sending of its update. The argument
+    of `think` is the time from the arrival of the model to the end of the training. If the client was
+    still busy when the model arrived, this time is measured from the end of the earlier work. `rule` is
+    the client half of the rule. `steps` are the steps of the update pipeline, in order. `fit_memory` is
+    the memory of the task's own `fit`; None if the task has no `fit`. That memory follows the rules for
+    memory in `agents.rules.client_half.ClientHalf`.
     """
 
     def __init__(
@@ -159,7 +160,8 @@ class ClientCore:
         self._before_rule = [step for step in steps if step.before_rule]
         self._steps = [step for step in steps if not step.before_rule]
         self._vector_steps: dict[str, ClientStep | None] = {}
-        """Step that encodes each of the rule's own vectors; None for a vector that is sent whole."""
+        """For each of the rule's own vectors, the step that encodes it; None for a vector that is sent
+        whole."""
         self._fit_memory = fit_memory
         self._sequence = max(rule.newest, 0 if fit_memory is None else fit_memory.newest)
         self._newest, self._schema = 0, ""
@@ -326,7 +328,8 @@ class ClientCore:
         return [*remember, SendUpdate(done.sequence, message)]
 
     def _saved_fit_memory(self, done: _Done) -> SavedVectors:
-        """Add the memory of the task's own `fit` after `done`. Return what must be saved on the disk."""
+        """Store the memory that the task's own `fit` has after `done`. Return the vectors that must be
+        saved on the disk."""
         if self._fit_memory is None:
             return {}
         if memory := done.trained.outcome().memory:
@@ -347,7 +350,8 @@ class ClientCore:
         return progress if self.sends_gradients else done.model.vector + progress
 
     def _processed(self, done: _Done, form: Form) -> tuple[Vector, Encoded | None]:
-        """Apply all steps to the update. Return its vector, or an empty vector and its encoded form."""
+        """Apply all steps to the update. Return its vector and None, or an empty vector and the encoded
+        update."""
         vector = form.vector()
         if not self._steps:
             return vector, None
@@ -361,8 +365,8 @@ class ClientCore:
         return model.vector + change if is_model else change, None
 
     def _encoded(self, name: str, vector: Vector, done: _Done) -> Vector | Encoded:
-        """Return one of the rule's own vectors as it is sent: encoded if it is declared `compressed` and
-        a step compresses it."""
+        """Return one of the rule's own vectors as it is sent. The vector is encoded if it is declared
+        `compressed` and a step compresses such vectors."""
         if name not in self._rule.side.compressed:
             return vector
         if name not in self._vector_steps:

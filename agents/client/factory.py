@@ -19,7 +19,8 @@ from agents.timing.nanoseconds import Nanoseconds
 
 
 def rng(setup: ClientSetup, *purpose: int) -> np.random.Generator:
-    """Return the client's random generator for `purpose` (`agents.client.randomness`)."""
+    """Return the client's random generator for `purpose`. The purposes are listed in
+    `agents.client.randomness`."""
     return randomness.generator(setup.seed, setup.client, *purpose)
 
 

@@ -58,7 +58,9 @@ def main() -> None:
 class ClientProcess:
     """The client process: connection, core, trainer and outbox.
 
-    It connects before it imports torch, so that the client is seen as joining during the import."""
+    The process connects before it imports torch, so that the client has the state `joining` during the
+    import.
+    """
 
     def __init__(self, cfg: ClientConfig) -> None:
         self._config, self._setup, self._name = cfg, cfg.setup, cfg.setup.client
@@ -74,8 +76,8 @@ class ClientProcess:
         largest = {"model": payloads.largest_model(cfg.parameters, cfg.buffers, cfg.own_elements)}
         steps = factory.steps(self._setup, cfg.parameters)
         self._exchange = next((step.exchange for step in steps if step.exchange is not None), None)
-        """The step's messages between clients; None if no step needs them. Keys and shares are handled
-        in paho's thread, so that they do not pile up during a training."""
+        """Exchange of keys and shares with other clients; None if no step needs an exchange. Received
+        keys and shares are handled in paho's thread, so that they do not pile up during a training."""
         if self._exchange is not None:
             subscriptions += [names.key("+"), names.share(self._name, "+")]
             largest["share"] = self._exchange.share_size
@@ -125,7 +127,7 @@ class ClientProcess:
         return max(0, self._timing.floor - elapsed) + self._timing.thinking
 
     def run(self) -> None:
-        """Serve until the aggregator sends a stop, or SIGTERM arrives."""
+        """Serve until the aggregator sends a stop request, or SIGTERM arrives."""
         while not self._stopped.is_set():
             self._execute(self._next_actions())
         if self._leaving:
@@ -198,7 +200,7 @@ class ClientProcess:
             self._connection.publish(self._topics.key(self._name), self._exchange.public, retain=True)
 
     def _prepare(self, exchange: Exchange, dispatch: int) -> None:
-        """Prepare the update that will answer `dispatch`, and send the other clients their shares."""
+        """Prepare the update that will answer `dispatch`, and send each other client its shares."""
         begun = self._clock.now()
         for name, share in exchange.prepare(dispatch):
             self._connection.publish(self._topics.share(name, self._name), share)

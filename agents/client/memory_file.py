@@ -1,4 +1,4 @@
-"""Files in which a client keeps vectors and a count over restarts of its process."""
+"""Files with data that a client keeps when its process is restarted: vectors, and a count."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from agents.wire import payloads
 
 
 def save(memory: SavedVectors, path: Path) -> None:
-    """Write `memory`, which must not be empty, to the disk. After a crash, the file is complete: it is
-    the old one or the new one."""
+    """Write `memory`, which must not be empty, to the disk. A crash leaves either the old file or the
+    new file, and never an incomplete file."""
     sizes = [vector.size for _, vector in memory.values()]
     metadata = {name: str(number) for name, (number, _) in memory.items()}
     if len(set(sizes)) > 1:  # vectors of equal length are saved without it

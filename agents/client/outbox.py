@@ -1,4 +1,4 @@
-"""Outbox: updates that a client has finished and the aggregator has not acknowledged, one file each.
+"""Outbox: one file for each update that a client has finished and the aggregator has not acknowledged.
 
 The files survive a crash of the process. They are not fsynced, because a power loss of a device is not
 emulated. Each file has an update, as it is sent, and a checksum. If a file is damaged, or is not an
@@ -28,7 +28,7 @@ class Outbox:
     def __init__(self, folder: Path, report: Callable[[str], object]) -> None:
         self._folder, self._report = folder, report
         self._open: list[int] = []
-        """Dispatches that are answered by the updates in the folder, oldest first."""
+        """Numbers of the dispatches that the updates in the folder answer, oldest first."""
         self._spare = folder / _SPARE
         """File of an acknowledged update. It is reused for the next update, because writing to existing
         pages takes less than half the time."""
@@ -44,7 +44,8 @@ class Outbox:
         self._open.sort()
 
     def put(self, dispatch: int, pieces: Iterable[bytes | memoryview]) -> None:
-        """Store the update that answers `dispatch`. Its payload is the concatenation of `pieces`."""
+        """Store the update that answers `dispatch`. The update's payload is the concatenation of
+        `pieces`."""
         with files.atomic_write(self._file(dispatch)) as partial:
             try:
                 self._spare.rename(partial)
@@ -69,7 +70,7 @@ class Outbox:
 
     def payloads(self) -> Iterator[memoryview]:
         """Yield all updates that are not acknowledged, oldest first, as views of their files. A view is
-        valid until the next `put`."""
+        valid until the next `put`. Files that cannot be read are set aside."""
         for dispatch in [*self._open]:
             try:
                 payload = _payload(self._file(dispatch))

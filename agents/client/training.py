@@ -76,9 +76,10 @@ class Trainer:
         self._scale = 1.0
         """Scale of the loss; 1 unless `precision` is float16."""
         self._proximal = local.proximal
-        """Weight of the squared distance to the start, with that of the rule's terms."""
+        """Weight of the squared distance to the start of the training: the weight in the local settings
+        plus the weight in the rule's terms."""
         self._linear: torch.Tensor | None = None
-        """Vector that the rule adds to each gradient, shape (d,); None if it adds none."""
+        """Vector that the rule adds to each gradient, shape (d,); None if the rule adds no vector."""
         self._skipped: Sequence[slice] = []
         """Parts of the vector that the next step must not change, because the loss does not depend on
         them."""
@@ -87,8 +88,8 @@ class Trainer:
         self._optimizer = _optimizer(local, self.flat)
 
     def set_client(self, name: str, index: int, memory: Vectors) -> None:
-        """Tell a task's own `fit` which client the next training is for. `index`: number of the device
-        in device order. `memory`: the client's memory, of which `fit` gets a copy."""
+        """Set the client of the next training, for a task with its own `fit`. `index`: number of the
+        device in device order. `memory`: the client's memory. `fit` gets a copy of the memory."""
         copies = {key: vector.copy() for key, vector in memory.items()}
         self._client = FitClient(name, index, copies)
 
@@ -165,8 +166,8 @@ class Trainer:
 
     def _gradient(self, batch: torch.Tensor) -> float:
         """Return the local objective on `batch` and put its gradient into `flat`. The gradient includes
-        the ℓ2 and FedProx terms and those of the rule, if there are any, and is then clipped if the
-        settings require it."""
+        the ℓ2 term, the FedProx term and the rule's terms, if they are set. If the settings require it,
+        the sum is clipped."""
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
@@ -266,7 +267,8 @@ class FitTrainer(Trainer):
         return Result(vector_of(self.flat.w), 1, loss, buffers_of(self.flat.module), memory)
 
     def _fit(self, lr: float) -> float:
-        """Call the task's `fit` and return its loss. Raises TypeError if that is not a number."""
+        """Call the task's `fit` and return the loss that it returned. Raises TypeError if the loss is
+        not a number."""
         fit: Callable[..., object] = self._task.fit
         takes_client = len(inspect.signature(fit).parameters) > _FIT_PARAMETERS
         given = (self.flat.module, self._shard, lr, *((self._client,) if takes_client else ()))
@@ -284,7 +286,8 @@ class FitTrainer(Trainer):
 
 
 def _remembered(name: object, value: object) -> Vector:
-    """Return a copy of an entry of the memory of a task's own `fit`. Raises TypeError if it is none."""
+    """Return a copy of an entry of the memory of a task's own `fit`. Raises TypeError if the entry is
+    not a float32 vector with a text as name."""
     if not isinstance(name, str) or not isinstance(value, np.ndarray):
         raise TypeError(f"fit keeps memory[{name!r:.40}] = {value!r:.80}, expected a NumPy array")
     if value.ndim != 1 or value.dtype != np.float32 or not value.size:
@@ -305,7 +308,7 @@ def make_trainer(
 
 
 def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
-    """Shorten the update so that ‖end − start‖ ≤ bound."""
+    """Move `end` towards `start` so that ‖end − start‖ ≤ bound."""
     end.sub_(start)
     length = _length(end)
     if length > bound:

@@ -17,11 +17,13 @@ class Timing:
 
     `timing`: minimum duration of a training, before it is divided by `speed`. `think`: pause between the
     end of a training and the sending of its update. If `timing` or `think` is None, its values are 0.
-    `rng`: function that returns the random generator for a purpose: TIMING or THINKING. `begun`: number
-    of trainings that earlier processes of the client began.
+    `rng`: function that returns the random generator for the minimum durations (argument TIMING) or for
+    the pauses (argument THINKING). `begun`: number of trainings that earlier processes of the client
+    began.
 
-    Each training draws a new value of `timing` and of `think` when it begins. So does a training that is
-    repeated after a crash. With its old values, a long training might never end between two crashes.
+    Each training draws a new value of `timing` and of `think` when it begins. A training that is
+    repeated after a crash draws new values, too: with the old values, a long training might never end
+    between two crashes.
     """
 
     def __init__(

@@ -39,13 +39,13 @@ class Flower(Task):
     """`module:name` of a class or a function that returns the initial model: a torch module, or a list
     or dict of NumPy arrays. It has no argument, or one: the app's run_config. None if the model consists
     of the parameters of partition 0's NumPyClient."""
+    run_config: str = ""
+    """Configuration of the app, in the format of `flwr run --run-config`, such as `lr=0.1
+    local-epochs=2`. It overrides `[tool.flwr.app.config]` of a pyproject.toml in the code."""
     evaluate: str | None = None
     """`module:name` of a function that evaluates the global model once, as Flower's `evaluate_fn` does:
     `f(server_round, arrays)` returns a MetricRecord, and `f(server_round, parameters, config)` returns
     the loss and a dict. None if the app evaluates every partition."""
-    run_config: str = ""
-    """Configuration of the app, in the format of `flwr run --run-config`, such as `lr=0.1
-    local-epochs=2`. It overrides `[tool.flwr.app.config]` of a pyproject.toml in the code."""
     app_config: str = ""
     """Config that a strategy would send with each message, as key=value pairs: `proximal-mu=0.1`. The
     value '{round}' stands for the number of the device's training."""

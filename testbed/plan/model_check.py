@@ -133,14 +133,15 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
     task = topology.task.build()
     if not isinstance(task, TaskStandIn):
         return
-    trained = _smallest_shard(topology, prepared) if task.fits else _sample_shard(prepared.train)
+    client = _smallest_client(topology, prepared)
+    trained = prepared.shard(client) if task.fits else _sample_shard(prepared.train)
     sets = (
         ("run", trained, True),
         ("be evaluated on the test set", _sample_shard(prepared.test), False),
     )
     for purpose, samples, trains in sets:
         try:
-            _ask_step(topology, task, samples, trains=trains)
+            _ask_step(topology, task, samples, client, trains=trains)
         except ValueError as error:
             message = f"{topology.task.name} cannot {purpose}: {error}"
             problem = topology.source.problem(("task", "name"), message)
@@ -149,11 +150,11 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
         _try_single(topology, task, prepared)
 
 
-def _smallest_shard(topology: Topology, prepared: Prepared) -> Shard:
-    """Return the samples of the device that trains on the fewest."""
-    idle = topology.idle_devices({name: len(own) for name, own in prepared.indices.items()})
-    active = [own for name, own in prepared.indices.items() if name not in idle]
-    return prepared.train.subset(min(active, key=len))
+def _smallest_client(topology: Topology, prepared: Prepared) -> str:
+    """Return the device that trains on the fewest samples."""
+    samples = {name: len(own) for name, own in prepared.indices.items()}
+    idle = {*topology.idle_devices(samples)}
+    return min((name for name in samples if name not in idle), key=samples.__getitem__)
 
 
 def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> None:
@@ -172,7 +173,7 @@ def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> No
             if local.first_batch(len(own)) != 1 and (last != 1 or training.count(len(own)) < batches):
                 continue
             try:
-                _ask_step(topology, task, prepared.train.subset(own[:1]), trains=True)
+                _ask_step(topology, task, prepared.train.subset(own[:1]), name, trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
                     f"{topology.task.name} cannot train on a single sample, and the last mini-batch of "
@@ -201,14 +202,17 @@ def _sample_shard(whole: Shard) -> Shard:
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))
 
 
-def _ask_step(topology: Topology, task: TaskStandIn, samples: Shard, *, trains: bool) -> None:
-    """Try a step, or a call of the task's `fit`. Raises ValueError if the task refuses the samples,
-    BadInputError if the task's code raises an exception."""
+def _ask_step(
+    topology: Topology, task: TaskStandIn, samples: Shard, client: str, *, trains: bool
+) -> None:
+    """Try a step, or a call of the task's `fit` for the device `client`. Raises ValueError if the task
+    refuses the samples, BadInputError if the task's code raises an exception."""
     with tempfile.TemporaryDirectory(prefix="testbed-step-") as folder:
         file = Path(folder, "samples.safetensors")
         shards.save(samples, file)
-        facts = {"samples": str(file), "seed": topology.seed, "lr": topology.task.local.build().lr}
-        stand_ins.ask(task, "step", trains=trains, **facts)
+        facts = {"samples": str(file), "seed": topology.seed, "trains": trains}
+        number, lr = topology.device_names.index(client), topology.task.local.build().lr
+        stand_ins.ask(task, "step", **facts, client=client, index=number, lr=lr)
 
 
 def check_data(topology: Topology, prepared: Prepared) -> None:

@@ -390,9 +390,19 @@ def _array(what: str, value: Any, key: str) -> Any:
 
 
 def _step(
-    cls: Any, _: Path, params: dict[str, Any], samples: str, seed: int, lr: float, *, trains: bool
+    cls: Any,
+    _: Path,
+    params: dict[str, Any],
+    samples: str,
+    seed: int,
+    lr: float,
+    *,
+    client: str,
+    index: int,
+    trains: bool,
 ) -> None:
-    """Train on the shard in the file `samples` if `trains`; else evaluate it."""
+    """Train on the shard in the file `samples` if `trains`; else evaluate it. `client` and `index`: name
+    and number of the device whose shard it is, for a task's own `fit`."""
     import torch
 
     torch.manual_seed(seed)
@@ -402,7 +412,7 @@ def _step(
         _try_app(task, shard.subset(np.arange(1)), lr, trains=trains)
         return
     if trains and cls.fits:
-        _try_fit(task, shard, lr)
+        _try_fit(task, shard, client, index, lr)
         return
     module = task.model().train(trains)
     outputs = _outputs(task, module, shard)
@@ -527,13 +537,14 @@ def _try_app(task: Task, partition: Shard, lr: float, *, trains: bool) -> None:
         raise _RefusedError(str(error)) from error
 
 
-def _try_fit(task: Task, shard: Shard, lr: float) -> None:
-    """Call the task's `fit` as a client does, for at most `_FIT_S` seconds, and check its results."""
+def _try_fit(task: Task, shard: Shard, client: str, index: int, lr: float) -> None:
+    """Call the task's `fit` as the device `client` does, for at most `_FIT_S` seconds, and check its
+    results. `index`: number of the device in device order. `lr`: step size."""
     from agents.client.training import FitTrainer
-    from agents.config import LocalTraining
     from agents.models.flat import learned, vector_of
 
     trainer = FitTrainer(task, shard, LocalTraining(steps=1, lr=lr))
+    trainer.set_client(client, index, {})
     flat = trainer.flat
     try:
         with _time_limit():

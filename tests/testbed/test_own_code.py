@@ -662,8 +662,9 @@ def test_final_mini_batch_of_one_sample_is_tried(tmp_path: Path) -> None:
 
 def test_too_long_answer_is_not_called_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspector, "_MAX_ANSWER", 10)
+    unseen = f"{MODULE}\n# answers about this text are not known from another test\n"
     with pytest.raises(BadInputError, match="has more than 10 bytes"):
-        read(tmp_path, task=task("Mine"))
+        read(tmp_path, unseen, task=task("Mine"))
 
 
 def test_trial_step_gets_integer_tokens(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_long_fit_is_tried_for_a_limited_time(tmp_path: Path, monkeypatch: pytes
     write(tmp_path, FITS + "        while True: pass\n")
     user_code.use_folder(str(tmp_path))
     task = user_code.load_attribute("own:Mine")()
-    inspection_process._try_fit(task, shard, 0.1)
+    inspection_process._try_fit(task, shard, "a-1", 0, 0.1)
 
 
 def test_compiled_model_runs_without_compilation(testbed: Testbed, tmp_path: Path) -> None:
