@@ -25,8 +25,9 @@ class Moment:
 
 
 def story(records: Iterable[events.Record], client: str) -> list[Moment]:
-    """Return the history of `client` from the `records` of `events.jsonl`. It has the client's
-    dispatches, updates, rejections and absences, and the events of its device and of the whole run."""
+    """Return the history of `client` from the `records` of `events.jsonl`. The history has the client's
+    dispatches, updates, rejections and absences, and the events of the client's device and of the whole
+    run."""
     moments = [moment for record in records for moment in _moments(record, client)]
     return sorted(moments, key=lambda moment: moment.at)
 

@@ -1,8 +1,9 @@
-"""Columns of the tables of a run: meaning, unit, sign, and from when on a cumulative column counts.
+"""Columns of the tables of a run: meaning, unit, sign, and the moment from which a cumulative column
+counts.
 
 This is the only place with these definitions. Exported Parquet files have them as metadata, and the
 documentation has a page made from them. `tests/analysis/test_columns.py` checks that every column is
-here.
+defined here.
 """
 
 from __future__ import annotations
@@ -215,8 +216,8 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "ended": TableColumn("Why the run ended; missing if it has not ended"),
     },
 }
-"""Columns by table and name. An export of several runs writes `runs`; the other tables are those of
-`load.Run`."""
+"""Columns by table and name. The table `runs` is part of an export of several runs. The other tables are
+attributes of `load.Run`."""
 
 
 def with_metadata(name: str, table: pd.DataFrame) -> pa.Table:

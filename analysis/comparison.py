@@ -27,7 +27,8 @@ class ComparisonRow:
 
     name: str
     settings: Mapping[str, str]
-    """How the row differs from the others: text by setting, as in `names.coordinates`."""
+    """Settings in which the row differs from the other rows: setting -> text, as `names.coordinates`
+    returns them."""
     task: str
     """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
     `by_task`)."""
@@ -36,13 +37,13 @@ class ComparisonRow:
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. The others are censored: `time`, `rounds`, `updates` and
-    `bytes` have a median, or a lower bound of the median, and no mean."""
+    """Number of runs that reached the target. If any run missed the target, `time`, `rounds`, `updates`
+    and `bytes` have no mean, but a median or a lower bound of the median."""
     time: Cost
     """Seconds of device time until the target was reached, interpolated between evaluations."""
     resolution: float
-    """Longest time in seconds between the two evaluations around the target, over the runs; NaN if no
-    run reached the target. `time` is known no more exactly."""
+    """Precision of `time` in seconds: the longest time between the two evaluations around the target,
+    over the runs; NaN if no run reached the target."""
     rounds: Cost
     """Number of aggregations up to the first evaluated model that reached the target."""
     updates: Cost
@@ -57,16 +58,17 @@ class ComparisonRow:
     valid: int
     """Number of runs that are valid or simulated."""
     not_judged: int
-    """Number of runs in which something could not be checked."""
+    """Number of runs whose verdict is `not judged`: some requested value could not be checked."""
     repeats: int
     """Number of runs that a sweep has repeated because they were not valid. The other columns do not
     include these runs."""
     baseline: str
-    """Name of the row that `speed_up` refers to. It has the baseline's setting and otherwise the same
-    settings as this row. Empty if there is no such row."""
+    """Name of the row that `speed_up` refers to. That row has the baseline's setting, and otherwise the
+    same settings as this row. Empty if there is no such row."""
     speed_up: float
-    """Mean time to the target of the baseline ÷ that of this row; the ratio of the medians if a run of
-    the two rows missed the target; NaN if a median is unknown."""
+    """Mean time to the target in the baseline's row ÷ mean time to the target in this row. If a run of
+    the two rows missed the target, it is the ratio of the medians. NaN if a median is unknown, or if
+    there is no baseline."""
 
 
 def slim(run: Run) -> Run:
@@ -77,10 +79,10 @@ def slim(run: Run) -> Run:
 
 
 def by_task(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs in groups, by the name of the group.
+    """Return the runs in groups: name of the group -> runs.
 
     Runs of a group have the same task, the same data of the task, and the same data for evaluation.
-    Other accuracies would not be comparable.
+    Accuracies of different groups are not comparable.
     """
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
@@ -159,8 +161,8 @@ def _ends(run: Run) -> str:
 
 
 def common_target(runs: Sequence[Run]) -> float | None:
-    """Return the highest of `TARGETS` that every run reached. If there is none, return the highest of
-    `TARGETS` that any run reached; None if no run reached any."""
+    """Return the highest of `TARGETS` that every run reached. If no target was reached by every run,
+    return the highest of `TARGETS` that any run reached. None if no run reached any target."""
     best = [float(run.evaluations["accuracy"].max()) for run in runs]
     some = [target for target in TARGETS if any(target <= one for one in best)]
     common = [target for target in some if all(target <= one for one in best)]
@@ -172,10 +174,12 @@ def compare(
 ) -> list[ComparisonRow]:
     """Return one row for each set of runs that differ only in their seed, in the order of `runs`.
 
-    `target`: accuracy (share) whose cost is compared; None leaves the costs NaN. `baseline`: name of a
-    row, or the text of a setting such as `fedavg` or `lr 0.1`, or several texts with commas; None for
-    the first row's rule or, if all rows have this rule, its first setting that differs. Raises
-    ValueError if no row of any task has the baseline's setting.
+    `target`: accuracy (share) whose cost is compared. If it is None, the costs are NaN.
+
+    `baseline`: name of a row, or text of a setting such as `fedavg` or `lr 0.1`, or several such texts
+    with commas between them. If it is None, each task has its own baseline: the rule of the task's first
+    row. If all rows of the task have this rule, the baseline is the first setting of that row that
+    differs from another row. Raises ValueError if no row of any task has the baseline's setting.
     """
     sets = by_settings(runs)
     made: dict[str, ComparisonRow] = {}
@@ -230,7 +234,8 @@ def _row(
 
 
 def _with_speed_up(rows: Sequence[ComparisonRow], baseline: str | None) -> list[ComparisonRow]:
-    """Return the rows of one task with their baselines. Raises ValueError."""
+    """Return the rows of one task with their `baseline` and `speed_up`. Raises ValueError if no row has
+    the setting `baseline`."""
     fixed = _baseline_settings(rows, baseline)
     by_place = {tuple(sorted(row.settings.items())): row for row in reversed(rows)}
     bases = [by_place.get(tuple(sorted({**row.settings, **fixed}.items()))) for row in rows]
@@ -300,10 +305,14 @@ def percent(share: float) -> str:
 
 
 def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the rows as headings and cells.
+    """Return the headings of the table, and its rows as texts.
 
-    A cell is `mean ± half of the interval`; a mean alone for fewer than three runs; a median, or its
-    lower bound as in `median > 120.0`, if a run missed the target; `–` if there is no value.
+    A cell is one of:
+
+    - `mean ± half of the interval`
+    - `mean`, if there are fewer than three runs
+    - `median`, if a run missed the target; `median > 120.0` if only a lower bound is known
+    - `–`, if there is no value
     """
     columns: dict[str, Callable[[ComparisonRow], str]] = {
         "": lambda row: row.name,

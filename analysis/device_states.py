@@ -24,8 +24,8 @@ _WORK = {
     "upload": ("sent", "arrived"),
 }
 _MIN_BUSY_SHARE = 0.5
-"""Minimum fraction of its CPU share that a device uses while it trains. During transfers, it uses
-less."""
+"""A device that uses at least this fraction of its CPU share counts as training. During transfers, a
+device uses less."""
 _HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
 """State of a device during each kind of hold."""
 
@@ -34,8 +34,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     """Return the states of all devices as intervals, sorted by device and time. The intervals of a
     device cover the run from `since` to `run.duration` without gap or overlap.
 
-    Columns: `device`, `state` (one of `STATES`), `begin` and `end` (s), and `update`. The last is the
-    row of `run.updates` for which the device worked, or −1 if there is none. The states:
+    Columns: `device`, `state` (one of `STATES`), `begin` and `end` (s), and `update`, which is the row
+    of `run.updates` for which the device worked, or −1 if there is none. The states:
 
     - `download`: from the dispatch until the client had the whole model.
     - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as
@@ -47,7 +47,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
       lasts until the device reports that it is ready.
     - `unfinished`: in a round whose update is not applied, because the run ended, the device left, or
       the update was rejected or is still in the rule's buffer. The state lasts from the dispatch until
-      the update arrived, or until no update was expected any more. An unknown part of it was training.
+      the update arrived, or until no update was expected any more. An unknown part of this was training.
     - `wait`: in all other cases. The device waits for the aggregator, or has think time.
 
     While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished`
@@ -78,8 +78,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
 
 
 def _spans(device: object, state: str, begin: object, end: object, update: object = -1) -> pd.DataFrame:
-    """Return a table with one row per interval. `device` is an index of the clients. The column `state`
-    has an index of `_PRECEDENCE`."""
+    """Return a table with one row per interval. `device` is the index of the device in the list of
+    clients. The column `state` has the index of the state in `_PRECEDENCE`."""
     columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
     types = {"device": np.int64, "begin": np.float64, "end": np.float64}
     return pd.DataFrame({**columns, "update": update}).astype(types)
@@ -100,7 +100,8 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
-    """Return the intervals of rounds without an applied update."""
+    """Return the intervals of rounds without an applied update. If the run has not ended, some of these
+    intervals are inferred from telemetry (`_computing`)."""
     recorded = run.unfinished
     device = _places(clients, recorded["client"])
     rounds = [_spans(device, "unfinished", recorded["dispatched"], recorded["until"])[device >= 0]]
@@ -113,8 +114,8 @@ def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
 
 
 def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Return the intervals between samples in which devices used their CPU after their last update
-    arrived."""
+    """Return the intervals between two samples in which a device was busy, if its last update had
+    arrived before. A device is busy if it uses at least `_MIN_BUSY_SHARE` of its CPU share."""
     arrived = run.updates.groupby("client", observed=True)["arrived"].max()
     samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
     before = samples.groupby("device", observed=True).shift()
@@ -128,8 +129,8 @@ def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
 
 
 def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Return the intervals in which devices were offline or paused, from the records of aggregator and
-    scenario."""
+    """Return the intervals in which devices were offline or paused, according to the records of the
+    aggregator and of the scenario."""
     changes: list[tuple[float, str, Hold, bool]] = []
     for start in run.starts:  # also in a resumed run, devices start as planned
         changes += [(start.at, name, "down", True) for name in start.missing]

@@ -47,7 +47,7 @@ _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run. A table has one row per record; its columns are the fields of the record
+    """One run. Each table has one row per record, and its columns are the fields of the record
     (`agents.events`). `columns.COLUMNS` defines every column, with unit and sign.
 
     Names of clients, devices and groups are categoricals, in the order of the plan.
@@ -160,8 +160,9 @@ class Run:
         }
 
     def export(self, folder: str | Path, form: Literal["parquet", "csv"] = "parquet") -> list[Path]:
-        """Write every table to `folder` as `<table>.<form>`, and return the files. The folder is
-        created. A Parquet file has the definition of each column as metadata (`columns.TableColumn`).
+        """Write every table to `folder` as `<table>.<form>`, and return the files. Create the folder if
+        it does not exist. A Parquet file has the definition of each column as metadata
+        (`columns.TableColumn`).
 
         Raises ValueError for another value of `form`, and OSError if a file cannot be written.
         """
@@ -179,7 +180,7 @@ class Run:
 
 
 class Follower:
-    """Reads a run directory while it grows."""
+    """Reader of a run directory to which a run may still write."""
 
     def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
         """`newest`: approximate maximum number of rows to keep, by kind of record (`records.SCHEMAS`,
@@ -204,8 +205,8 @@ class Follower:
         """The start of each segment of the run. A resumed run has several segments."""
         self._ended: events.RunEnded | None = None
         self._known: tuple[tuple[int, ...], dict[str, Any]] | None = None
-        """State and content of the manifest's file when it was last read; None if it has never been
-        read."""
+        """State (inode, size, time of last change) and content of `manifest.json` when it was last read;
+        None before the first reading."""
         self._manifest()
 
     def read(self) -> dict[str, pd.DataFrame]:
@@ -250,7 +251,8 @@ class Follower:
         )
 
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
-        """Read new records and keep them. Yield them as pairs of the kind of record and a table."""
+        """Read new records and keep them. Yield the kind and the table of new rows. Starts, ends and
+        actions are kept, but not yielded."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
@@ -295,7 +297,8 @@ class Follower:
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
         """Return `samples` with `at` on the run clock. In a resumed run, this clock stands still between
-        the segments. Samples from that time have NaN."""
+        the segments, and `at` of samples between two segments is NaN. The figures of measured links are
+        converted to device time, too."""
         dilation = manifest.get("dilation", 1.0)
         zero = manifest.get("monotonic_zero", np.nan)
         # Not 0 if the host was rebooted or suspended between two segments.
@@ -414,8 +417,8 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
-    """Return `parts` with only the last of several equal evaluations. A restarted aggregator may repeat
-    an evaluation."""
+    """Return `parts` with only the last of several evaluations of the same part and version. A restarted
+    aggregator may repeat an evaluation."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 

@@ -50,8 +50,8 @@ def reached(run: Run, accuracy: float) -> Reached:
 
 
 def observed(run: Run) -> Reached:
-    """Return the cost up to the last evaluation. It is a lower bound of the cost of an accuracy that the
-    run did not reach. All zero if the run was never evaluated."""
+    """Return the cost up to the last evaluation. This is a lower bound of the cost of an accuracy that
+    the run did not reach. All fields are 0 if the run was never evaluated."""
     if run.evaluations.empty:
         return Reached(0.0, 0.0, 0.0, 0.0)
     return _cost_until(run, run.evaluations.sort_values("at", kind="stable").iloc[-1])
@@ -65,14 +65,14 @@ def _cost_until(run: Run, evaluation: pd.Series[Any]) -> Reached:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """When a run first had a quality."""
+    """Time at which a run first reached a level of accuracy or loss."""
 
     time: float
     """Seconds of device time, interpolated linearly between two evaluations with finite values; infinite
-    if the run never had the quality."""
+    if the run never reached the level."""
     resolution: float
-    """Seconds between these two evaluations. The time is known no more exactly. 0 if the first
-    evaluation had the quality, NaN if none did."""
+    """Precision of `time`: seconds between the two evaluations around `time`. 0 if already the first
+    evaluation reached the level; NaN if no evaluation did."""
 
 
 def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> float:
@@ -83,8 +83,8 @@ def crossed(run: Run, quality: Literal["accuracy", "loss"], level: float) -> flo
 
 
 def crossing(run: Run, quality: Literal["accuracy", "loss"], level: float) -> Crossing:
-    """Return when the global model first has an accuracy (share) of at least `level`, or a loss of at
-    most `level`, with the time's resolution."""
+    """Return the time at which the global model first has an accuracy (share) of at least `level`, or a
+    loss of at most `level`. The result has the precision of this time, too."""
     evaluations = run.evaluations.sort_values("at", kind="stable")
     at, value = evaluations["at"].to_numpy(), evaluations[quality].to_numpy()
     excess = value - level if quality == "accuracy" else level - value
@@ -178,12 +178,14 @@ def utilisation(run: Run) -> pd.DataFrame:
 
 
 def contributions(run: Run) -> pd.DataFrame:
-    """Return a table with one row per device.
+    """Return a table with one row per device. Columns:
 
-    Columns: `group`; `updates`, the number of applied updates of the device; `share`, that number
-    divided by the number of all applied updates; `weight` q_i, the mean weight per aggregation;
-    `effective` q̃_i = q_i ÷ Σ q; `importance` p_i as planned, NaN if the device was not planned. An
-    aggregation without updates (an empty tick) counts.
+    - `group`
+    - `updates`: number of applied updates of the device
+    - `share`: `updates` ÷ number of all applied updates
+    - `weight`: q_i, the mean weight per aggregation. Aggregations without updates (empty ticks) count.
+    - `effective`: q̃_i = q_i ÷ Σ q
+    - `importance`: p_i as planned; NaN if the device was not planned
 
     According to Fraboni et al. 2023 (FedFix), a run with q̃ ≠ p converges to the optimum of Σ q̃_i f_i,
     not of Σ p_i f_i.
@@ -219,11 +221,11 @@ class Bias:
 
 
 def bias(run: Run) -> Bias:
-    """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update, and the importance of
-    the others.
+    """Return χ² = Σ (p_i − q̃_i)² ÷ q̃_i over the clients with an applied update, and the total
+    importance of the clients without one.
 
     χ² measures how far the weights in the run are from the planned importance (Fraboni et al. 2023); 0
-    means no bias. Both values are NaN without updates or importance.
+    means no bias. Both values are NaN if no update was applied, or if no importance is known.
     """
     table = contributions(run)
     p, q = table["importance"].to_numpy(), table["effective"].to_numpy()
@@ -271,18 +273,18 @@ def jain(values: npt.ArrayLike) -> float:
 
 
 def effective_participants(values: npt.ArrayLike) -> float:
-    """Return 1 ÷ Σ share² = n × Jain's index. This is the number of equal contributors that would have
-    the same Σ share²."""
+    """Return 1 ÷ Σ share², where a share is a value ÷ the sum of all values. This is the number of equal
+    contributors that would have the same Σ share². It is equal to n × Jain's index."""
     return jain(values) * np.size(values)
 
 
 def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
     """Estimate the energy of each device in joules: Σ over states of seconds in the state × watts.
 
-    The watts are `watts[group][state]`, or those of the plan (`power` of topology or profile) if `watts`
-    is None. A state without a figure counts as 0 W. For example, `power: {train: 7.2W}` gives the energy
-    of training alone. Rounds whose update is not applied, and the making of masks, count as training.
-    A device without any figure has NaN.
+    The watts are `watts[group][state]`. If `watts` is None, the plan's watts are used (`power` of the
+    topology or of the profile). If no watts are set for `unfinished` or `mask`, the watts of `train` are
+    used. Any other state without watts counts as 0 W. For example, `power: {train: 7.2W}` gives the
+    energy of training alone. The energy of a device is NaN if no watts are known for it.
     """
     names = run.updates["client"].cat.categories
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
@@ -329,12 +331,13 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
 
 
 _MIN_SEEDS = 3
-"""Minimum number of runs for a confidence interval in a table or chart: with two, Student's t is
-12.7."""
+"""Minimum number of runs for a confidence interval in a table or chart. With two runs, the interval
+would be very wide: Student's t is 12.7."""
 
 
 def seed_interval(values: Sequence[float]) -> ConfidenceInterval:
-    """Return `t_interval` of `values`, without ends for fewer than three values."""
+    """Return `t_interval` of `values`. If there are fewer than three values, the ends of the interval
+    are NaN."""
     found = t_interval(values)
     return found if found.count >= _MIN_SEEDS else replace(found, low=nan, high=nan)
 
@@ -349,7 +352,7 @@ class Cost(ConfidenceInterval):
 
     median: float
     """Kaplan–Meier median: the lowest cost at which at least half of the runs are expected to have
-    reached the target; NaN if too few did."""
+    reached the target; NaN if too few runs reached it."""
     above: float
     """Lower bound of the median if `median` is NaN; otherwise NaN."""
 
@@ -369,8 +372,8 @@ def kaplan_meier(
     values: Sequence[float], limits: Sequence[float]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the Kaplan–Meier estimate of the share of runs that have reached a target, as a step
-    function: costs in ascending order, and the share (0 to 1) from each cost on. The parameters are
-    those of `cost`; runs without a finite limit are left out."""
+    function: costs in ascending order, and the share (0 to 1) from each cost on. `values` and `limits`
+    are as in `cost`. A run with neither a finite value nor a finite limit is left out."""
     x, most = np.asarray(values, np.float64), np.asarray(limits, np.float64)
     known = np.isfinite(most) | np.isfinite(x)
     x, most = x[known], most[known]

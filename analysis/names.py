@@ -66,8 +66,8 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] | None:
-    """Return the runs' names from the first parts in `choices` that distinguish all runs; None if no
-    parts do."""
+    """Return distinct names of the runs. `choices` lists the parts that a name may consist of; the first
+    entry that makes all names distinct is used. None if no entry does."""
     settings = _differing(runs)
     for parts in choices:
         names = [" ".join(filter(None, (_part(run, part, settings) for part in parts))) for run in runs]
@@ -77,11 +77,11 @@ def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] |
 
 
 def coordinates(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Return by which settings each of the runs differs from the others: short texts by setting, such as
-    `{"rule": "fedbuff", "partition": "dirichlet 0.1", "lr": "lr 0.06"}`.
+    """Return for each run the settings in which it differs from the other runs, as short texts by
+    setting: `{"rule": "fedbuff", "partition": "dirichlet 0.1", "lr": "lr 0.06"}`.
 
-    `rule` is always there. It holds the variant if all runs are variants of a sweep. A setting that
-    follows from the ones before it is left out.
+    The key `rule` is always present. Its text is the variant if all runs are variants of a sweep. A
+    setting is left out if it follows from the settings before it.
     """
     columns: dict[str, list[str]] = {"rule": _heads(runs)}
     settings = _setting_texts(runs)
@@ -100,7 +100,8 @@ def coordinates(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _heads(runs: Sequence[Run]) -> list[str]:
-    """Return the variant of each run, or its rule with the parameters that only this rule has."""
+    """Return the variant of each run. If a run has no variant, return for each run its rule with the
+    parameters that differ between runs of this rule. Parameters that all rules have are left out."""
     variants = [str(run.manifest.get("variant") or "") for run in runs]
     if all(variants):
         return variants
@@ -117,8 +118,8 @@ def _heads(runs: Sequence[Run]) -> list[str]:
 
 
 def _needed(keys: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the `columns` that distinguish items with equal `keys`. A column that the earlier ones
-    imply is left out."""
+    """Return the names of the `columns` that distinguish items with equal `keys`. A column is left out
+    if the columns before it already distinguish the same items."""
     needed = []
     for name, texts in columns.items():
         longer = [(*key, text) for key, text in zip(keys, texts, strict=True)]
@@ -129,8 +130,8 @@ def _needed(keys: Sequence[tuple[str, ...]], columns: Mapping[str, Sequence[str]
 
 
 def _differing(runs: Sequence[Run]) -> dict[int, str]:
-    """Return a text with the settings of each run that differ between the runs, without those that the
-    label implies. The key of a run is `id(run)`. The mapping is empty for fewer than two runs."""
+    """Return the settings that differ between the runs, as one text per run: `id(run)` -> text. Settings
+    that follow from the label are left out. The mapping is empty for fewer than two runs."""
     if len(runs) < 2:
         return {}
     settings = _setting_texts(runs)
@@ -176,8 +177,8 @@ def _setting_text(name: str, value: Any, others: Sequence[Any]) -> str:
 
 
 def choice_of(value: Any) -> str | None:
-    """Return the kind that a mapping such as `{scheme: dirichlet, alpha: 0.1}` names; None for another
-    value."""
+    """Return the kind that a mapping names, such as `dirichlet` for `{scheme: dirichlet, alpha: 0.1}`;
+    None if `value` is not such a mapping."""
     if not isinstance(value, Mapping):
         return None
     return next((str(value[key]) for key in _CHOICES if isinstance(value.get(key), str)), None)
@@ -185,7 +186,7 @@ def choice_of(value: Any) -> str | None:
 
 def choice_text(value: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
     """Return a text such as `dirichlet 0.1` for a mapping that names its kind. `others`: mappings of the
-    same kind, and `value`."""
+    same kind, `value` included. Only parameters that differ between these mappings are shown."""
     parameters = [
         {key: inner for key, inner in one.items() if key not in _CHOICES} for one in (value, *others)
     ]
@@ -195,8 +196,8 @@ def choice_text(value: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -
 def _with_parameters(
     name: str, parameters: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return `name` with the parameters that differ from those of `others`; a single one is shown as its
-    value alone."""
+    """Return `name` with the parameters that differ from those of `others`. If only one parameter
+    differs, its value is shown without its name."""
     differing = _different_leaves(parameters, others)
     if len(differing) == 1:
         return f"{name} {_text(next(iter(differing.values())))}"

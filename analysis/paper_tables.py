@@ -28,8 +28,8 @@ _LATEX = {
 
 def frame(rows: Sequence[ComparisonRow]) -> pd.DataFrame:
     """Return the rows with all their figures: the fields of `ComparisonRow`. An interval such as `time`
-    (s) has the columns `time_mean`, `time_low`, `time_high`; a cost also `time_median` and `time_above`.
-    A setting has a column such as `settings_rule`."""
+    (s) has the columns `time_mean`, `time_low` and `time_high`. A cost also has the columns
+    `time_median` and `time_above`. A setting has a column such as `settings_rule`."""
     table = pd.json_normalize([asdict(row) for row in rows], sep="_")
     return table.drop(columns=table.filter(regex="_count$").columns)
 
@@ -67,5 +67,5 @@ FORMATS: Mapping[str, Callable[[Sequence[ComparisonRow], bool], str]] = {
     ".md": _markdown,
     ".tex": _latex,
 }
-"""Function that makes the content of a file, by the suffix of its name. The parameters are the rows, and
-whether the user has set the target."""
+"""Suffix of a file's name -> function that makes the content of the file. The parameters are the rows,
+and whether the user has set the target."""

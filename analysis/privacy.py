@@ -1,10 +1,11 @@
-"""Differential privacy of each client in a run: ε for the δ of its topology (docs/concepts/privacy.md).
+"""Differential privacy of each client in a run: ε for the δ in the run's topology
+(docs/concepts/privacy.md).
 
 ε is composed over the client's own participations, with dp-accounting's RDP accountant. Amplification by
 sampling is not claimed, because asynchronous clients decide themselves when they take part.
 
-Participations with Gaussian noise of multipliers z_1, z_2, … have the same RDP as one participation with
-1/z² = Σ 1/z_k². The history of a client is therefore one number, Σ 1/z_k².
+A participation has Gaussian noise with a multiplier z. Participations with z_1, z_2, … have the same RDP
+as one participation with 1/z² = Σ 1/z_k². The history of a client is therefore one number, Σ 1/z_k².
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def settings(run: Run) -> Mapping[str, Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(spent: float, delta: float) -> float:
-    """Return ε of a client with Σ 1/z_k² = `spent`; NaN if dp-accounting is not installed."""
+    """Return ε at δ = `delta` of a client with Σ 1/z_k² = `spent`; NaN if dp-accounting is not
+    installed."""
     if spent == 0:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:

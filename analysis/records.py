@@ -27,7 +27,7 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Number of bytes to read at a time. It limits the memory that is used in addition to the tables."""
+"""Bytes per block. The block size limits the memory that is needed in addition to the tables."""
 _TEXTS = ("reason", "message", "details")
 """Fields whose strings are rarely repeated. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -51,8 +51,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.Note,
     )
 }
-"""Kinds of record that become tables. Records of other kinds do not, because they are few, and contain
-lists and maps."""
+"""Kinds of record that become tables: kind -> columns. Other kinds do not become tables, because their
+records are few, and contain lists and maps."""
 ACTIONS = pa.schema(
     dict.fromkeys(("at", "lateness"), _TYPES["float"])
     | dict.fromkeys(("device", "source", "action", "details"), _TYPES["str"])
@@ -69,8 +69,8 @@ at which that clock was 0 in the segment of the run.
 `monotonic_zero` is on a separate line at the start of each segment. Older runs do not have this line.
 """
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
-"""For each direction of a link, the field of a sample; and the fields of its value
-(`agents.wire.messages.QueueUse`)."""
+"""`_QUEUES`: direction of a link -> field of a sample with the use of the queue for this direction.
+`_CARRIED`: fields of such a use (`agents.wire.messages.QueueUse`)."""
 _SAMPLE = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
@@ -78,8 +78,8 @@ _SAMPLE = pa.schema(
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
-"""A closing brace that is followed neither by the next object nor by the rest of an outer object. In
-lines of objects, this pattern occurs only inside strings."""
+"""A closing brace that neither ends the block, nor is followed by the next object or by the rest of an
+outer object. In lines of objects, this pattern occurs only inside strings."""
 SAMPLES = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]

@@ -32,7 +32,7 @@ from analysis.names import by_settings, distinct
 
 _USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
 _ONE_TASK = ("time-to-accuracy", "target-reached")
-"""Charts that need runs of one task."""
+"""Charts that are drawn only if all runs have the same task."""
 _CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device",
            *_ONE_TASK, "devices", "staleness-histogram",
            "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
@@ -53,7 +53,7 @@ class _ReportTable:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: int = 1
-    """Number of the first columns that contain words and are aligned left."""
+    """Number of columns, from the left, that contain words and are aligned left."""
 
 
 def html(runs: Sequence[Run], target: float | None = None) -> str:
@@ -86,7 +86,8 @@ def html(runs: Sequence[Run], target: float | None = None) -> str:
 
 
 def _comparisons(runs: Sequence[Run], target: float | None) -> Iterator[tuple[str, _ReportTable]]:
-    """Yield a sentence on the table of the target's cost, and the table, for each task."""
+    """Yield a caption and a table for each task. The table compares what the runs needed to reach the
+    target."""
     tasks = comparison.by_task(runs)
     for task, own in tasks.items():
         reached = target or comparison.common_target(own)
@@ -108,7 +109,7 @@ def _charts(runs: Sequence[Run], target: float | None) -> list[Chart]:
 
 
 def _new_keys(charts: Sequence[Chart]) -> Iterator[tuple[str, ...]]:
-    """Yield the key of each chart; empty if an earlier chart has the same."""
+    """Yield the key of each chart. The key is empty if an earlier chart has the same key."""
     seen: set[tuple[str, ...]] = set()
     for chart in charts:
         yield () if chart.key in seen else chart.key

@@ -117,21 +117,23 @@ def devices(run: Run) -> pd.DataFrame:
     - `group`, `profile`, `cpu` (share of one host core), `samples`: as in the run's plan.
     - `updates`: number of applied updates of the device.
     - `staleness`: mean staleness of these updates, in versions; NaN without updates.
-    - `share`: number of these updates ÷ number of all applied updates, whatever their weights. NaN
-      if the run has no applied update.
+    - `share`: number of these updates ÷ number of all applied updates. Weights do not count. NaN if
+      the run has no applied update.
 
     The following columns are shares of the run's duration, and sum to 1. They are NaN if the duration
     is 0. `device_states` describes the states.
 
-    - `busy`: training, or in a round whose update is not applied. The transfers of such a round count.
+    - `busy`: training, making a mask, or in a round whose update is not applied. The transfers of
+      such a round count as `busy`.
     - `transfer`: downloading or uploading, without training.
     - `idle`: waiting for the aggregator, or think time.
     - `paused`: frozen. `offline`: absent, or cut off from the network.
 
     Only in some runs:
 
-    - `epsilon`: ε so far, with differential privacy (`analysis.privacy`).
-    - `energy`: joules (`metrics.energy`), if the power of any device is known; NaN for the others.
+    - `epsilon`: ε so far, if the run has differential privacy (`analysis.privacy`).
+    - `energy`: joules (`metrics.energy`), if the power of any device is known. NaN for devices whose
+      power is unknown.
     """
     shares = metrics.contributions(run)
     grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
@@ -158,8 +160,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Aggregate the rows of `devices` by group, and return a table indexed by group.
 
     The table has the sums of `updates`, `share` and `energy`, and the maximum of `epsilon`. It has the
-    means of `staleness` (over the updates) and of `SHARES` (over the devices). `count` is the number of
-    devices.
+    means of `staleness` (over the updates) and of `SHARES` (over the devices). The column `count` has
+    the number of devices.
     """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(

@@ -20,7 +20,7 @@ def export_runs(
 ) -> Iterator[Path]:
     """Write `<folder>/<run>/<table>.<form>` for each run, and then `<folder>/runs.<form>`.
 
-    The last file has one row per run. Its column `run` is the name of the run's folder. Each file is
+    `runs.<form>` has one row per run. The column `run` has the name of the run's folder. Each file is
     yielded after it was written. Raises ValueError for another value of `form`, and OSError if a file
     cannot be written.
     """

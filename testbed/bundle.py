@@ -1,9 +1,8 @@
-"""Location of everything that belongs to the package `testbed`: `agents`, `analysis`, images/,
-topologies/.
+"""Location of the parts of the testbed: the packages `agents` and `analysis`, images/, topologies/.
 
-In a checkout they are in the same folder as the package. A wheel has them in `testbed/_bundled/`,
-because other projects install a top-level package `agents`, too. In both cases `import testbed` ensures
-that `import agents` and `import analysis` find the testbed's own packages.
+In a checkout, these parts are in the same folder as the package `testbed`. In a wheel, they are in
+`testbed/_bundled/`, because other projects install a top-level package `agents`, too. In both cases
+`import testbed` ensures that `import agents` and `import analysis` find the testbed's own packages.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Finder:
 def make_importable() -> None:
     """Make `import agents` and `import analysis` find the testbed's packages from now on.
 
-    Raises ImportError if this process has already imported another package of that name.
+    Raises ImportError if this process has already imported another package `agents` or `analysis`.
     """
     for name in _PACKAGES:
         loaded = sys.modules.get(name)

@@ -24,9 +24,10 @@ _MAX_POINTS = 10_000
 because a browser redraws the chart once a second during a run."""
 _BINS = 40
 _MAX_OUTLIER_SHARE = 0.005
-"""Maximum share of a series' updates that count as outliers. One update may always be one."""
+"""Maximum share of a series' updates that count as outliers. If this share is less than one update, one
+update may still count as an outlier."""
 _FEW_VALUES = 10
-"""A histogram up to this staleness is shown completely."""
+"""The histogram shows all updates if none has a higher staleness than this."""
 _AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 
 
@@ -51,8 +52,8 @@ def over_time(runs: Sequence[Run]) -> Chart:
 
 
 def histogram(runs: Sequence[Run]) -> Chart:
-    """Return the histogram of the staleness. Few updates with a much higher staleness than all
-    others are left out, and the note has their number."""
+    """Return the histogram of the staleness. If a few updates have a much higher staleness than all
+    others, these few are left out, and the chart's note says how many."""
     series = list(_series(runs))
     values = [updates["staleness"].to_numpy(np.int64) for _, updates in series if len(updates)]
     highest = _highest_shown(values)
@@ -79,8 +80,8 @@ def histogram(runs: Sequence[Run]) -> Chart:
 
 
 def _highest_shown(series: Sequence[npt.NDArray[np.int64]]) -> int:
-    """Return the highest staleness in the histogram: the maximum, but not more than twice the maximum
-    without a few outliers of each series."""
+    """Return the highest staleness that the histogram shows. A value is not shown if it is above
+    `_FEW_VALUES` and more than twice the highest staleness that is not an outlier."""
     usual = max((_without_outliers(own) for own in series), default=0)
     limit = max(_FEW_VALUES, 2 * usual)
     return max((int(own[own <= limit].max(initial=0)) for own in series), default=0)

@@ -29,16 +29,17 @@ _SHADES = {
 states are grey."""
 _APPLIED = ("train", "mask", *TRANSFER)
 _LANE = 0.022
-"""Height of a device's lane, and of its name, relative to the usual height of a chart. A strip has a
-height of at least 0.1 and at most 0.5."""
+"""Height of the lane of a device, relative to the usual height of a chart. A device's name needs about
+the same height. The height of a strip is from 0.1 to 0.5."""
 
 
 def story(runs: Sequence[Run]) -> list[Chart]:
-    """Return the chart of the accuracy of `runs`, followed by strips.
+    """Return a chart of the accuracy of `runs` (of the loss if there is no accuracy), followed by
+    strips.
 
-    There is one strip for each set of runs that differ only in their seed. A strip has a lane for each
-    device of the set's first run. All charts have the same x axis, for `paper.stack`.
-    """
+    A strip is a chart of the states of devices. There is one strip for each set of runs that differ only
+    in their seed. A strip has a lane for each device of the set's first run. All charts have the same x
+    axis, so that `paper.stack` can draw them below each other."""
     sets = by_settings(runs)
     longest = max((run.duration for run in runs), default=0.0)
     time = Axis("device time", "s", limits=(0.0, longest or None))

@@ -1,10 +1,10 @@
 """Spans that are too short to see, as shares of time.
 
-A lane with many spans per pixel would be a mush of colours. Such a lane is divided into bins of
-time. Each bin has a bar per kind of span, stacked on each other. The height of a bar is the share
-of the bin's time that the spans of this kind cover, and the space above the bars is the rest.
+A lane with many spans per pixel would be a mush of colours. Such a lane is divided into bins of time.
+Each bin has a bar per kind of span, stacked on each other. The height of a bar is the share of the bin's
+time that the spans of this kind cover. The space above the bars is the time without spans.
 
-`paper` uses this module. `screen` has the same in JavaScript (`time_shares.js`), because the
+`paper` uses this module. For `screen`, `time_shares.js` does the same in JavaScript, because the
 visitor's zoom decides which spans are too short.
 """
 
@@ -21,9 +21,9 @@ from analysis.charts.chart import Column, arrays
 MIN_WIDTH = 2.0
 """Width in pixels from which a span is visible."""
 MIN_VISIBLE_SHARE = 0.2
-"""Minimum share of visible spans in a lane that is drawn as spans."""
+"""A lane is always drawn as spans if at least this share of its spans is visible."""
 MAX_SPANS = 10
-"""Maximum number of spans in a lane that is always drawn as spans."""
+"""A lane is always drawn as spans if it has at most this many spans."""
 MIN_BIN_WIDTH = 4.0
 """Minimum width of a bin in pixels. The duration of a bin is a power of two, in seconds, so that bins
 stay the same while a run becomes longer."""
@@ -54,10 +54,11 @@ def bin_seconds(seconds_per_pixel: float) -> float:
 
 
 def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
-    """Return bars in place of `spans`, whose lanes are all crowded. Bars have the columns of spans, with
-    `shade`. `step`: duration of a bin in seconds.
+    """Return the bars that replace `spans`. All lanes of `spans` must be crowded. The bars have the
+    columns of spans, and always `shade`. `step`: duration of a bin in seconds.
 
-    Bars are stacked in the order of their colours in `PALETTE`, at higher y first."""
+    The bars of a bin are stacked in the order of their colours in `PALETTE`. The first bar has the
+    highest y."""
     begin, end = spans["begin"], spans["end"]
     first = np.floor(begin / step).astype(np.int64)
     count = np.maximum(np.ceil(end / step).astype(np.int64) - first, 1)
@@ -88,8 +89,8 @@ def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
 
 
 def note(spans: Mapping[str, Column]) -> str:
-    """Return a note for a chart of `spans` in which a plot of the usual width shows shares of time;
-    otherwise an empty text."""
+    """Return a note for a chart of `spans`. The note is empty if a plot of the usual width draws all
+    lanes as spans."""
     if not len(spans["begin"]):
         return ""
     seconds = float(spans["end"].max() - spans["begin"].min())

@@ -1,6 +1,7 @@
-"""Functions and classes of `import testbed` (docs/guide/python.md). The commands call only these.
+"""Functions and classes of `import testbed` (docs/guide/python.md). The commands call only
+these functions.
 
-launching       `plan_run`: plan a topology on this host; run it in this process
+launching       `plan_run`: plan a topology on this host; run the plan in this process
 running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs
 handle          `RunHandle`: a run as an object, to observe, change and end it
 background      start and end the process that controls a run in the background
@@ -13,5 +14,5 @@ machine         `doctor`, `calibrate`, ...: checks, speed and images of this hos
 catalog         `rules`, `tasks`, `profiles`: the built-in choices
 templates       `new`, `examples`: files to begin with
 traces          published traces
-topology_input  topologies in the forms that Python callers pass
+topology_input  conversion of topologies that are passed from Python
 """

@@ -34,7 +34,7 @@ def start(
     *,
     tied: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start the controller and wait until the run clock starts; pass its output lines to `report`.
+    """Start the controller, pass its output lines to `report`, and wait until the run clock starts.
 
     `tied`: whether the controller ends when this process ends. Raises TestbedError with the reason if
     the run ended before its clock started.

@@ -115,9 +115,9 @@ def add_profile(
 ) -> list[str]:
     """Add device profiles to the file `to`; return their names.
 
-    If `name_or_file` is a file that the program of `profile_script` has written, its profiles are added.
-    Otherwise this machine is measured for `seconds` per kind of work, and its profile is called
-    `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
+    If `name_or_file` is a file that the program of `profile_script` has written, the profiles in this
+    file are added. Otherwise this machine is measured for `seconds` per kind of work, and its profile is
+    called `name_or_file`. `on_progress` is called with progress lines. Raises BadInputError.
     """
     from testbed.speed import device_benchmark
     from testbed.topology import own_profiles
@@ -141,7 +141,7 @@ def add_profile(
 
 def profile_script(to: str | Path) -> Path:
     """Write the program that measures a device to the file `to`; return the file's path. Copy the file
-    to the device and run it there. It needs only Python and PyTorch."""
+    to the device and run it there. The program needs only Python and PyTorch."""
     from testbed.speed import device_benchmark
 
     path = writable_file(Path(to), "--script")
@@ -163,7 +163,8 @@ def brief(entry: CatalogEntry) -> str:
 
 
 def full(entry: CatalogEntry) -> str:
-    """Return the full description of an entry: what it does, its source, and every parameter."""
+    """Return the full description of an entry: name, facts, docstring of the class, and every
+    parameter."""
     blocks = [_heading(entry), *map(_reflow, entry.about.split("\n\n"))]
     if entry.parameters:
         blocks.append("\n".join(["Parameters", *map(_block, entry.parameters)]))

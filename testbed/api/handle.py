@@ -38,13 +38,13 @@ OnEvent = Callable[[events.Record], object]
 """Callback for the records of a run."""
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Number of bytes of events that are read at a time."""
+"""Approximate number of bytes of `events.jsonl` per read."""
 _END_SECONDS = 10.0
-"""Maximum number of seconds after `down` in which `on_event` receives the last events."""
+"""Maximum number of seconds that `down` waits until `on_event` has received the last events."""
 
 
 class RunHandle:
-    """Handle of a run, live or finished. A `with` block takes the run down at its end.
+    """Handle of a run, live or finished. At the end of a `with` block, the run is taken down.
 
     A run from `testbed.up` is taken down when this process ends. A run from `testbed.attach` continues.
     All methods are thread-safe and need no event loop. Methods that wait block the calling thread. All
@@ -180,9 +180,9 @@ class RunHandle:
         return self.result
 
     def down(self) -> None:
-        """End the run if it is running, and remove everything that it started, except its directory.
-        Returns when this is done. Further calls do nothing. Raises HostError if a container, network or
-        process may remain."""
+        """End the run if it is running, and remove everything that the run started, except the run
+        directory. Returns when this is done. Further calls do nothing. Raises HostError if a container,
+        network or process may remain."""
         with self._lock, uninterrupted():
             atexit.unregister(self.down)
             self._taken_down = self._taken_down or self.live
@@ -212,8 +212,8 @@ class RunHandle:
         return self.act(devices, *changes(cpu, given))
 
     def kill(self, devices: Devices) -> Done:
-        """Kill devices at once, as a crash does; `restart` starts them again. Raises BadInputError if a
-        device is unknown, or the run is over or in virtual time.
+        """Kill devices without a clean shutdown, as a crash would. `restart` starts them again. Raises
+        BadInputError if a device is unknown, or the run is over or in virtual time.
         """
         return self.act(devices, Crash())
 
@@ -239,7 +239,7 @@ class RunHandle:
         """Show the run in a notebook or on a terminal.
 
         In a notebook, this shows a table and `charts` (names in `analysis.charts.CHARTS`). They are
-        updated at most once per `every` seconds while this and later cells run. On a terminal, this
+        updated at most once per `every` seconds while this cell and later cells run. On a terminal, this
         shows the same as `testbed watch` until the run ends. Raises BadInputError for an unknown chart.
         """
         from testbed.api import notebook
@@ -263,15 +263,16 @@ class RunHandle:
         return "\n".join(self.all_logs(component, lines).values())
 
     def all_logs(self, component: str | None = None, lines: int = 50) -> dict[str, str]:
-        """Return component -> last `lines` lines of its log. `component`: component to read; None for
-        all. Raises BadInputError if there is no such log."""
+        """Return the last `lines` lines of logs: component -> lines. `component`: component to read;
+        None for all components. Raises BadInputError if there is no such log."""
         from testbed.run import logs
 
         return dict(logs.read(self._directory, component, lines))
 
     def story(self, device: str) -> str:
-        """Return what happened to `device` according to the records, one line per event in chronological
-        order: models, updates, rejections, absences. Raises BadInputError for an unknown device."""
+        """Return the history of `device` according to the records: models, updates, rejections and
+        absences. The text has one line per event, in chronological order. Raises BadInputError for an
+        unknown device."""
         from testbed.run import logs
 
         return logs.story(self._directory, device)
@@ -285,8 +286,8 @@ class RunHandle:
         return replay.replay(self._directory)
 
     def save_model(self, to: str | Path | None = None, version: int | None = None) -> Path:
-        """Write a model as a PyTorch state_dict, which loads without the testbed; return the file's
-        path.
+        """Write a model to a file as a PyTorch state_dict; return the file's path. PyTorch can load the
+        file without the testbed.
 
         `to`: file to write; None for `model.pt` in the run directory. `version`: version of a kept
         intermediate model; None for the final model. Raises BadInputError if there is no such model.
@@ -361,8 +362,8 @@ class RunHandle:
                 live_runs.take_down(live)
 
     def _finish_listening(self, *, quietly: bool = False) -> None:
-        """Wait until `on_event` has received the last event. Unless `quietly` is set, raise the
-        exception that `on_event` raised."""
+        """Wait until `on_event` has received the last event, and raise the exception that `on_event`
+        raised. With `quietly`, wait at most `_END_SECONDS`, and raise nothing."""
         listener = self._listener
         if listener is None or listener is threading.current_thread():
             return
@@ -389,9 +390,10 @@ class _Listener(threading.Thread):
 
 
 def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
-    """Return the actions for the settings that are not None: a share of a core, and values of a link in
-    the notation of a topology. Raises BadInputError. Its message has `prefix` before the names of
-    settings.
+    """Return the actions that change the CPU share to `cpu` (share of one host core), and the link to
+    the values in `link` (in the notation of a topology). Settings that are None do not change.
+
+    Raises BadInputError. The error's message has `prefix` before the names of settings.
     """
     read: dict[str, Callable[[object], float]] = {
         "up": units.rate,

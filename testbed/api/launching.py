@@ -1,4 +1,4 @@
-"""A topology planned on this host, and its run in this process or in a separate one."""
+"""Planning of a topology on this host, and runs of the plan in this process or in a separate process."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
     from testbed.plan.rounds import Round
 
 _LAUNCH = "launch.json"
-"""File in work/ with the launch, for the process that controls a run in the background."""
+"""File in the folder `work` of the run directory. It passes the launch to the process that controls a
+run in the background."""
 
 
 @dataclass(frozen=True)
 class Launch:
     """A topology that `plan_run` has checked and planned on this host. It is ready to run.
 
-    Tables are lists of rows, each a mapping from column to value.
+    Some methods return tables. A table is a list of rows, and a row is a mapping from column to value.
     """
 
     topology: Topology
@@ -64,7 +65,8 @@ class Launch:
     """Directory of the run that is resumed; None for a new run."""
 
     def rounds(self) -> dict[str, Round]:
-        """Return device -> estimate of its round. Raises BadInputError."""
+        """Return an estimate of each device's round: name of the device -> estimate. Raises
+        BadInputError."""
         topology = self.topology
         samples = preparation.known_samples(topology, self.options.data_root)
         return expected.estimate_rounds(topology, self.plan, model_check.check(topology), samples)
@@ -128,8 +130,8 @@ class Launch:
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:
-        """Return a new run directory, or the directory of the run that is resumed. Raises BadInputError.
-        Raises HostError if this host would refuse the run."""
+        """Create and return a new run directory, or return the directory of the run that is resumed.
+        Raises BadInputError. Raises HostError if this host would refuse the run."""
         planning.check_host(self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
@@ -199,7 +201,7 @@ def plan_run(
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
     run; 0 for any free port; None for no page or no metrics. `verbose`: whether clients log each round.
     `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
-    Other parameters are those of `up`. Raises BadInputError, which lists all errors.
+    For the other parameters see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
         tracking.check(track)

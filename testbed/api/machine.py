@@ -42,8 +42,8 @@ class Finding:
     name: str
     """Subject of the check."""
     status: Status
-    """`missing` if runs, or common requests of a topology, fail; `warn` if runs work with restrictions;
-    `ok` if nothing is wrong."""
+    """`missing` if runs fail, or if common requests of a topology fail; `warn` if runs work with
+    restrictions; `ok` if nothing is wrong."""
     detail: str
     """Result in words."""
     fix: str | None = None
@@ -280,8 +280,8 @@ def python() -> Finding:
 
 
 def torch() -> Finding:
-    """Check whether the installed PyTorch is a CPU build, and whether its companions, such as
-    torchvision, are for it."""
+    """Check that companion packages such as torchvision match the installed PyTorch, and that PyTorch is
+    a CPU build."""
     version = importlib.metadata.version("torch")
     if unfit := torch_companions.unfit_installed():
         names = " and ".join(f"{name} {other}" for name, other in unfit.items())
@@ -311,7 +311,7 @@ def build_images(
     *, force: bool = False, gpu: bool = False, on_progress: Callable[[str], None] = lambda _: None
 ) -> Images:
     """Build missing images and return the tags of all images. `force`: whether to rebuild existing
-    images, too. `gpu`: whether to build the images with CUDA, too, which take gigabytes. Raises
+    images, too. `gpu`: whether to build the images with CUDA, too; these images take gigabytes. Raises
     HostError."""
     with closing(docker_engine.connect()) as client:
         return images.ensure(client, on_progress, force=force, cuda=gpu)
@@ -323,11 +323,11 @@ def prune_images(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[StoredImage], int]:
-    """Remove unused images of the testbed, here and on the other nodes of a Swarm.
+    """Remove unused images of the testbed from this host and from the other nodes of a Swarm.
 
     `everything`: whether to remove images of the user's other checkouts, own code and Dockerfiles, too.
-    `dry_run`: whether to remove nothing. Returns the images that were (or would be) removed here, and
-    the bytes that were freed. Raises HostError.
+    `dry_run`: whether to remove nothing. Returns the images that were (or would be) removed from this
+    host, and the number of bytes that were freed. Raises HostError.
     """
     from testbed.runtimes.swarm import node_images
 

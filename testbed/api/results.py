@@ -36,7 +36,7 @@ class StepCosts:
     devices: pd.DataFrame
     """One row per run and device, with the columns of `testbed.fidelity.step_time.of_devices`."""
     virtual: dict[str, Any]
-    """Settings under a topology's key `virtual`, with which virtual time assumes the costs in
+    """Settings for a topology's key `virtual`. With these settings, virtual time assumes the costs in
     `devices`."""
 
 
@@ -45,9 +45,9 @@ def load_all(
 ) -> list[Result]:
     """Load the tables of runs, each run once.
 
-    `names`: run ids, run directories, or folders of runs such as a sweep's. If a name is a folder, all
-    of its finished runs are loaded. `runs`: folder in which ids are looked up. `slim`: whether to load
-    only what `compare` needs. Raises BadInputError.
+    `names`: run ids, run directories, or folders of runs such as the folder of a sweep. If a name is a
+    folder, all finished runs in the folder are loaded. `runs`: folder in which ids are looked up.
+    `slim`: whether to load only what `compare` needs. Raises BadInputError.
     """
     given = [str(name) for name in names]
     found: dict[Path, Result] = {}
@@ -94,7 +94,7 @@ def compare(
 
 
 def write_table(tasks: Sequence[Sequence[ComparisonRow]], to: str | Path, *, given: bool = True) -> Path:
-    """Write the rows that `compare` returns to a table for a paper; return its path.
+    """Write the rows that `compare` returns to a file, as a table for a paper; return the file's path.
 
     The file type is .csv (all figures), .md (Markdown) or .tex (LaTeX with the package booktabs).
     `given`: whether you set the target. Raises BadInputError for another file type.
@@ -137,11 +137,11 @@ def draw(
     chart: str | None = None,
     target: float | None = None,
 ) -> Path:
-    """Draw runs to a .png, .pdf or .svg file; return its path.
+    """Draw runs to a .png, .pdf or .svg file; return the file's path.
 
     `chart`: a name in `analysis.charts.CHARTS`; None for accuracy and timelines. `target`: test accuracy
-    of the chart `target-reached`; None for the highest that all runs reached. Raises BadInputError for
-    another file type or an unknown chart, or if there are no runs.
+    of the chart `target-reached`; None for the highest accuracy that all runs reached. Raises
+    BadInputError for another file type or an unknown chart, or if there are no runs.
     """
     from analysis.charts import CHARTS, paper, story
     from analysis.charts.learning_curves import target_reached
@@ -178,8 +178,8 @@ def step_time(results: Sequence[Result]) -> StepCosts:
     """Return the CPU time of a training step in runs of one task. If clients were restarted, also return
     the time of a client start.
 
-    With these costs, virtual time can predict other runs of the task on that host. Raises BadInputError
-    if no device's speed is a share of the CPU, or if the tasks differ.
+    With these costs, virtual time can predict other runs of the task on the host of `results`. Raises
+    BadInputError if no device's speed is a share of the CPU, or if the tasks differ.
     """
     from testbed.fidelity import step_time
 
@@ -192,12 +192,11 @@ def step_time(results: Sequence[Result]) -> StepCosts:
 def export(
     run: str | Path, to: str | Path | None = None, *, form: Form = "parquet", runs: str | Path = "runs"
 ) -> list[Path]:
-    """Write the tables of a run (id or directory), or of all runs of a sweep (its folder), to files;
-    return their paths.
+    """Write the tables of a run, or of all finished runs of a sweep, to files; return the files' paths.
 
-    `to`: folder to write to; None for `tables` in the folder of the run or sweep. `form`: `parquet` or
-    `csv`. For a sweep each run gets a folder, and the table `runs` has one row per run. Raises
-    BadInputError.
+    `run`: id or directory of a run, or folder of a sweep. `to`: folder to write to; None for `tables` in
+    the folder of the run or sweep. `form`: `parquet` or `csv`. For a sweep, each run gets a folder, and
+    the table `runs` has one row per run. Raises BadInputError.
     """
     folder = finding.folder_of_runs(str(run), Path(runs))
     directories = _directories(str(run), Path(runs))
@@ -213,9 +212,11 @@ def export(
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:
-    """Send a run (id or directory), or all runs of a sweep (its folder), to `tracker`: `mlflow`, `wandb`
-    or `tensorboard`. If `model` is set, also send the final model. Returns the place of each run in the
-    tracker. Raises BadInputError if there is no such tracker, and RunFailedError if the tracker fails.
+    """Send a run, or all finished runs of a sweep, to `tracker`: `mlflow`, `wandb` or `tensorboard`.
+
+    `run`: id or directory of a run, or folder of a sweep. `model`: whether to send the final model, too.
+    Returns the place of each run in the tracker. Raises BadInputError if there is no such tracker, and
+    RunFailedError if the tracker fails.
     """
     tracking.check([tracker])
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]

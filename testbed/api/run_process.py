@@ -1,7 +1,7 @@
 """`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: process of a run in the background.
 
 The process runs the launch that the starting process has written into the directory, and prints progress
-lines. With `tied` it ends its run cleanly as soon as its standard input is closed.
+lines. With `tied`, it ends the run cleanly as soon as standard input is closed.
 """
 
 from __future__ import annotations

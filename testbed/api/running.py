@@ -1,4 +1,4 @@
-"""Functions that start runs, find running ones, and read the records of finished ones."""
+"""Functions that start, find, list and end runs, load their tables, and serve the dashboard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def up(
     `topology`: path of a file, its content as text or mapping, or a `Topology`. `runtime`: `docker`,
     `swarm`, `process`, `virtual` or `auto`; None for the topology's choice. `on_event`: called with each
     record (`testbed.events`) in order, in a separate thread. If the function raises an exception, the
-    calls stop, and `wait` raises the exception. `on_progress`: called with lines on the launch. `data`:
+    calls stop, and `wait` raises the exception. `on_progress`: called with progress lines. `data`:
     folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or for the hub if
     TESTBED_DATA is not set. `oversubscribe`: whether to run even if the devices request more CPU than
     there is. `track`: trackers that receive the run: `mlflow`, `wandb`, `tensorboard`. `runs`: folder in
@@ -63,7 +63,7 @@ def start(
     on_progress: Callable[[str], object] | None = None,
     detach: bool = False,
 ) -> RunHandle:
-    """Start a run that `plan_run` has planned. Parameters and errors are those of `up`."""
+    """Start a run that `plan_run` has planned. For the parameters and errors see `up`."""
     directory = launch.directory()
     report = (lambda _: None) if on_progress is None else on_progress
     for hint in launch.hints:
@@ -146,7 +146,7 @@ def list_runs(
 
 
 def display_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Format a row of `list_runs` for people."""
+    """Return a row of `list_runs` as texts for display."""
     from testbed.rundir import listing
 
     return listing.text_row(row)
@@ -168,9 +168,9 @@ def page(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Serve the dashboard in a separate process during the `with` block; yield that process.
 
-    `shown`: runs to show, or a single folder of runs such as a sweep's. The runs of a single folder are
-    listed. If `shown` is empty, all runs in the folder `runs` are listed. `port`: port to listen on; 0
-    for any free port. `on_progress` is called with the address. Raises BadInputError.
+    `shown`: runs to show, or a single folder of runs such as the folder of a sweep. The runs of a single
+    folder are listed. If `shown` is empty, all runs in the folder `runs` are listed. `port`: port to
+    listen on; 0 for any free port. `on_progress` is called with the address. Raises BadInputError.
     """
     names = [str(run) for run in shown]
     if len(names) == 1 and (folder := finding.folder_of_runs(names[0], Path(runs))) is not None:

@@ -35,7 +35,8 @@ class SweepResult:
     failed: int
     """Number of runs that did not finish."""
     target: float | None
-    """Target accuracy in the sweep's file, for `table`; None if the file has none."""
+    """Target accuracy (share) that the sweep's file sets. `table` uses it by default. None if the file
+    sets no target."""
 
     @cached_property
     def runs(self) -> tuple[Result, ...]:
@@ -51,8 +52,7 @@ class SweepResult:
         highest accuracy that all runs of the task reached. `baseline`: setting to which speed-ups refer,
         such as `fedavg` or `lr 0.1`; None for the setting of the first row.
 
-        Returns one row per configuration, with the fields of `analysis.comparison.ComparisonRow`, as
-        `analysis.paper_tables.frame` names them."""
+        Returns one row per configuration, with the columns of `analysis.paper_tables.frame`."""
         from analysis import paper_tables
 
         found = [*map(results.read_slim, self.paths)]
@@ -77,8 +77,8 @@ def sweep(
     is relative to the working directory. `jobs`: number of parallel runs in virtual time; None for one
     per core. Emulated runs are made one after the other. `on_progress` is called with a line per run.
     `name`: name of the folder in `runs`; None for the name of the file, or for `sweep` if `study` is a
-    mapping. Other parameters are those of `up`. A failed run does not stop the others. Ctrl-C in the
-    main thread ends the runs that are in progress and keeps the finished ones. Raises BadInputError.
+    mapping. For the other parameters see `up`. A failed run does not stop the sweep. Ctrl-C in the main
+    thread ends the runs that are in progress and keeps the finished runs. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import sweeping
@@ -104,7 +104,7 @@ class AgreeResult:
     agreement: RankAgreement
     """Ranks, times and Kendall's tau-b."""
     target: float
-    """Test accuracy. Configurations are ranked by the time in which they reach it."""
+    """Test accuracy (share). Configurations are ranked by the time until they reach this accuracy."""
     runtime: str
     """Name of the runtime with a real clock."""
     real: tuple[Result, ...]
@@ -123,9 +123,9 @@ def agree(
     on_progress: Callable[[str], object] = lambda _: None,
     runs: str | Path = "runs",
 ) -> AgreeResult:
-    """Run a sweep file in virtual time and with the real `runtime`, and compare how the two rank its
-    configurations. Other parameters are those of `sweep`. Raises BadInputError. Raises RunFailedError if
-    a run failed.
+    """Run a sweep file in virtual time and with the real `runtime`. Compare the two rankings of the
+    file's configurations. For the other parameters see `sweep`. Raises BadInputError. Raises
+    RunFailedError if a run failed.
     """
     from analysis import agreement, comparison
     from testbed import sweeps
@@ -168,8 +168,8 @@ def _runs_with_accuracy(
     jobs: int | None,
     report: Callable[[str], object],
 ) -> list[Result]:
-    """Make the runs of `study`; return them in the order of the sweep. Raises BadInputError if no run
-    has a test accuracy."""
+    """Make the runs of `study`; return them in the order of the sweep. Raises RunFailedError if a run
+    failed, and BadInputError if no run has a test accuracy."""
     from testbed.sweeps import sweeping
 
     runtime = study.cells[0].plan.runtime

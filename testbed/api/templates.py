@@ -18,9 +18,9 @@ _EXAMPLES = {"topologies": bundle.TOPOLOGIES, "notebooks": bundle.NOTEBOOKS}
 
 
 def new(kind: Literal["task", "rule", "topology"], name: str, folder: str | Path = ".") -> list[Path]:
-    """Write the topology `name`.yaml into `folder` and, for a task or a rule, a Python file with its
-    code; return their paths. Raises BadInputError if a file exists already, or `name` is not a valid
-    name."""
+    """Write the topology `name`.yaml into `folder`. For a task or a rule, also write a Python file with
+    its code. Return the paths of the files. Raises BadInputError if a file exists already, or `name` is
+    not a valid name."""
     match kind:
         case "task":
             return _with_class(name, kind, Path(folder), rule="fedbuff, buffer_size: 2")
@@ -82,8 +82,8 @@ def _check_name(name: str) -> str:
 
 
 def _write(folder: Path, files: dict[str, str]) -> list[Path]:
-    """Write all of `files` (text by name) into `folder`, or none of them. Raises BadInputError if one
-    exists already."""
+    """Write all of `files` (name -> text) into `folder`, or none of them. Raises BadInputError if one of
+    the files exists already."""
     paths = {folder / name: text for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise BadInputError(f"{' and '.join(there)} would be overwritten: choose another name")

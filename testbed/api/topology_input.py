@@ -14,8 +14,8 @@ from testbed.errors import BadInputError
 from testbed.topology import Topology, yamlfile
 
 TopologyLike = str | Path | Mapping[str, Any] | Topology
-"""A topology: path of a file, its text (with line breaks), its content as a mapping, or a parsed one.
-Paths in a text or mapping are relative to the working directory."""
+"""A topology: path of a file, text (with line breaks), mapping, or `Topology`. Paths in a text or
+mapping are relative to the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class TopologyInput:
 
 
 def data_root(data: str | Path | None) -> Path | None:
-    """Return the folder of datasets: `data`, or the environment's TESTBED_DATA if `data` is None. None
-    if neither is set."""
+    """Return the folder of datasets: `data`, or the environment variable TESTBED_DATA if `data` is None.
+    None if the variable is not set, either."""
     root = data or os.environ.get("TESTBED_DATA")
     return Path(root) if root else None
 
@@ -66,8 +66,8 @@ def text_of(
 
 
 def plain_values(value: Any) -> Any:
-    """Convert `value` to plain YAML types: paths to text, tuples and ranges to lists, mappings to dicts,
-    numpy's numbers to Python's."""
+    """Convert `value` to plain YAML types: paths to texts, tuples and ranges to lists, mappings to
+    dicts, numpy values to Python values."""
     if isinstance(value, Mapping):
         return {key: plain_values(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | range):

@@ -55,12 +55,14 @@ def fedscale_devices(
 
     `capacity`: the file client_device_capacity. `behaviour`: the file client_behave_trace; None if
     devices are always available. `cpu`: CPU share of the fastest device, in cores of the host; None if
-    devices have no CPU share. `steps`: local steps, of `batch_size` samples each, from which the
-    training time (`timing`) of each device is computed; None if devices get no training time. At least
-    one of `cpu` and `steps` is needed. `begin`, `length`: the part of the availability trace to use;
-    None for the whole trace, repeated. `speed_up`: factor by which the availability trace is sped up.
-    `topology`: path of a topology. If it is set, the result is a copy of that topology with the drawn
-    devices. Raises BadInputError.
+    devices have no CPU share. `steps`: number of local steps for which the training time (`timing`) of
+    each device is computed; None if devices get no training time. `batch_size`: samples per step. At
+    least one of `cpu` and `steps` is needed.
+
+    `begin`: time in the availability trace to begin at. `length`: duration of the part to use; None for
+    the whole trace, repeated. `speed_up`: factor by which the availability trace is sped up. `topology`:
+    path of a topology. If it is set, the result is a copy of that topology with the drawn devices.
+    Raises BadInputError.
     """
     if cpu is None and steps is None:
         raise BadInputError(

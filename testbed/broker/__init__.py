@@ -1,5 +1,6 @@
-"""A run's broker: accounts and their rights (`logins`), its files (`configuration`), messages and logins
-that it refused (`mosquitto_log`), and a broker in Python for hosts without Mosquitto (`embedded`).
+"""Broker of a run: accounts and rights (`logins`), configuration files (`configuration`), counting of
+refused messages and logins (`mosquitto_log`), and a broker in Python for hosts without Mosquitto
+(`embedded`).
 """
 
 from testbed.broker.configuration import (

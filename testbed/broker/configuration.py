@@ -35,7 +35,7 @@ exec "$1" -c "$2" > "$3"
 _CONNECTION = 16 * 2**20
 """Maximum bytes of small messages queued for one connection."""
 _BROKER = 64 * 2**20
-"""Maximum memory of the broker itself, in bytes."""
+"""Maximum memory of the broker without messages and rights, in bytes."""
 _TOPICS = 8
 """Upper bound for the number of topics that a device may publish to. Topics with shares for other
 devices are not counted."""
@@ -181,8 +181,8 @@ def mosquitto_command(program: str, conf: str, pipe: str) -> tuple[str, ...]:
     """Return the command that runs Mosquitto and prints its log without the lines about forwarded
     packets.
 
-    `pipe`: path at which the command makes a named pipe. The filter process ends with Mosquitto, and has
-    no environment, so it is not taken for a process of the run.
+    `pipe`: path at which the command makes a named pipe. The process that filters the log ends with
+    Mosquitto. It has no environment variables, so that it is not taken for a process of the run.
     """
     return ("sh", "-c", _RUN_MOSQUITTO, "sh", program, conf, pipe)
 
@@ -199,8 +199,8 @@ def write_mosquitto(
     """Write conf, passwd, acl, certificate and key into `directory`; return the path of
     `mosquitto.conf`.
 
-    `seen_at`: path of the directory in the broker's container; None if the broker sees it at the same
-    path.
+    `seen_at`: path of `directory` in the broker's container; None if the broker sees `directory` at the
+    same path.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     conf = directory / MOSQUITTO_CONF
@@ -225,8 +225,8 @@ def write_embedded(
     *,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Write the files of `testbed.broker.embedded` into `directory`; return the path of its
-    configuration."""
+    """Write the files of `testbed.broker.embedded` into `directory`; return the path of the
+    configuration file."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hashed = [
         asdict(replace(account, password=hash_password(account.password)))

@@ -31,7 +31,7 @@ _OF_A_CONNECTION = (
     *("will_flag", "will_message", "will_topic", "will_qos", "will_retain"),
     *("username", "password", "keep_alive", "clean_session"),
 )
-"""Fields that a kept session takes from a new connection."""
+"""Fields that a kept session takes from a new connection of the same client."""
 
 
 class _BoundedReader(StreamReaderAdapter):  # type: ignore[misc]  # amqtt is not typed
@@ -63,8 +63,8 @@ class RunBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
     amqtt calls plugins in tasks. If another client connects or leaves meanwhile, amqtt's loop over the
     subscriptions fails ("dictionary changed size"), and the remaining subscribers miss the message.
     amqtt also does not check rights for last wills and retained messages. Therefore this class overrides
-    amqtt's methods. If a later amqtt no longer calls them, its own `_authenticate` refuses every client,
-    because there is no plugin.
+    amqtt's methods. If a later version of amqtt no longer calls these methods, amqtt's own
+    `_authenticate` refuses every client, because there is no plugin.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def _refuse(session: Any, what: str, topic: str = "") -> bool:
 
 
 async def serve(listeners: Mapping[str, Any], packet: int, accounts: Mapping[str, Account]) -> None:
-    """Serve until cancelled."""
+    """Run the broker until the task is cancelled."""
     await RunBroker(listeners, packet, accounts).start()
     print("listening", flush=True)  # noqa: T201  # stdout is the log
     await asyncio.Event().wait()
@@ -158,7 +158,7 @@ def worth_logging(record: logging.LogRecord) -> bool:
 
 
 def main(config: str) -> None:
-    """Serve with the configuration file `config`."""
+    """Run the broker with the configuration file `config`."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger().handlers[0].addFilter(worth_logging)
     asyncio.run(serve(*read_embedded(Path(config))))

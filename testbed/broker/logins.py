@@ -62,7 +62,7 @@ def router_user(node: str) -> str:
 def accounts(
     run: str, devices: Iterable[str], nodes: Iterable[str] = (), *, secure: bool = False
 ) -> dict[str, Account]:
-    """Return username -> account, for all accounts of `run`. Passwords are fresh. Each of `nodes` has a
+    """Return all accounts of `run`, with new passwords: username -> account. `nodes`: nodes that have a
     router.
 
     Clients may send messages to each other (keys and shares of masks) only with `secure` aggregation.

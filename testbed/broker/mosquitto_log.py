@@ -15,11 +15,13 @@ _TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 
 
 def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
-    """Count the refusals in a broker's `log` by login: foreign topics, last wills, and failed logins.
-    Failed logins are counted under `?`.
+    """Count the refusals in a broker's `log`: username -> number of refusals. A refusal is a failed
+    login, or a message, last will or subscription on a topic that the account may not use. Failed logins
+    are counted under `?`.
 
-    Mosquitto logs each publication that it refuses. It accepts any subscription, but delivers nothing
-    for foreign topics. Therefore this function checks subscriptions and wills against `accounts`.
+    Mosquitto logs each message that it refuses. Mosquitto accepts any subscription, but delivers no
+    messages of topics that the account may not read. Therefore this function checks subscriptions and
+    wills against `accounts`.
     """
     refused: Counter[str] = Counter()
     who, may = "", Account.may_read

@@ -48,8 +48,8 @@ def amqtt_command() -> str:
 
 
 def lack_of_broker() -> str | None:
-    """Return why this host has no broker for local processes, with the commands that install one; None
-    if it has one."""
+    """Return the reason why this host has no broker for local processes, with the commands that install
+    a broker. None if this host has a broker."""
     if find_mosquitto() is not None or has_amqtt():
         return None
     return (

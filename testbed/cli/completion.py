@@ -24,7 +24,8 @@ _CATALOG = Path(__file__).parents[1] / "catalog"
 
 
 def runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete run ids, or paths of run directories. Ids are sorted by their date, newest first."""
+    """Complete run ids, or paths of run directories. They are in reverse alphabetical order, so that the
+    newest run of a topology comes first."""
     if "/" in incomplete:
         folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
         known: Iterable[str] = map(str, finding.runs_in(folder).values())
@@ -117,8 +118,8 @@ def _manifest(ctx: typer.Context) -> dict[str, Any]:
 
 
 def _keys(module: Path, table: str) -> list[str]:
-    """Read the keys of the dictionary `table` from a module's source, because importing the module would
-    take a second.
+    """Return the keys of the dictionary `table`. They are read from the module's source, because
+    importing the module would take a second.
     """
     import ast
 

@@ -132,8 +132,8 @@ def _histogram(found: SampleDistribution, length: int) -> Table:
 
 
 def _bins(samples: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the edges of a histogram's bins: ten ranges of whole numbers, or fewer if there are fewer
-    numbers."""
+    """Return the edges of a histogram's bins. Each bin is a range of whole numbers. There are at most
+    ten bins."""
     import numpy as np
 
     low, high = int(samples.min()), int(samples.max())

@@ -26,7 +26,7 @@ class MyTask(Task):
     l2: NotNegative = 0.0  # weight of the ℓ2 term that is added to the loss
 
     def __post_init__(self) -> None:
-        """Raise an error if parameters do not fit together; it will point at `hidden` in the
+        """Raise an error if parameters do not fit together. The error will point at `hidden` in the
         topology."""
         if self.hidden > 4096:
             raise ValueError(f"hidden is {self.hidden}, expected at most 4096")
