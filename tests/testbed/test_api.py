@@ -181,7 +181,7 @@ def test_sweep_runs_and_compares_its_cells(tmp_path: Path) -> None:
     assert told[0] == f"mine: 4 runs, into {tmp_path / 'mine'}"
     table = found.table(0.05)
     assert table["runs"].tolist() == [2, 2]
-    assert (table["loss_low"] <= table["loss_mean"]).all()
+    assert table["loss_low"].isna().all()  # two seeds have no interval
     assert all(pd.api.types.is_numeric_dtype(table[name]) for name in table.columns[2:])
 
 
