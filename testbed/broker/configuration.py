@@ -83,9 +83,9 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit first,
-        because this limit also has room for freed memory that the allocator keeps, for TLS and for
-        socket buffers."""
+        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit (`memory`)
+        first, because the container's limit also has room for freed memory that the allocator keeps, for
+        TLS and for socket buffers."""
         return 2 * self.memory + 2 * _BROKER
 
 

@@ -359,8 +359,8 @@ class ComparisonRowOutput(Output):
     time: CostOutput
     """Seconds of device time to the target, interpolated between evaluations."""
     resolution: float | None
-    """Precision of `time` in seconds: the longest time between the two evaluations around the target,
-    over the runs; null if no run reached the target."""
+    """Precision of `time` in seconds: time between the two evaluations around the target (maximum over
+    the runs). Null if no run reached the target."""
     rounds: CostOutput
     """Number of aggregations up to the first evaluated model that reached the target."""
     updates: CostOutput
