@@ -357,7 +357,7 @@ class _FigureEntry(BaseModel):
 
 
 class _DeviceFigures(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")  # the figures, by name
+    model_config = ConfigDict(strict=True, extra="allow")  # further entries are figures, by name
     group: str
 
 
@@ -453,7 +453,7 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     except FileNotFoundError:
         pass
     except ValueError:
-        if manifest.get("outcome"):  # without it, the file may be incomplete
+        if manifest.get("outcome"):  # before that, the file may be incomplete
             raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}

@@ -60,7 +60,7 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
         sets.setdefault(repr((settings, others)), []).append(run)
     first = [same[0] for same in sets.values()]
     names = _names(first, [parts for parts in _NAMES if not {"seed", "begin"}.intersection(parts)])
-    if names is None:  # digests of files with the same beginning
+    if names is None:  # files differ, but the shown parts of their digests are equal
         names = [f"{_part(run, 'label', {})} #{number}" for number, run in enumerate(first, start=1)]
     return dict(zip(names, sets.values(), strict=True))
 

@@ -1,6 +1,7 @@
 """An edge-device emulation testbed for asynchronous federated learning, from Python.
 
     import testbed
+
     with testbed.up("topology.yaml") as run:
         run.set("pi-1", cpu=0.05)
         result = run.wait()

@@ -138,7 +138,7 @@ def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
 
     `directory`: path of the broker's files as the broker sees it.
     """
-    # Otherwise a client could use another's client id, and end or take over its session.
+    # Otherwise a client could use the id of another client, and end or take over that client's session.
     named = "use_username_as_clientid true\n"
     listeners = f"listener {at.port} {at.host}\n{named}"
     if at.tls_port is not None:
