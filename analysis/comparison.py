@@ -33,7 +33,7 @@ class ComparisonRow:
     """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
     `by_task`)."""
     target: float
-    """Target accuracy, as a share; NaN if there is none."""
+    """Target accuracy, as a share; NaN if there is no target."""
     runs: int
     """Number of runs."""
     reached: int

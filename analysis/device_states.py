@@ -35,7 +35,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     device cover the run from `since` to `run.duration` without gap or overlap.
 
     Columns: `device`, `state` (one of `STATES`), `begin` and `end` (s), and `update`, which is the row
-    of `run.updates` for which the device worked, or −1 if there is none. The states:
+    of `run.updates` for which the device worked, or −1 if there is no such row. The states:
 
     - `download`: from the dispatch until the client had the whole model.
     - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as

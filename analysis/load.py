@@ -36,7 +36,8 @@ from analysis import columns, records
 from analysis import manifest as manifests
 
 _MAX_TABLES = 50
-"""Maximum number of tables of one kind of record. If there are more, they are concatenated into one."""
+"""Maximum number of tables of one kind of record. If there are more tables, they are concatenated into
+one table."""
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5

@@ -267,7 +267,7 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
 
 def jain(values: npt.ArrayLike) -> float:
     """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984). It is 1 if all values are
-    equal, 1/n if all but one are 0, and NaN if all are 0."""
+    equal, 1/n if only one value is not 0, and NaN if all are 0."""
     x = np.asarray(values, np.float64)
     squares = len(x) * np.sum(x**2)
     return float(x.sum() ** 2 / squares) if squares else nan

@@ -41,7 +41,7 @@ class Parameter:
     """Default in the notation of a topology; None if the parameter is required, or if the default is
     null."""
     description: str
-    """Docstring of the field; empty if it has none."""
+    """Docstring of the field; empty if the field has no docstring."""
 
 
 @dataclass(frozen=True, slots=True)
