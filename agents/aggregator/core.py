@@ -65,7 +65,8 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _ORDERS = 64
-"""Number of the latest orders for actions that are remembered. MQTT may deliver an order twice."""
+"""Number of the latest records of actions that the core remembers, to ignore a record that MQTT delivers
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +290,8 @@ class AggregatorCore:
         raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Write the record in `line`, which the shell passed. If the order for an action arrives twice,
-        record the action only once."""
+        """Write the record in `line`, which the shell passed. If a record of an action arrives twice,
+        write it only once."""
         record = events.from_line(line)
         if isinstance(record, events.Acted):
             if line in self._orders:

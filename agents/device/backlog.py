@@ -14,8 +14,8 @@ from agents.wire.messages import QueueUse
 PACKET = 1514
 """Length of a full packet in bytes, including the Ethernet header."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
-"""A queue is stuck if nothing has left it for at least this number of seconds, and its rate allows at
-least this number of packets in that time."""
+"""A queue is stuck if nothing has left the queue for at least this number of seconds, and if the link's
+rate allows at least this number of packets in that time."""
 
 
 class _QueueReading(NamedTuple):
