@@ -9,7 +9,8 @@ parts. Each part has its own module, without I/O or clock: `membership`, `report
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
 next. The shell passes `TimersDue` at the time `next_timer`. If the core has requested `EndInstant`, the
-shell passes `InstantOver` after all inputs of the instant. It passes all other inputs as they occur.
+shell passes `InstantOver` after all inputs of the instant. The shell passes all other inputs as they
+occur.
 
 Some replies are sent immediately, while inputs are handled. At the end of an instant the broadcast is
 sent, then the deferred models, then the requests. So a client gets a model before the request for an
@@ -445,7 +446,7 @@ class AggregatorCore:
     def _update_arrived(self, event: inputs.UpdateArrived) -> Actions:
         at, message, is_over = event.at, event.message, self._phase is RunPhase.ENDED
         if is_over and self._ending.is_cut_short:
-            return []  # the client keeps it until the run is resumed
+            return []  # the client keeps the update until the run is resumed
         if message.kind == FAREWELL:
             return [] if is_over else self._farewell(event.sender, message, at)
         runs = self._phase is RunPhase.RUNNING

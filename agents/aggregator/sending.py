@@ -123,7 +123,7 @@ class Sending:
             self._losses.forget(client)
             return
         if self._remembers and any(isinstance(action, rules.Ignored) for action in wanted):
-            return  # the client goes on with its memory from before the update
+            return  # the client continues with its memory from before the update
         self._acknowledged[client] = message.sequence
         if self._tells_losses:
             self._losses.confirm(client, message.dispatch)

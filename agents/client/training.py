@@ -171,7 +171,7 @@ class Trainer:
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        reaches_all = l2 or self._proximal or self._linear is not None  # these terms change all of them
+        reaches_all = l2 or self._proximal or self._linear is not None  # these change all parameters
         self._skipped = [] if reaches_all else unreached
         with torch.no_grad():
             if l2:

@@ -75,8 +75,8 @@ class QueueTally:
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from when it was due
-    until it was accepted, which is negative if the packet was accepted early."""
+    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from its due time
+    until it was accepted. The lateness is negative if the packet was accepted early."""
     late_max: float = 0.0
     """Maximum lateness of a packet, in seconds."""
 
@@ -187,7 +187,8 @@ class DelayLine:
         return accepted
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of `queue` since the start. The returned object is updated later."""
+        """Return the counters of `queue` since the start. The returned object changes with later
+        packets."""
         return self._queues[queue].tally
 
 
@@ -255,7 +256,7 @@ class DelayServer:
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of the packets of `queue` that were received."""
+        """Return the counters of `queue`, for the packets received so far."""
         return self._line.tally(queue)
 
     def stop(self) -> None:
