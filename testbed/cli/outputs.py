@@ -49,7 +49,8 @@ class FinishedRunOutput(Output):
     """Highest test accuracy, 0 to 1; null if the run was never evaluated, or if the task has no
     accuracy."""
     loss: float | None
-    """Test loss at the last evaluation; null if the run was never evaluated."""
+    """Test loss at the last evaluation; null if the run was never evaluated, or if the loss is not
+    finite."""
     perplexity: float | None
     """Perplexity at the last evaluation; null if the run was never evaluated, or if the task has no
     perplexity."""
@@ -94,7 +95,8 @@ class RunRowOutput(Output):
     accuracy: float | None
     """Test accuracy at the last evaluation, 0 to 1; null if the run was never evaluated."""
     loss: float | None
-    """Test loss at the last evaluation; null if the run was never evaluated."""
+    """Test loss at the last evaluation; null if the run was never evaluated, or if the loss is not
+    finite."""
     outcome: str
     """`running`, `crashed`, `unreadable`, or the reason why the run ended."""
     verdict: Verdict | None
@@ -224,9 +226,9 @@ class EvaluationOutput(Output):
     loss: float | None
     """Mean loss; null if it is not finite."""
     accuracy: float | None
-    """Accuracy, 0 to 1; null if the task has none."""
+    """Accuracy, 0 to 1; null if the task has no accuracy."""
     perplexity: float | None = None
-    """Perplexity; null if the task has none."""
+    """Perplexity; null if the task has no perplexity."""
 
 
 class ParameterOutput(Output):
@@ -359,8 +361,8 @@ class ComparisonRowOutput(Output):
     time: CostOutput
     """Seconds of device time to the target, interpolated between evaluations."""
     resolution: float | None
-    """Precision of `time` in seconds: the longest time between the two evaluations around the target,
-    over the runs; null if no run reached the target."""
+    """Precision of `time` in seconds: time between the two evaluations around the target (maximum over
+    the runs). Null if no run reached the target."""
     rounds: CostOutput
     """Number of aggregations up to the first evaluated model that reached the target."""
     updates: CostOutput
@@ -379,7 +381,7 @@ class ComparisonRowOutput(Output):
     """Number of runs that the sweep repeated because they were not valid. The other fields do not
     include these runs."""
     baseline: str
-    """Name of the configuration that `speed_up` refers to; empty if there is none."""
+    """Name of the configuration that `speed_up` refers to; empty if there is no baseline."""
     speed_up: float | None
     """Mean time to the target with the baseline ÷ mean time to the target with this configuration. If a
     run of the two configurations missed the target, it is the ratio of the medians. Null if a median is
