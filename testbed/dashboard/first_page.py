@@ -110,7 +110,7 @@ def title(paths: Sequence[Path]) -> str:
 def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
     """Answer requests in threads until the context ends. Pages other than the list of runs ask again.
     `listening` stays open."""
-    server = _Server(listening, visible)
+    server = _FirstPageServer(listening, visible)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
     thread.start()
     try:
@@ -120,7 +120,7 @@ def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
         thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _FirstPageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, visible: VisibleRuns) -> None:
@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _FirstPageServer
     timeout = _REQUEST_TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
