@@ -46,8 +46,8 @@ class SwarmContext:
     """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of the images that all nodes have, by tag. If an image is named by its id, the engine does not
-    ask a registry for it."""
+    """Ids of the images that all nodes have, by tag. The engine asks no registry for an image that is
+    named by its id."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
         """Create the service of `container`; return its id."""
@@ -75,9 +75,12 @@ class SwarmContext:
     def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """Wait until each service has as many running tasks as `expected`, by service id. Return the
-        running tasks, by service id. `components`: component of each service, for messages. Tasks with
-        ids in `earlier` do not count. Raises HostError."""
+        """Wait until each service has enough running tasks. Return the running tasks, by service id.
+
+        `expected`: number of tasks, by service id. `components`: components of the services, by service
+        id, for messages. Tasks with ids in `earlier` do not count. Raises HostError if a task fails or
+        starts too late.
+        """
         return services.await_tasks(
             self.manager,
             expected,
@@ -117,5 +120,5 @@ class SwarmContext:
 
 def without_group(limits: CpuLimits) -> CpuLimits:
     """Convert `limits` for a device that is not in a control group of the run. The weight of that device
-    competes directly with those of all processes of the host."""
+    competes directly with the weights of all processes of the host."""
     return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

@@ -74,8 +74,8 @@ class EngineProxies:
         suffix: str = "",
     ) -> None:
         """`folder`: folder for sockets, accessible to this process only. `image`: image of the services.
-        `suffix`: end of the services' names. It distinguishes them from services of an earlier process
-        of the run, which may still exist."""
+        `suffix`: end of the services' names. An earlier process of the run may have left services
+        behind, so a new process needs another suffix."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -90,7 +90,7 @@ class EngineProxies:
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
         self.unreachable: set[str] = set()
-        """Ids of nodes that did not answer. No further request is sent to them."""
+        """Ids of nodes that did not answer. These nodes get no further requests."""
 
     @property
     def others(self) -> list[Node]:
@@ -263,8 +263,8 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
 
 
 def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
-    """Image of the engine proxies of `run`; None if it is unknown. The image is known even if only the
-    clean-up of the run is left to do."""
+    """Image of the engine proxies of `run`; None if the image is unknown. The image is known even if
+    only the clean-up of the run is left to do."""
     for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])
