@@ -1,4 +1,4 @@
-"""Calibration: the speeds of one core of this host. They are used to convert a device profile into a CPU
+"""Calibration: the speeds of one core of this host, for the conversion of a device profile into a CPU
 share.
 
 Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
@@ -115,7 +115,8 @@ class _NodeCalibration(Model):
     node: str
     """Id of the node."""
     image: str
-    """Tag of the image that was used to measure the node. It contains the libraries."""
+    """Tag of the image that was used to measure the node. The speed depends on the libraries in the
+    image."""
     calibration: Calibration
 
 
@@ -131,7 +132,8 @@ class _Cache(Model):
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """Return this host's calibration from the cache. If it is missing, or `refresh` is true, measure it.
+    """Return this host's calibration from the cache. If the cache has none, or if `refresh` is true,
+    measure this host.
 
     `seconds` is the duration of the matrix products. The result is stored in the cache for this host and
     this version of PyTorch, unless the cache's folder is not writable.
@@ -157,7 +159,8 @@ def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration
 
 
 def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Store the calibrations of other machines in the cache, by node id. Later plans use them."""
+    """Store the calibrations `found` (by node id) in the cache. All of them were measured with `image`.
+    Later plans use these calibrations."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
     new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())

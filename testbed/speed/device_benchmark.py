@@ -271,8 +271,7 @@ def _load() -> float:
 
 
 def model() -> str:
-    """Name of the machine. It is the name of the board if the kernel knows it, and otherwise that of the
-    processor."""
+    """Name of the machine's board. If the kernel does not know the board, the name of the processor."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")

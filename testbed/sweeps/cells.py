@@ -90,7 +90,7 @@ class SweepCell:
     """One run of a sweep."""
 
     label: str
-    """Text on how the cell differs from the others, without the seed."""
+    """Text that distinguishes the cell from the other cells of the sweep. The seed is left out."""
     variant: str
     """Name of the cell's variant; empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
@@ -250,7 +250,8 @@ def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
 
 
 def _label_part(path: str, values: Sequence[Any], index: int) -> str:
-    """Return the text of `values[index]` in a label. It says how this value differs from the others."""
+    """Return the text of `values[index]` for a label. The text distinguishes this value from the other
+    values of the key `path`."""
     key, value = path.split(".")[-1], values[index]
     match value:
         case {"name": str(name), **others}:

@@ -209,8 +209,8 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that have an effect. Overlapping causes are merged. Until it joins, an absent
-    device gets only `SetCpu` and `SetLink`."""
+    """Yield the steps that have an effect. Overlapping causes are merged. An absent device gets only
+    `SetCpu` and `SetLink` until it joins."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

@@ -145,7 +145,7 @@ Cpu = Annotated[
     expecting("a positive share of one host core such as 0.25"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
-"""A positive whole number. It is bounded, so that products of a few such numbers still fit into a
+"""A positive whole number. The upper bound ensures that products of a few such numbers fit into a
 float."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number of at least 0")]
@@ -333,8 +333,8 @@ class OrConstant:
     `{distribution: constant, value: 200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
-        """`types`: Python types of the short form. `schema`: its JSON Schema. `expected`: what the error
-        message on other values says is expected."""
+        """`types`: Python types of the short form. `schema`: JSON Schema of the short form. `expected`:
+        description of valid values, for the error message on invalid values."""
         self._types = types
         self._schema = schema
         self._expected = expected

@@ -236,8 +236,8 @@ def listing(profiles: Profiles) -> str:
 
 
 def details(profiles: Profiles) -> str:
-    """Return a block of lines for each entry. It has the entry's figures, their source, and its
-    description."""
+    """Return a block of lines for each entry. Each block has the figures, the sources of the figures,
+    and the description of its entry."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 
