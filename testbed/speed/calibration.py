@@ -70,9 +70,9 @@ class Calibration(Model):
     def gflops(self) -> float:
         """Median speed of one core, in Gflop/s.
 
-        The highest speed comes from moments with a faster clock, which are shorter than the work of a
-        device. In eight calibrations on one host, the medians differed by at most 0.6 %, and the highest
-        speeds by 10 %.
+        A core reaches the highest speed only while its clock is faster than usual, which does not last
+        as long as the work of a device. In eight calibrations on one host, the medians differed by at
+        most 0.6 %, and the highest speeds by 10 %.
         """
         return self.median
 
@@ -173,7 +173,7 @@ def measure(seconds: float = 2.0) -> Calibration:
 
 
 def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
-    """Make a calibration from `device_benchmark.core`'s result on a core of `host`."""
+    """Convert `found`, the result of `device_benchmark.core` on a core of `host`, into a calibration."""
     speeds = found["gflops"]
     return Calibration(
         host=host,

@@ -51,7 +51,7 @@ class Model(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _list_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Add the known keys to each error about an unknown one."""
+        """Add the known keys to each error about an unknown key."""
         try:
             return handler(data)
         except ValidationError as error:
@@ -215,7 +215,7 @@ class Parameters(Model):
     parameters: ClassVar[type]
     """The dataclass whose fields the model has."""
     seconds: ClassVar[Any] = Seconds
-    """Type that reads the fields in seconds."""
+    """Type of the model's fields that hold seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -227,7 +227,8 @@ class Parameters(Model):
         }
 
     def build(self) -> Any:
-        """Return the dataclass. Its constructor raises ValueError if parameters conflict."""
+        """Return an object of the dataclass. The constructor raises ValueError if parameters
+        conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")

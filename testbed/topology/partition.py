@@ -267,9 +267,9 @@ class Natural:
 class FlowerScheme:
     """Base class of schemes that wrap a partitioner of flwr-datasets.
 
-    The scheme's name is the name of the partitioner's class. Its fields are the parameters of that
-    class's constructor. The number of partitions, the column and the seed come from the topology. If
-    there are more partitions than devices, the remaining partitions are left out.
+    The scheme's name is the name of the partitioner's class. The scheme's fields are the parameters of
+    that class's constructor. The number of partitions, the column and the seed come from the topology.
+    If there are more partitions than devices, the remaining partitions are left out.
     """
 
     by: ClassVar[Key] = "label"

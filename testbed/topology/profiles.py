@@ -178,8 +178,8 @@ class Profiles(Model):
 
 
 def load(folder: Path | None = None) -> Profiles:
-    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's and the
-    user's.
+    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's
+    profiles and the user's profiles.
 
     Raises BadInputError that lists all errors in one of the files.
     """
