@@ -70,7 +70,8 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _Unpadded:
-    """A stream of `sys` without the trailing blanks that rich writes in the lines of a table."""
+    """Wrapper of a stream of `sys`. It removes the trailing blanks that rich writes in the lines of a
+    table."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -166,8 +167,8 @@ def _finite(value: Any) -> Any:
 
 
 def print_last_line(result: str, following: str) -> None:
-    """Print the last line of a command: its result, if it has one, and what the user can do next. With
-    `--quiet`, print only the result."""
+    """Print the last line of a command: `result`, if it is not empty, and `following`, which says what
+    the user can do next. With `--quiet`, print only `result`."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)

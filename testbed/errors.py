@@ -63,7 +63,7 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
 
 
 def _is_new(path: Path) -> bool:
-    """Whether `path` does not exist yet, in a folder that this user may enter."""
+    """Whether `path` does not exist yet, and this user may enter its folder."""
     return os.access(path.parent, os.X_OK) and not path.exists()
 
 

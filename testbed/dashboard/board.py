@@ -31,8 +31,8 @@ EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rate
 """Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
 is measured."""
 _LIVE_LANE_UPDATES = 10_000
-"""Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because
-lanes are computed and sent twice a second."""
+"""Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
+are shown, because this chart is computed and sent twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files. The time is longer if reading is slow, so that
 `_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
@@ -45,10 +45,10 @@ on a busy host."""
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A figure of the page."""
+    """A chart of the page."""
 
     name: str
-    """Name of the figure. It stays the same in all updates of the page."""
+    """Name of the chart. It stays the same in all updates of the page."""
     column: int | None
     """Column of the run; None for a chart of all runs."""
     chart: Chart
@@ -73,7 +73,7 @@ class Board:
         """Marks of actions on the charts, one entry per column. If there are several runs, a last entry
         has the marks on the charts of all runs."""
         self.remarks: tuple[tuple[str, ...], ...] = ()
-        """Remarks that are true of several charts, one entry per entry of `marks`."""
+        """Remarks that apply to several charts. There is one tuple of sentences per entry of `marks`."""
         self._due = 0.0
 
     @property
@@ -94,7 +94,7 @@ class Board:
 
     @property
     def tasks(self) -> Mapping[str, Sequence[Run]]:
-        """Task -> its runs. Runs of different tasks cannot be compared."""
+        """Task -> runs of the task. Runs of different tasks cannot be compared."""
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
@@ -157,7 +157,8 @@ def _evaluates_by_device(run: Run) -> bool:
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:
-    """Return the chart `name` of one run, with a note on what is left out."""
+    """Return the chart `name` of one run. If the chart leaves records out, it has a remark that says
+    so."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
         # No fixed start of the time axis: it would be set again in every update and undo the visitor's

@@ -45,8 +45,8 @@ class DeviceTable:
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
     (share of its rate that a link carried while packets waited). NaN if unknown."""
     live: bool
-    """Whether the run is live. If so, `used`, `up` and `down` are of the last seconds, and `memory` is
-    the latest value. Otherwise they are means over the run, and `memory` is the maximum."""
+    """Whether the run is live. If so, `used`, `up` and `down` are means over the last seconds, and
+    `memory` is the latest value. Otherwise they are means over the run, and `memory` is the maximum."""
 
     @property
     def caption(self) -> str:
@@ -106,8 +106,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`.
-    Devices with unknown figures come last."""
+    """Return the devices whose name, group or state contains the text `matching`. `sort`: order of the
+    rows, a key of `SORTS`. Devices whose figure is unknown come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]
@@ -152,9 +152,9 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """Return a table with one row per device: the growth of its counters per second of device time, over
-    the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links carried and
-    could have carried while packets waited."""
+    """Return a table with one row per device: the growth of the device's counters per second of device
+    time, over the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links
+    carried and could have carried while packets waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
     samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
@@ -175,8 +175,8 @@ def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[s
     """Return the present state of each device, in the order of `devices`.
 
     The activity of a device for an update is recorded only when the update is applied. Until then,
-    telemetry shows whether the device works. In virtual time there is no telemetry: every device that is
-    neither offline nor paused is shown as `online`.
+    telemetry shows whether the device is working or waiting. In virtual time there is no telemetry:
+    every device that is neither offline nor paused is shown as `online`.
     """
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS

@@ -1,5 +1,5 @@
-"""The list of runs, and the first page of runs: their names and main facts, while their charts are
-prepared.
+"""The list of runs, and the first page of a set of runs. The first page shows names and main facts of
+the runs while the charts are prepared.
 
 On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs
 neither, so `serving` shows these pages until the web server can take over.
@@ -36,14 +36,15 @@ _RETRY_MS = 1000
 
 
 class VisibleRuns:
-    """The runs that visitors may see: those in `named` or, if it is empty, all in the folder `runs`."""
+    """The runs that visitors may see: the runs in `named`. If `named` is empty, visitors may see all
+    runs in the folder `runs`."""
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
         self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Rows of finished runs, with the modification time of their manifest. Cached, because browsers
-        request the list every few seconds."""
+        """Directory of a finished run -> modification time of the run's manifest, and row of the run in
+        the list. Rows are cached because browsers request the list every few seconds."""
 
     def paths(self) -> list[Path]:
         """Return the directories of all runs."""
@@ -108,8 +109,9 @@ def title(paths: Sequence[Path]) -> str:
 
 @contextmanager
 def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
-    """Answer requests in threads until the context ends. Pages other than the list of runs ask again.
-    `listening` stays open."""
+    """Answer requests in threads until the context ends. Visitors get the list of runs, or the first
+    page of the runs that they request. The first page repeats its request until the web server has taken
+    over. `listening` stays open."""
     server = _Server(listening, visible)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
     thread.start()

@@ -70,8 +70,8 @@ class _Stop(NamedTuple):
 
 
 def _stop(run: Run) -> _Stop:
-    """Return the stop conditions of the run. All conditions are None if they cannot be read,
-    because the topology has another version."""
+    """Return the stop conditions of the run. If the topology has another version and cannot be read, all
+    conditions are None."""
     with suppress(ValueError, TypeError):
         stop = StopSettings.model_validate(run.topology.get("stop")).build()
         return _Stop(stop.after, stop.updates, stop.target_accuracy)

@@ -26,12 +26,12 @@ from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
-"""Milliseconds between two checks for news on the board."""
+"""Milliseconds between two checks whether the board has changed."""
 _RETRY_MS = 1000
 """Milliseconds until the page asks again whether a run has a plan."""
 _FEW_DEVICES = 8
-"""Maximum number of devices without controls. If there are more, the page has controls to find and
-sort them."""
+"""Maximum number of devices for which the page has no controls. If there are more devices, the page has
+controls to find and sort devices."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Number of columns -> characters per line of text in a chart."""
 

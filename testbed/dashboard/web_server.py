@@ -39,11 +39,13 @@ from testbed.watching.hosts import OwnHosts
 _LOG_LINES = 500
 """Number of lines at the end of a log that are shown."""
 _ANSWER_SECONDS = 0.05
-"""Seconds until the charts of a new board are computed, so that the first page is sent before."""
+"""Seconds to wait before the charts of a new board are computed. During this time the server sends the
+first page."""
 _KEEP_SECONDS = 60.0
-"""Seconds for which a new board is kept until its visitor requests the charts."""
+"""Seconds for which a new board is kept after its charts were computed, so that its visitor can request
+the charts."""
 _FLUSH_SECONDS = 0.3
-"""Seconds to wait at the end, so that sent data can arrive."""
+"""Seconds between sending the final state and stopping the server, so that the sent data can arrive."""
 
 
 class Site:
@@ -95,7 +97,7 @@ def _prepare(board: Board) -> None:
 
 
 class _ListHandler(tornado.web.RequestHandler):
-    """The list of runs."""
+    """Request handler of the list of runs."""
 
     def initialize(self, site: Site) -> None:
         self._site = site
@@ -105,7 +107,7 @@ class _ListHandler(tornado.web.RequestHandler):
 
 
 class _LogsHandler(tornado.web.RequestHandler):
-    """The log of one process of a run."""
+    """Request handler of the page with the log of one process of a run."""
 
     def initialize(self, site: Site) -> None:
         self._site = site
@@ -142,8 +144,8 @@ def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
 
 
 class _OwnRequests(Matcher):
-    """Matches requests that are sent to this server's own names and do not come from foreign
-    pages."""
+    """Matches requests that are sent to one of this server's own host names, and that no page of another
+    site has caused."""
 
     def __init__(self, hosts: OwnHosts) -> None:
         self._hosts = hosts

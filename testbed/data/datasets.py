@@ -67,14 +67,15 @@ class LocatedDataset:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A dataset in columns of files. The files are on this machine or on the Hugging Face hub."""
+    """A dataset whose samples are in columns of files. The files are on this machine or on the Hugging
+    Face hub."""
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
     """Shape of one input; None if the shape is unknown until the data is read. Without the shape, the
     work of a step cannot be counted."""
     tokens: bool = False
-    """Whether inputs are sequences of tokens, which a model gets as integers."""
+    """Whether inputs are sequences of tokens. A model gets tokens as integers."""
 
     @property
     def name(self) -> str:
@@ -121,7 +122,8 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits. A split is None if it does not exist. Raises DataError."""
+        """Decode the splits. `test` and `validation` are None if the dataset does not have such a split.
+        Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -446,8 +448,8 @@ _CONTENTS = "contents.json"
 
 
 def _load_decoded(folder: Path) -> Dataset:
-    """Load a decoded dataset. Raises OSError, ValueError, SafetensorError, KeyError or TypeError if it
-    is missing or incomplete."""
+    """Load a decoded dataset from `folder`. Raises OSError, ValueError, SafetensorError, KeyError or
+    TypeError if the dataset is missing or incomplete."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None

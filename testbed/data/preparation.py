@@ -334,8 +334,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
-may be tokens."""
+"""Class numbers must be below this number. If a label is not, the labels do not count as classes,
+because they may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:

@@ -35,7 +35,7 @@ _UNREQUESTED_RTT_SECONDS = 0.01
 """Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is
 allowed in addition."""
 _ECHO_BITS = 1000
-"""Upper bound of the bits of a probe's echo on the wire."""
+"""Upper bound for the size of a probe's echo on the wire, in bits."""
 _LOSS_SLACK = 0.02
 """Tolerance for the share of lost round trips, in addition to random deviations."""
 _CHANCE_SIGMAS = 4.0
@@ -183,7 +183,7 @@ class Carried:
     None if packets never waited."""
     slow: tuple[float, float, float] | None = None
     """Worst period in which the link was too slow: begin and end in seconds of device time, and the
-    share of its rate that it carried. None if the link was never too slow."""
+    share of the link's rate that the link carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the direction's entry in `fidelity.json`: a figure with a requested value of 1."""
@@ -392,7 +392,7 @@ class Fidelity:
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
-        """Write `fidelity.json`. If that fails, this raises OSError and leaves no partial file."""
+        """Write `fidelity.json`. Raises OSError if writing fails; then no partial file is left."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -410,5 +410,5 @@ class Fidelity:
 
 
 def _round(value: float | None) -> float | None:
-    """Round `value` to six significant digits. Return None if it is None or not finite."""
+    """Round `value` to six significant digits. Return None if `value` is None or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

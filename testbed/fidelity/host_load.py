@@ -14,8 +14,8 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Minimum share of the elapsed time that the kernel's counters must account for. If they account for
-less, for example because they stepped back, they are not used."""
+"""Minimum share of the elapsed time that the kernel's counters must account for. The counters are not
+used if they account for less, for example because a counter stepped back."""
 _NICE_FIELD = 16
 """Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
@@ -47,8 +47,8 @@ class HostSample:
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry of the manifest: the mean of each load over the run (None if unknown), and the
-    largest lateness of a timer in seconds (None if there are no samples)."""
+    """Return the entry on the host's load for the manifest: the mean of each load over the run (None if
+    unknown), and the largest lateness of a timer in seconds (None if there are no samples)."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}

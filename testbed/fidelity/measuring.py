@@ -102,7 +102,7 @@ covered."""
 
 @dataclass(frozen=True, slots=True)
 class SegmentClock:
-    """Clock of a segment of a run, and the time that is measured."""
+    """Clock of a segment of a run, and the interval of device time that is measured."""
 
     epoch: float
     """Reading of the samples' monotonic clock at device time 0, in seconds."""
@@ -337,7 +337,8 @@ def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds that a device used, and the duration in which it used them."""
+    """CPU share of a device during some time: the requested share, the CPU seconds that the device used,
+    and the length of that time in seconds."""
 
     requested: float
     """Requested share of one host core."""

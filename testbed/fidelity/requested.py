@@ -123,7 +123,7 @@ class _DeviceRequests:
 
     def on_resume(self, at: float, *, ready: bool) -> None:
         """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
-        the device is ready. If it is not, it counts as absent."""
+        the device is ready. A device that is not ready counts as absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:

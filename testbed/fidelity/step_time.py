@@ -42,8 +42,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
     count. `step`: mean CPU time of a step, in seconds.
 
     A training does not count if the device's CPU share changed before its end, or if an action was
-    carried out on the device during it. It begins with the arrival of its model, or with the end of the
-    previous training if that is later. The cost of an update in addition to its steps is subtracted.
+    carried out on the device during the training. A training begins when its model arrives, or when the
+    previous training ends, whichever is later. The cost of an update in addition to its steps is
+    subtracted.
 
     Raises BadInputError if there is no row, or if a step is not the same work in all runs.
     """

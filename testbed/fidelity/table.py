@@ -176,8 +176,8 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
 
 
 def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Return the table of traffic: the seconds in which packets waited, and the share of its rate that a
-    link carried in that time."""
+    """Return the table of traffic: the seconds in which packets waited, and the share of the link's rate
+    that was carried in that time."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
     table = console.number_table(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))

@@ -6,7 +6,7 @@ Linux. On other systems the program just runs, and `testbed down` must end what 
 leaves.
 
 `setpriv --pdeathsig` would start 8 ms faster. But it needs util-linux 2.33, which is newer than our
-oldest kernel (4.18), and does not notice if the parent has ended before it starts.
+oldest kernel (4.18), and if the parent ends before `setpriv` starts, `setpriv` does not notice.
 
 The kernel acts on the end of the *thread* that started this process. So start programs from a thread
 that lives as long as the run. The request survives exec, except for set-user-ID programs.

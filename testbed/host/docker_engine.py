@@ -138,7 +138,7 @@ def connect_if_present() -> Iterator[docker.DockerClient | None]:
 @contextmanager
 def connect_fit() -> Iterator[docker.DockerClient]:
     """Connect to the engine for the `with` block. Raises HostError with the fix if no engine answers, or
-    if it cannot run devices."""
+    if the engine cannot run devices."""
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
         client.api.timeout = REQUEST_TIMEOUT_SECONDS
         try:
@@ -233,7 +233,7 @@ def run_output(
     engine.
 
     The container has no rights except `rights` (options of the SDK). The container is always removed,
-    also after Ctrl-C. Raises ContainerError if the command fails, and another one of ERRORS if the
+    also after Ctrl-C. Raises ContainerError if the command fails, and another exception of ERRORS if the
     engine fails.
     """
     options: dict[str, Any] = {

@@ -1,5 +1,6 @@
-"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because it
-has the modules already, and shares their memory with the other forks until it writes to that memory.
+"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because the
+modules are already imported. It shares the memory of the modules with the other forks until it writes to
+that memory.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
@@ -154,7 +155,7 @@ class ForkedProgram(psutil.Process):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the program has ended; return its exit code. `timeout` is ignored, because callers
-        end the program before."""
+        end the program before they wait."""
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:

@@ -53,8 +53,8 @@ def congestion_control(allowed: Path = _ALLOWED) -> str | None:
     the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise it
     is Reno, which every kernel allows and which is most similar to CUBIC.
 
-    Without this setting, containers would inherit the congestion control of the host. If that is BBR,
-    the loss of a link would have hardly any effect.
+    Without this setting, containers would inherit the congestion control of the host. On a host with
+    BBR, the loss of a link would have hardly any effect.
     """
     try:
         names = allowed.read_text(encoding="ascii").split()

@@ -1,7 +1,8 @@
 """`python -P run_module.py MODULE ARGUMENT...` runs a module of the testbed as a program.
 
-Unlike `python -m`, it always finds the modules of the package that started it, also those inside a wheel
-(`testbed.bundle`). Folders called `agents` or `testbed` in the working directory are ignored (-P).
+Unlike `python -m`, the new process always imports the modules of the package that started it, even if
+the package is inside a wheel (`testbed.bundle`). Folders called `agents` or `testbed` in the working
+directory are ignored (-P).
 """
 
 from __future__ import annotations

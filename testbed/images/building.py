@@ -181,8 +181,8 @@ class Builder:
     def _fetch_own_wheels(
         self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event
     ) -> Path:
-        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without those of
-        the agents."""
+        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without the wheels
+        of the agents' libraries."""
         ours = self._fetch_wheels(_libraries(kind), machine, stop)
         return wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
 
@@ -215,8 +215,8 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image. Its Dockerfile gets the parent's tag as a build argument with the parent's
-        name."""
+        """Build one image. The Dockerfile gets the tag of the parent image as a build argument that is
+        called like the parent."""
         arguments = {}
         if parent is not None:
             name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)
