@@ -30,7 +30,7 @@ def silence_timeout(keepalive: float = KEEPALIVE) -> float:
 
 
 PROGRESS_BYTES = 1000
-"""Minimum number of bytes per keep-alive with which a transfer counts as a sign of life."""
+"""A transfer counts as a sign of life if it moves at least this number of bytes per keep-alive."""
 OUTAGE_RATE = 8 * PROGRESS_BYTES / KEEPALIVE
 """Rate in bit/s below which a link counts as an outage."""
 
@@ -294,7 +294,7 @@ class ClientConfig:
     """Path of a file that has one byte per training that the client has begun. The file is kept over
     restarts. None if all trainings have the same duration."""
     timeout_s: float = 30.0
-    """Seconds within which the broker must answer."""
+    """Host seconds within which the broker must answer."""
     code: str | None = None
     """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
     clock: str | None = None
@@ -422,9 +422,9 @@ class SharedLink:
     name: Annotated[str, "name"]
     """Name of the link. Devices that give the same name share the link."""
     up: Rate | None = None
-    """Rate in bit/s from all devices of the link together; None if the rate is not limited."""
+    """Total rate in bit/s from all devices of the link; None if the rate is not limited."""
     down: Rate | None = None
-    """Rate in bit/s to all devices of the link together; None if the rate is not limited."""
+    """Total rate in bit/s to all devices of the link; None if the rate is not limited."""
 
     def __post_init__(self) -> None:
         if self.up is None and self.down is None:
@@ -474,8 +474,8 @@ class DeviceConfig:
     run: str
     device: str
     broker: BrokerAccess
-    """Login of the init. The init does not use the access link to reach the broker; only the client uses
-    this link."""
+    """Address of the broker for the init, and the init's login. The init does not use the access link to
+    reach the broker; only the client uses this link."""
     data_address: str
     """Host name at which the client reaches the broker, over the access link."""
     link: AccessLink | None
@@ -500,7 +500,7 @@ class DeviceConfig:
     """Host seconds between two telemetry samples. Each sample uses some of the device's own CPU
     share."""
     timeout_s: float = 30.0
-    """Seconds within which the router must answer."""
+    """Host seconds within which the router must answer."""
     clock: str | None = None
     """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
     netem: bool = False
@@ -514,7 +514,7 @@ class RouterConfig:
 
     run: str
     broker: BrokerAccess
-    """Login of the router, on the control network."""
+    """Address of the broker on the control network, and the router's login."""
     targets: Mapping[str, int]
     """For each host name on the server's side, its port (for TCP and UDP). The first entry belongs to
     the broker."""

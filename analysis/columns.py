@@ -212,6 +212,7 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "loss": _number("Mean loss at the last evaluation", unit="1", sign="any"),
         "best_accuracy": _share("Highest accuracy of any evaluation"),
         "evaluated": TableColumn("Whether the run has any evaluation"),
+        "has_loss": TableColumn("Whether any evaluation has a loss"),
         "perplexity": _number("exp(loss) at the last evaluation; only for language tasks", unit="1"),
         "ended": TableColumn("Why the run ended; missing if it has not ended"),
     },

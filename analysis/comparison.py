@@ -27,13 +27,13 @@ class ComparisonRow:
 
     name: str
     settings: Mapping[str, str]
-    """Settings in which the row differs from the other rows: setting -> text, as `names.coordinates`
-    returns them."""
+    """Settings in which the row differs from the other rows: setting -> text (see
+    `names.coordinates`)."""
     task: str
     """Name of the group of comparable runs: the task, and if necessary the evaluation and the data (see
     `by_task`)."""
     target: float
-    """Target accuracy, as a share; NaN if there is none."""
+    """Target accuracy, as a share; NaN if there is no target."""
     runs: int
     """Number of runs."""
     reached: int
@@ -42,8 +42,8 @@ class ComparisonRow:
     time: Cost
     """Seconds of device time until the target was reached, interpolated between evaluations."""
     resolution: float
-    """Precision of `time` in seconds: the longest time between the two evaluations around the target,
-    over the runs; NaN if no run reached the target."""
+    """Precision of `time` in seconds: time between the two evaluations around the target (maximum over
+    the runs). NaN if no run reached the target."""
     rounds: Cost
     """Number of aggregations up to the first evaluated model that reached the target."""
     updates: Cost

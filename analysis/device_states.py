@@ -35,7 +35,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     device cover the run from `since` to `run.duration` without gap or overlap.
 
     Columns: `device`, `state` (one of `STATES`), `begin` and `end` (s), and `update`, which is the row
-    of `run.updates` for which the device worked, or −1 if there is none. The states:
+    of `run.updates` for which the device worked, or −1 if there is no such row. The states:
 
     - `download`: from the dispatch until the client had the whole model.
     - `mask`: with secure aggregation, the client makes a mask and its shares. Summing shares counts as
@@ -50,9 +50,9 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
       the update arrived, or until no update was expected any more. An unknown part of this was training.
     - `wait`: in all other cases. The device waits for the aggregator, or has think time.
 
-    While a run is running, and if it has crashed, unanswered dispatches are not recorded. `unfinished`
-    is then inferred from telemetry: it is the time after the device's last update arrived in which the
-    device uses at least half of its CPU share.
+    Until a run has ended, and after a crash, unanswered dispatches are not recorded. `unfinished` is
+    then inferred from telemetry: a device is in this state if its last update has arrived, and if it
+    uses at least half of its CPU share.
 
     A model may arrive while the device trains. If several states apply, the first of offline, paused,
     train, mask, upload, download, unfinished is used.
@@ -114,8 +114,8 @@ def _places(clients: pd.Index, names: pd.Series[str]) -> npt.NDArray[np.intp]:
 
 
 def _computing(run: Run, clients: pd.Index) -> pd.DataFrame:
-    """Return the intervals between two samples in which a device was busy, if its last update had
-    arrived before. A device is busy if it uses at least `_MIN_BUSY_SHARE` of its CPU share."""
+    """Return the intervals between two samples in which a device was busy after its last update had
+    arrived. A device is busy if it uses at least `_MIN_BUSY_SHARE` of its CPU share."""
     arrived = run.updates.groupby("client", observed=True)["arrived"].max()
     samples = run.telemetry[["device", "at", "cpu"]].sort_values(["device", "at"], kind="stable")
     before = samples.groupby("device", observed=True).shift()

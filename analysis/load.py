@@ -36,12 +36,13 @@ from analysis import columns, records
 from analysis import manifest as manifests
 
 _MAX_TABLES = 50
-"""Maximum number of tables of one kind of record. If there are more, they are concatenated into one."""
+"""Maximum number of tables of one kind of record. If there are more tables, they are concatenated into
+one table."""
 _MAX_BYTES = 64 * 2**20
 """Maximum size of `topology.yaml` and `fidelity.json`, in bytes."""
 _AFTER_SECONDS = 1.5
-"""Seconds after the end of a run's segment in which a sample still counts to that segment. Samples are
-one second apart."""
+"""Maximum seconds between the end of a run's segment and a sample that still belongs to the segment.
+Samples are one second apart."""
 _DEVICE = ("group", "profile", "cpu", "gflops", "speed", "memory", "samples", "importance")
 
 
@@ -77,7 +78,7 @@ class Run:
     also `perplexity`, which is exp(loss)."""
     parts: pd.DataFrame
     """`events.EvaluatedPart`: `at` (s), `version`, `part` (`class` or `device`), `name`, `samples`,
-    `loss`, `accuracy` (share, 0 to 1). Empty unless the topology asks for this evaluation."""
+    `loss`, `accuracy` (share, 0 to 1). Empty if the topology does not request this evaluation."""
     statuses: pd.DataFrame
     """`events.ClientStatus`: `at` (s), `client`, `state`."""
     rejected: pd.DataFrame
@@ -111,7 +112,7 @@ class Run:
     `error` (%). Empty until the run has ended.
 
     Figures: `cpu` (share of one core); `up` and `down` (bit/s); `rtt` and `jitter` (s); `loss` (share);
-    `up_carried` and `down_carried` (shares of the rate that the link carried while packets waited).
+    `up_carried` and `down_carried` (share of the link's rate that was used while packets waited).
     """
 
     def __repr__(self) -> str:
@@ -251,8 +252,8 @@ class Follower:
         )
 
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
-        """Read new records and keep them. Yield the kind and the table of new rows. Starts, ends and
-        actions are kept, but not yielded."""
+        """Read new records and keep them. Yield tables of new rows, each with its kind of record.
+        Starts, ends and actions are kept, but not yielded."""
         for block in self._events.blocks():
             found = records.parse_events(self._events, block)
             for kind, table in found.tables.items():
@@ -357,7 +358,7 @@ class _FigureEntry(BaseModel):
 
 
 class _DeviceFigures(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")  # the figures, by name
+    model_config = ConfigDict(strict=True, extra="allow")  # further entries are figures, by name
     group: str
 
 
@@ -453,7 +454,7 @@ def _fidelity(path: Path, manifest: Mapping[str, Any]) -> pd.DataFrame:
     except FileNotFoundError:
         pass
     except ValueError:
-        if manifest.get("outcome"):  # without it, the file may be incomplete
+        if manifest.get("outcome"):  # before that, the file may be incomplete
             raise
     table = pd.DataFrame(rows, columns=["device", "group", "figure", "asked", "got", "error"])
     numbers = {key: pd.to_numeric(table[key]) for key in ("asked", "got", "error")}

@@ -38,8 +38,8 @@ class Reached:
 def reached(run: Run, accuracy: float) -> Reached:
     """Return the cost of reaching the test accuracy `accuracy` (share) for the first time.
 
-    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al.
-    2024). The time is not interpolated, so its resolution is the evaluation interval; `crossing`
+    This is the papers' time to target accuracy (FedBuff, Nguyen et al. 2022; FedFa, Xu et al. 2024). The
+    time is not interpolated, so that its resolution is the time between two evaluations. `crossing`
     interpolates.
     """
     evaluations = run.evaluations.sort_values("at", kind="stable")
@@ -101,9 +101,9 @@ def crossing(run: Run, quality: Literal["accuracy", "loss"], level: float) -> Cr
 
 
 def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) -> float:
-    """Return the mean of the evaluations in the last `share` of the time up to the last evaluation; NaN
-    if there are no such evaluations, or one of them is not finite. A single evaluation would depend on
-    the update that was applied last.
+    """Return the mean accuracy or loss in the last `share` of the time from the start to the last
+    evaluation. NaN if a value in this time is not finite, or if the run was never evaluated. With a
+    single evaluation, the result would depend on the update that was applied last.
 
     Times are compared as whole nanoseconds. For example, 2.4 s belong to the last fifth of 3 s, although
     as floats they are less than (1 − 0.2) · 3.
@@ -115,8 +115,8 @@ def final(run: Run, quality: Literal["accuracy", "loss"], share: float = 0.2) ->
 
 
 def speed_up(time: float, baseline: float) -> float:
-    """Return the baseline's time (s) divided by `time`: how much faster than the baseline a target was
-    reached. Example: `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
+    """Return `baseline` ÷ `time`, both in seconds: the factor by which a target was reached faster than
+    in the baseline. Example: `speed_up(reached(run, 0.9).time, reached(other, 0.9).time)`.
 
     The result is NaN if one of the two runs never reached the target, infinite if only `time` is 0, and
     1 if both times are 0.
@@ -212,7 +212,8 @@ def contributions(run: Run) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Difference between effective and planned importance."""
+    """Difference between the effective importance q̃_i and the planned importance p_i of clients (see
+    `contributions`)."""
 
     chi_square: float
     """χ² over the clients with q̃_i > 0."""
@@ -236,8 +237,8 @@ def bias(run: Run) -> Bias:
 
 
 def window(run: Run) -> int:
-    """Return W, the smallest number for which any W consecutive aggregations include an update of every
-    client that contributed to the run; 0 without updates. An aggregation without updates (an empty tick)
+    """Return the smallest W such that any W consecutive aggregations include an update of every client
+    that contributed to the run; 0 without updates. An aggregation without updates (an empty tick)
     counts.
 
     Fraboni et al. 2023 assume windows over which the weights of each client have a constant sum. Real
@@ -266,7 +267,7 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
 
 def jain(values: npt.ArrayLike) -> float:
     """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984). It is 1 if all values are
-    equal, 1/n if all but one are 0, and NaN if all are 0."""
+    equal, 1/n if only one value is not 0, and NaN if all are 0."""
     x = np.asarray(values, np.float64)
     squares = len(x) * np.sum(x**2)
     return float(x.sum() ** 2 / squares) if squares else nan
@@ -344,8 +345,8 @@ def seed_interval(values: Sequence[float]) -> ConfidenceInterval:
 
 @dataclass(frozen=True, slots=True)
 class Cost(ConfidenceInterval):
-    """Cost of a target over runs that differ in their seed. Runs that missed the target are censored:
-    their cost is above what was observed.
+    """Cost of reaching a target, over runs that differ only in their seed. Runs that missed the target
+    are censored: their cost is above what was observed.
 
     `mean`, `low` and `high` are NaN if a run missed the target.
     """
@@ -358,8 +359,9 @@ class Cost(ConfidenceInterval):
 
 
 def cost(values: Sequence[float], limits: Sequence[float]) -> Cost:
-    """Return the cost of a target. `values`: cost of each run, NaN if the run missed the target.
-    `limits`: highest cost that was observed of each run, such as the time of its last evaluation."""
+    """Return the cost of reaching a target. `values`: cost of each run, NaN if the run missed the
+    target. `limits`: highest cost that was observed of each run, such as the time of its last
+    evaluation."""
     interval = seed_interval(values)
     steps, reached = kaplan_meier(values, limits)
     half = np.flatnonzero(reached >= 0.5 - 1e-9)

@@ -40,8 +40,8 @@ def distinct(runs: Sequence[Run]) -> dict[str, Run]:
     """Return the runs by short distinct names.
 
     A name begins with the run's label in a sweep, or with its rule. If needed, it also has the settings
-    that differ, the seed, the runtime, the topology or the start time. If that does not distinguish all
-    runs, the names are those of the run directories.
+    that differ, the seed, the runtime, the topology or the start time. If such names do not distinguish
+    all runs, the names of the run directories are used.
     """
     if (names := _names(runs, _NAMES)) is None:
         names = [run.name for run in runs]
@@ -60,14 +60,14 @@ def by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
         sets.setdefault(repr((settings, others)), []).append(run)
     first = [same[0] for same in sets.values()]
     names = _names(first, [parts for parts in _NAMES if not {"seed", "begin"}.intersection(parts)])
-    if names is None:  # digests of files with the same beginning
+    if names is None:  # files differ, but the shown parts of their digests are equal
         names = [f"{_part(run, 'label', {})} #{number}" for number, run in enumerate(first, start=1)]
     return dict(zip(names, sets.values(), strict=True))
 
 
 def _names(runs: Sequence[Run], choices: Iterable[Sequence[str]]) -> list[str] | None:
-    """Return distinct names of the runs. `choices` lists the parts that a name may consist of; the first
-    entry that makes all names distinct is used. None if no entry does."""
+    """Return distinct names of the runs. An entry of `choices` lists the parts of a name. The first
+    entry that makes all names distinct is used. None if no entry makes them distinct."""
     settings = _differing(runs)
     for parts in choices:
         names = [" ".join(filter(None, (_part(run, part, settings) for part in parts))) for run in runs]
@@ -146,7 +146,7 @@ def _differing(runs: Sequence[Run]) -> dict[int, str]:
 
 
 def _setting_texts(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return the texts of the settings that differ between the runs, by path: one text per run, empty if
+    """Return the settings that differ between the runs: path -> texts, one per run. A text is empty if
     the run does not have the setting."""
     leaves = [dict(_leaves(run.topology)) for run in runs]
     known = dict.fromkeys(path for of_run in leaves for path in of_run if path not in _SHOWN_OTHERWISE)
@@ -164,7 +164,8 @@ def _setting_texts(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each path; the whole paths if these parts are not distinct."""
+    """Return path -> short name. The short names are the last parts of the paths, or the whole paths if
+    the last parts are not distinct."""
     last = [path.rpartition(".")[2] for path in paths]
     return dict(zip(paths, last if len(set(last)) == len(last) else paths, strict=True))
 

@@ -31,8 +31,8 @@ def settings(run: Run) -> Mapping[str, Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(spent: float, delta: float) -> float:
-    """Return ε at δ = `delta` of a client with Σ 1/z_k² = `spent`; NaN if dp-accounting is not
-    installed."""
+    """Return ε of a client at δ = `delta`. `spent`: Σ 1/z_k² over the client's participations. NaN if
+    dp-accounting is not installed."""
     if spent == 0:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:

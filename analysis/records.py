@@ -27,7 +27,8 @@ from agents import events
 from agents.disk import files
 
 BLOCK = 1 << 25
-"""Bytes per block. The block size limits the memory that is needed in addition to the tables."""
+"""Bytes that are read per block. The size of a block limits the memory that is needed in addition to the
+tables."""
 _TEXTS = ("reason", "message", "details")
 """Fields whose strings are rarely repeated. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
@@ -69,8 +70,8 @@ at which that clock was 0 in the segment of the run.
 `monotonic_zero` is on a separate line at the start of each segment. Older runs do not have this line.
 """
 _QUEUES, _CARRIED = {"up": "uplink", "down": "downlink"}, ("busy", "left", "allowed")
-"""`_QUEUES`: direction of a link -> field of a sample with the use of the queue for this direction.
-`_CARRIED`: fields of such a use (`agents.wire.messages.QueueUse`)."""
+"""`_QUEUES`: direction of a link -> field of a sample that describes the use of the queue in this
+direction. `_CARRIED`: fields of `agents.wire.messages.QueueUse`."""
 _SAMPLE = pa.schema(
     _COMMON
     + [(name, pa.float64()) for name in _NUMBERS]
@@ -117,7 +118,7 @@ class Block:
 
 
 class Tail:
-    """Reads a growing file of lines. If the last line is incomplete, a later call reads it."""
+    """Reader of a file of lines that grows. If the last line is incomplete, a later call reads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -158,8 +159,8 @@ def parse_events(tail: Tail, block: bytes) -> Block:
 
 def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
     """Return the telemetry and the probes of `block`, and `monotonic_zero` at the end of the block.
-    `zero` is `monotonic_zero` at the start of the block. A line that is not a sample, for example
-    because a crash has cut it, is ignored."""
+    `zero` is `monotonic_zero` at the start of the block. A line that is not a sample is ignored. A crash
+    can leave such a line."""
     try:
         table = _read(block, _SAMPLE)
     except pa.ArrowInvalid:

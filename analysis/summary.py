@@ -28,7 +28,7 @@ class Headline:
     rule: str
     """Name of the rule."""
     versions: int
-    """Number of global models made, without the initial one."""
+    """Number of global models made, without the initial model."""
     updates: int
     """Number of updates applied."""
     dropped: int = 0
@@ -44,9 +44,9 @@ class Headline:
     evaluated: bool = True
     """Whether the run was ever evaluated."""
     has_loss: bool = True
-    """Whether any evaluation has a loss; a Flower app may report none."""
+    """Whether any evaluation has a loss. A Flower app may report no loss."""
     perplexity: float = nan
-    """Perplexity of the last evaluation; NaN if the task has none."""
+    """Perplexity of the last evaluation; NaN if the task has no perplexity."""
     ended: str | None
     """Reason why the run ended; None if the run has not ended."""
 

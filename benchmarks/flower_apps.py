@@ -151,9 +151,8 @@ def outcome(app: App, checkout: Path, data: Path, folder: Path) -> str:
         "devices": [{"name": "d", "count": 2, "cpu": 0.3}],
         "evaluate": {"every": "1s"},
         "stop": {"updates": _UPDATES},
-        "virtual": {"step_time": "1s"},
     }
-    (folder / "t.yaml").write_text(text_of(topology).text)
+    (folder / "t.yaml").write_text(f"{text_of(topology).text}\nvirtual: {{step_time: 1s}}\n")
     command = [sys.executable, "-m", "testbed", "up", "t.yaml", "--runtime", "virtual"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -7,10 +7,10 @@
         result = run.wait()
     result.evaluations          # pandas tables
 
-`up` starts a run and `attach` finds one; both return a `RunHandle`. `simulate` runs in virtual time,
-`sweep` makes many runs, `load` reads a run's records. The command line is built on these functions
-(docs/guide/python.md has the table). Errors that the user can fix are `TestbedError`s. Each name is
-imported when it is first used, so that `import testbed` is fast.
+`up` starts a run, and `attach` finds a run that was started elsewhere. Both return a `RunHandle`.
+`simulate` runs in virtual time, `sweep` makes many runs, `load` reads a run's records. The command line
+is built on these functions (docs/guide/python.md has the table). Errors that the user can fix are
+`TestbedError`s. Each name is imported when it is first used, so that `import testbed` is fast.
 """
 
 from __future__ import annotations

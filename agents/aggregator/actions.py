@@ -23,7 +23,8 @@ class Dispatch:
     lr: float | None = None
     """Step size that the rule assigns; None if the client uses the step size in its settings."""
     acknowledged: int = 0
-    """Sequence number of the client's last update that was passed to the rule; 0 if there is none."""
+    """Sequence number of the client's last update that was passed to the rule; 0 if no update was
+    passed."""
     waiting: tuple[int, ...] = ()
     """Numbers of the dispatches whose updates wait to be summed (secure aggregation)."""
     lost: tuple[int, ...] = ()

@@ -9,7 +9,8 @@ parts. Each part has its own module, without I/O or clock: `membership`, `report
 
 A shell passes every input to `handle`, and carries out all actions of one input before it passes the
 next. The shell passes `TimersDue` at the time `next_timer`. If the core has requested `EndInstant`, the
-shell passes `InstantOver` after all inputs of the instant. It passes all other inputs as they occur.
+shell passes `InstantOver` after all inputs of the instant. The shell passes all other inputs as they
+occur.
 
 Some replies are sent immediately, while inputs are handled. At the end of an instant the broadcast is
 sent, then the deferred models, then the requests. So a client gets a model before the request for an
@@ -65,7 +66,8 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _ORDERS = 64
-"""Number of the latest orders for actions that are remembered. MQTT may deliver an order twice."""
+"""Number of the latest records of actions that the core remembers, to ignore a record that MQTT delivers
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +291,8 @@ class AggregatorCore:
         raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Write the record in `line`, which the shell passed. If the order for an action arrives twice,
-        record the action only once."""
+        """Write the record in `line`, which the shell passed. If a record of an action arrives twice,
+        write it only once."""
         record = events.from_line(line)
         if isinstance(record, events.Acted):
             if line in self._orders:
@@ -444,7 +446,7 @@ class AggregatorCore:
     def _update_arrived(self, event: inputs.UpdateArrived) -> Actions:
         at, message, is_over = event.at, event.message, self._phase is RunPhase.ENDED
         if is_over and self._ending.is_cut_short:
-            return []  # the client keeps it until the run is resumed
+            return []  # the client keeps the update until the run is resumed
         if message.kind == FAREWELL:
             return [] if is_over else self._farewell(event.sender, message, at)
         runs = self._phase is RunPhase.RUNNING

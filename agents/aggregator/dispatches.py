@@ -93,8 +93,8 @@ class Dispatches:
         the reason why the update does not answer a dispatch.
 
         `is_valid`: whether the claim is valid. If the claim is valid, a further update with the same
-        claim is a duplicate. `is_taken`: whether updates of the client are accepted. If they are, the
-        dispatch and all earlier dispatches are closed.
+        claim is a duplicate. `is_taken`: whether updates of the client are accepted. If updates are
+        accepted, the dispatch and all earlier dispatches are closed.
         """
         dealt_with = self._dealt_with.get(client)
         if dealt_with is not None and number in dealt_with:

@@ -187,7 +187,7 @@ class DurableCore:
                 self._log.flush()
         if self._evaluated and (self._log is not None or self._durability == "none"):
             self._remove_evaluated()
-        self._journal.flush()  # no fsync: the log or the next checkpoint makes it durable
+        self._journal.flush()  # no fsync: the log or the next checkpoint makes the records durable
         most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
         if self._due or (self._log is not None and not self._records and self._log.size > most):
             self._due = False

@@ -82,7 +82,8 @@ class Evaluator:
 
     def submit(self, version: int, w: Vector, buffers: Buffers = NONE) -> None:
         """Evaluate a copy of `w`, shape (d,), with `buffers`. If the evaluator still waits for
-        `release`, evaluate the model of `version` that is kept in a file instead, after `release`."""
+        `release`, `w` is not used: after `release`, the model of `version` is loaded from its file and
+        evaluated."""
         if self._waiting is None:
             self._thread.submit(self.evaluate, version, w.copy(), buffers).add_done_callback(self._done)
         else:

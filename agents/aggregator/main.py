@@ -358,7 +358,7 @@ class Aggregator:
                     acted = events.Acted(at, device, source, lateness, details)
                     self._record(acted)
                     if isinstance(acted.action, Restart | Join) and self._flood_guard.readmit(device):
-                        self._connection.subscribe_again()  # its status `ready` may have been refused
+                        self._connection.subscribe_again()  # the status `ready` may have been refused
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)

@@ -40,8 +40,8 @@ class Membership:
 
     @property
     def missing(self) -> list[str]:
-        """Clients that train and are not present, in device order. They are followed by the idle clients
-        that are not ready."""
+        """Clients that train and are not present, followed by idle clients that are not ready. Both
+        groups are in device order."""
         absent = [client for client in self._importance if client not in self._server.clients]
         return [*absent, *(client for client in self._idle if client not in self._ready)]
 

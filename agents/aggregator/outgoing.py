@@ -1,4 +1,5 @@
-"""Messages that the aggregator sends after it has handled all inputs of one time (an instant).
+"""Messages that the aggregator sends at the end of an instant: after it has handled all inputs with the
+same time.
 
 The broadcast is sent first, then the deferred models, then the requests. So a client gets a model before
 the request for an update that was trained from this model. No I/O and no clock.

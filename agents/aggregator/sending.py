@@ -123,14 +123,14 @@ class Sending:
             self._losses.forget(client)
             return
         if self._remembers and any(isinstance(action, rules.Ignored) for action in wanted):
-            return  # the client goes on with its memory from before the update
+            return  # the client continues with its memory from before the update
         self._acknowledged[client] = message.sequence
         if self._tells_losses:
             self._losses.confirm(client, message.dispatch)
 
     def acknowledged(self, client: str) -> int:
-        """Return the sequence number of the last update of `client` that was passed to the rule; 0 if
-        there is none."""
+        """Return the sequence number of the last update of `client` that was passed to the rule; 0 if no
+        update was passed."""
         return self._acknowledged.get(client, 0)
 
     def retire(self, client: str) -> None:
@@ -139,7 +139,8 @@ class Sending:
         self._acknowledged.pop(client, None)
 
     def lose(self, client: str, dispatch: int) -> None:
-        """Record that the update of `client` for `dispatch` is lost, because its sum is lost."""
+        """Record that an update of `client` is lost, because its sum is lost. `dispatch`: number of the
+        dispatch that the update answered."""
         if self._is_residual:
             self._losses.add(client, dispatch)
 
@@ -152,8 +153,8 @@ class Sending:
         return {client: sent.at for client in self._server.clients if (sent := first(client))}
 
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
-        """Return the record of the models that were sent to `client` and are not answered; an empty list
-        if there are none."""
+        """Return the record of the models that were sent to `client` and are not answered. Return an
+        empty list if all models are answered."""
         dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
         return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
 

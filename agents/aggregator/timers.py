@@ -10,7 +10,7 @@ from agents.timing.nanoseconds import Nanoseconds, next_multiple
 
 Timer = (
     Literal["evaluate", "checkpoint", "after", "waiting", "give up"]
-    | tuple[Literal["rule"], str]  # with the name that the rule gave it
+    | tuple[Literal["rule"], str]  # with the rule's name for the timer
     | tuple[Literal["report"], str]  # with the client that owes the report
     | tuple[Literal["shares"], int]  # with the number of the sum
 )

@@ -135,9 +135,9 @@ class Validation:
         return None if length <= bound else length
 
     def clip(self, message: UpdateMessage, length: float) -> Vector:
-        """Scale the update so that its norm is the bound, and return its vector, shape (d,).
-        `length` is the norm that `over_norm` returned. If the update is a model, its difference to
-        the global model is scaled."""
+        """Scale the update so that its norm is the bound, and return its vector, shape (d,). `length` is
+        the norm that `over_norm` returned. For an update of kind `model`, the difference to the global
+        model is scaled."""
         share, w = (self._settings.bounds.norm or 0.0) / length, self._server.w
         vector = message.vector.astype(w.dtype)
         if message.kind != "model":

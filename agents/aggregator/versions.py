@@ -25,7 +25,8 @@ class Versions:
         """Number of updates that were applied so far."""
 
     def add(self, aggregated: Aggregated, at: Nanoseconds) -> list[Action]:
-        """Complete a new version: add the steps' noise, average the buffers, and return the records."""
+        """Complete a new version: add the noise of the pipeline's steps, average the buffers, and return
+        the records."""
         version, used = aggregated.version, aggregated.contributions
         if used:
             for step in self._steps.halves:

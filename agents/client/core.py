@@ -53,7 +53,7 @@ class Outcome:
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit` after the training; empty if there is none."""
+    """Memory of the task's own `fit` after the training; empty if `fit` keeps no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Train:
     terms: Terms = NO_TERMS
     """Terms that the rule adds to the objective."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit`; empty if there is none yet."""
+    """Memory of the task's own `fit`; empty if `fit` has kept no memory yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ class ClientCore:
         return {FIT_MEMORY + name: each for name, each in saved.items()}
 
     def _end(self, done: _Done) -> Vector:
-        """Return the end point that the client reports. An attacker reports a forged one."""
+        """Return the end point that the client reports. An attacker reports a forged end point."""
         end = done.trained.outcome().end
         if not self._before_rule:
             return end

@@ -16,7 +16,7 @@ def save(memory: SavedVectors, path: Path) -> None:
     new file, and never an incomplete file."""
     sizes = [vector.size for _, vector in memory.values()]
     metadata = {name: str(number) for name, (number, _) in memory.items()}
-    if len(set(sizes)) > 1:  # vectors of equal length are saved without it
+    if len(set(sizes)) > 1:  # vectors of equal length are saved without their size
         metadata = {
             name: f"{number} {size}"
             for (name, number), size in zip(metadata.items(), sizes, strict=True)

@@ -2,7 +2,7 @@
 
 The files survive a crash of the process. They are not fsynced, because a power loss of a device is not
 emulated. Each file has an update, as it is sent, and a checksum. If a file is damaged, or is not an
-update, it is renamed and reported, so that it does not block other updates.
+update, the file is renamed and reported, so that it does not block other updates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Local training on one shard, on flat vectors, in place."""
+"""Local training on one shard. Parameters are flat vectors, which are changed in place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
     """Result of a training or of a gradient computation."""
 
     end: Vector
-    """The trained parameters, or the gradient if it was requested; shape (d,)."""
+    """Trained parameters, or the gradient if a gradient was requested; shape (d,)."""
     steps: int
     """Number of steps done, which may be smaller than planned if the training was interrupted."""
     loss: float
@@ -34,7 +34,7 @@ class Result:
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit` after the training; empty if there is none."""
+    """Memory of the task's own `fit` after the training; empty if `fit` keeps no memory."""
 
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,8 +110,8 @@ class Trainer:
         terms: Terms = NO_TERMS,
     ) -> Result:
         """Train from `start`, shape (d,), and `buffers`. `stopped` is called before each step; the
-        training ends early when it returns true. `terms`: terms that the rule adds to the objective; the
-        loss that is reported does not include them.
+        training ends early when `stopped` returns true. `terms`: terms that the rule adds to the
+        objective. The reported loss does not include these terms.
 
         Mini-batches are taken from a random permutation of the shard. After each pass, a new permutation
         is drawn. `lr`: step size before `lr_by_step` is applied; None for the step size in the local
@@ -171,7 +171,7 @@ class Trainer:
         flat, local, l2 = self.flat, self._local, self._task.l2
         value = self._differentiate(batch)
         unreached = flat.without_gradient()
-        reaches_all = l2 or self._proximal or self._linear is not None  # these terms change all of them
+        reaches_all = l2 or self._proximal or self._linear is not None  # these change all parameters
         self._skipped = [] if reaches_all else unreached
         with torch.no_grad():
             if l2:
@@ -229,9 +229,9 @@ class FitTrainer(Trainer):
         self._start = self.flat.w.clone() if local.clip is not None else None
 
     def warm_up(self) -> None:
-        """Evaluate one sample and do one step of a torch optimizer, so that their imports, which take
-        seconds, are done before the run clock starts. `fit` itself is not called, because it may take
-        long."""
+        """Evaluate one sample and do one step of a torch optimizer. The imports that this causes take
+        seconds, so they are done before the run clock starts. `fit` itself is not called, because it may
+        take long."""
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()
@@ -308,7 +308,8 @@ def make_trainer(
 
 
 def _clip(end: torch.Tensor, start: torch.Tensor, bound: float) -> None:
-    """Move `end` towards `start` so that ‖end − start‖ ≤ bound."""
+    """Move `end` towards `start` until ‖end − start‖ ≤ bound. Do not change `end` if it is within the
+    bound."""
     end.sub_(start)
     length = _length(end)
     if length > bound:

@@ -14,8 +14,8 @@ from agents.wire.messages import QueueUse
 PACKET = 1514
 """Length of a full packet in bytes, including the Ethernet header."""
 _STUCK_SECONDS, _STUCK_PACKETS = 1.0, 3
-"""A queue is stuck if nothing has left it for at least this number of seconds, and its rate allows at
-least this number of packets in that time."""
+"""A queue is stuck if nothing has left the queue for at least this number of seconds, and if the link's
+rate allows at least this number of packets in that time."""
 
 
 class _QueueReading(NamedTuple):
@@ -29,13 +29,14 @@ class _QueueReading(NamedTuple):
 
 
 class Backlog:
-    """The queue of one direction of a link."""
+    """Measurement of the queue of one direction of a link."""
 
     def __init__(self) -> None:
         self._last: _QueueReading | None = None
         self._busy, self._left, self._allowed = 0.0, 0, 0.0
         self._still_since = 0.0
-        """Last time at which a packet left the queue, the queue was empty, or its rate changed."""
+        """Last time at which a packet left the queue, the queue was empty, or the link's rate
+        changed."""
 
     def read(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
         """Add a reading of the counters. The time since the previous reading counts only if packets
@@ -47,8 +48,8 @@ class Backlog:
         left the queue than waited in the queue and the sockets at the previous reading.
 
         `at`: seconds of a clock that never goes back. `left`: bytes that have left the queue so far.
-        `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None if it is
-        unlimited. `behind`: bytes that wait in sockets and have not entered the queue yet.
+        `waiting`: bytes in the queue. `rate`: rate of the link from now on, in bit/s; None if the rate
+        is not limited. `behind`: bytes that wait in sockets and have not entered the queue yet.
         """
         last, self._last = self._last, _QueueReading(at, left, waiting, rate, behind)
         if last is None or rate != last.rate or left != last.left or not last.waiting:
@@ -68,7 +69,8 @@ class Backlog:
 
     @property
     def stuck_since(self) -> float | None:
-        """Time since which nothing has left the queue, if the queue is stuck; None if it is not."""
+        """Time since which nothing has left the queue, if the queue is stuck; None if the queue is not
+        stuck."""
         if self._last is None or not self._last.waiting or self._last.rate is None:
             return None
         still = self._last.at - self._still_since

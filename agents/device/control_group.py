@@ -1,7 +1,7 @@
 """Limits and counters of a process's control group, in cgroup v1 or v2, as the kernel reports them.
 
-The paths of the group's files differ between hosts, so they are read from the kernel. Some engines give
-a container its own cgroup namespace, others the namespace of the host. Distributions mount the
+The paths of the group's files differ between hosts, so the paths are read from the kernel. Some engines
+give a container its own cgroup namespace, others the namespace of the host. Distributions mount the
 hierarchies of v1 in different places and combinations.
 """
 
@@ -49,7 +49,7 @@ class ControlGroup:
         return cls(found)
 
     def limits(self) -> CgroupLimits | None:
-        """Return the limits that the kernel enforces now; None if they cannot be read."""
+        """Return the limits that the kernel enforces now; None if the limits cannot be read."""
         try:
             return self._limits_v1() if "cpu" in self.folders else self._limits_v2()
         except (OSError, ValueError, KeyError):
@@ -83,15 +83,16 @@ class ControlGroup:
         )
 
     def cores(self) -> float | None:
-        """Return the quota as a number of cores; None if there is no quota."""
+        """Return the quota as a number of cores; None if there is no quota, or if the quota cannot be
+        read."""
         with suppress(OSError, ValueError, KeyError):
             quota, period = self._quota()
             return None if quota == NO_LIMIT else quota / period
         return None
 
     def _quota(self) -> tuple[int, int]:
-        """Return the CPU time per period and the length of the period, both in µs. Raises OSError,
-        ValueError, KeyError."""
+        """Return the CPU time per period and the length of the period, both in µs. The CPU time is
+        NO_LIMIT if there is no quota. Raises OSError, ValueError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             quota, period = _read(v1 / "cpu.cfs_quota_us"), _read(v1 / "cpu.cfs_period_us")
         else:
@@ -99,7 +100,8 @@ class ControlGroup:
         return NO_LIMIT if quota in ("max", "-1") else int(quota), int(period)
 
     def cpu_seconds(self) -> float | None:
-        """Return the CPU seconds used so far; None if the kernel does not count them for this group."""
+        """Return the CPU seconds that the group has used so far; None if the kernel does not count them
+        for this group."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("cpuacct")) is not None:
                 return int(_read(v1 / "cpuacct.usage")) / 1e9
@@ -107,8 +109,8 @@ class ControlGroup:
         return None
 
     def throttling(self) -> tuple[int, int, float]:
-        """Return the number of CFS periods in which the group ran, the number of periods in which it was
-        throttled, and the seconds of throttling. Raises OSError, KeyError."""
+        """Return the number of CFS periods in which the group ran, the number of periods in which the
+        group was throttled, and the seconds of throttling. Raises OSError, KeyError."""
         if (v1 := self.folders.get("cpu")) is not None:
             stat = _pairs(v1 / "cpu.stat")
             return stat["nr_periods"], stat["nr_throttled"], stat["throttled_time"] / 1e9
@@ -118,7 +120,7 @@ class ControlGroup:
 
     def killed_for_memory(self) -> int | None:
         """Return the memory limit in bytes if the kernel has killed a process of the group for exceeding
-        it; None otherwise."""
+        the limit; None otherwise."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("memory")) is not None:
                 kills, limit = _pairs(v1 / "memory.oom_control"), v1 / "memory.limit_in_bytes"
@@ -140,8 +142,8 @@ def weights_of(shares: int) -> tuple[int, int]:
 
 
 def _paths(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the path of the group for each controller of v1, and for v2, whose controller is an empty
-    string."""
+    """Yield (controller, path of the group) for each controller of v1. The entry of v2 has an empty
+    string as controller."""
     for line in file.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
@@ -149,8 +151,8 @@ def _paths(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(file: Path) -> Iterator[tuple[set[str], str, Path]]:
-    """Yield the controllers, the path of the group at the root of the mount, and the mount point of each
-    mounted hierarchy."""
+    """For each mounted hierarchy, yield its controllers, the path of the group at the root of the mount,
+    and the mount point."""
     for line in file.read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -180,8 +182,8 @@ def _bytes(file: Path) -> int | None:
 
 
 def _swap(limit: int | None) -> int | None:
-    """Return `limit`. If `limit` is None, the kernel has no swap limit: return 0 if this host has no
-    swap, else None."""
+    """Return the swap limit `limit` in bytes. If the kernel has no swap limit (`limit` is None), return
+    0 if this host has no swap, else None."""
     if limit is not None:
         return limit
     return 0 if re.search(r"^SwapTotal: +0 kB$", _MEMINFO.read_text(), re.MULTILINE) else None

@@ -8,8 +8,8 @@ it counts packets that its own host holds.) `agents.device.link` shapes a device
 Fail closed: the rules have no --queue-bypass. So the kernel drops all packets of a queue while no delay
 line serves it: before the delay line starts, and after it ends for any reason.
 
-A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise it is late
-when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
+A delay line should have its own process, without CPU quota and with CAP_SYS_NICE. Otherwise the delay
+line is late when it is throttled, waits for a core, or waits for a thread that holds Python's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LENGTH = 65536
 """Maximum number of packets in a queue. For comparison: a link of 1 Gbit/s carries 42,000 full packets
 in 0.5 s."""
 _BATCH = 64
-"""Maximum number of packets received at a time. The number is so small that packets that become due
+"""Maximum number of packets received in one call. The number is so small that packets that become due
 meanwhile wait much less than 1 ms."""
 _DOZE, _NAP = 0.010, 0.005
 """A sleep longer than _DOZE seconds is shortened by _NAP seconds, because the kernel may end a sleep 0.1
@@ -38,13 +38,13 @@ to 0.5 % late."""
 
 _EARLY_MAX = 0.0005
 """Maximum time in seconds by which a packet may be accepted early. Early packets compensate for late
-ones, so that the mean delay is right."""
+packets, so that the mean delay is right."""
 _FRAME = 14
 """Length of the Ethernet header in bytes. A link's rate includes this header; the length of an IP packet
 does not."""
 _WAITING, _PACKETS = 0.2, 12 * 1514
 """Maximum length of the queue for a shared rate: _WAITING seconds at that rate or _PACKETS bytes,
-whichever is more. Further packets are dropped."""
+whichever is longer. Further packets are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,15 @@ class Impairment:
 
 @dataclass(slots=True)
 class QueueTally:
-    """Counters of a queue's packets. Times are in seconds, summed over the accepted packets."""
+    """Counters of a queue's packets. The totals of times are in seconds, over the accepted packets."""
 
     arrived: int = 0
     dropped: int = 0
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from when it was due
-    until it was accepted, which is negative if the packet was accepted early."""
+    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from its due time
+    until it was accepted. The lateness is negative if the packet was accepted early."""
     late_max: float = 0.0
     """Maximum lateness of a packet, in seconds."""
 
@@ -89,11 +89,11 @@ class SharedRate:
     rate: float
     """Rate in bit/s on the wire."""
     free: float = 0.0
-    """Time at which the last packet will have passed, in seconds."""
+    """Time in seconds at which the last packet of the queue will have passed."""
 
     def time_through(self, now: float, size: int) -> float | None:
-        """Return the time at which a packet with an IP length of `size` bytes will have passed; None
-        if the queue is full."""
+        """Add a packet with an IP length of `size` bytes to the queue. Return the time at which the
+        packet will have passed. If the queue is full, do not add the packet, and return None."""
         wait = self.free - now
         if wait > max(_WAITING, 8 * _PACKETS / self.rate):
             return None
@@ -117,10 +117,10 @@ class DelayLine:
     clock.
 
     Packets of a queue never overtake each other. A packet may have a smaller jitter than the previous
-    packet, or the delay may have been reduced. If the packet would therefore be due before the previous
-    packet, both are due at the same time. `uniform` returns random numbers in [0, 1). Times are seconds
-    of any clock that never goes back. `shared_rates`: shared rate by queue; a queue without a shared
-    rate has no entry.
+    packet, or the delay may have been reduced. If such a packet would be due before the previous packet,
+    both are due at the same time. `uniform` returns random numbers in [0, 1). Times are seconds of any
+    clock that never goes back. `shared_rates`: shared rate by queue; a queue without a shared rate has
+    no entry.
     """
 
     def __init__(
@@ -142,7 +142,8 @@ class DelayLine:
         self._queues[queue].impairment = impairment
 
     def arrive(self, queue: int, packet: int, now: float, size: int = 0) -> bool:
-        """Add `packet` of `size` bytes to its queue. Return False if the packet must be dropped now."""
+        """Add `packet` to `queue`. `size`: IP length in bytes, needed if the queue has a shared rate.
+        Return False if the packet must be dropped now."""
         delayed = self._queues[queue]
         delayed.tally.arrived += 1
         impairment = delayed.impairment  # read once: another thread may change it
@@ -170,8 +171,8 @@ class DelayLine:
     def due(self, now: float, early: float = 0.0) -> list[tuple[int, int]]:
         """Release the packets that are due or become due within `early` seconds.
 
-        Return (queue, packet) for each queue that has such packets. The kernel must accept this packet
-        and all packets before it in the queue.
+        For each queue that has such packets, return (queue, last of these packets). The kernel must
+        accept the last packet and all packets that are before it in the queue.
         """
         accepted = []
         heads = self._heads
@@ -186,13 +187,14 @@ class DelayLine:
         return accepted
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of `queue` since the start. The returned object is updated later."""
+        """Return the counters of `queue` since the start. The returned object changes with later
+        packets."""
         return self._queues[queue].tally
 
 
 def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
-    """Remove the packets that are due by `now + early`; return the last removed packet. At least one
-    packet must be due."""
+    """Remove the packets that are due by `now + early`; return the number of the last removed packet. At
+    least one packet must be due."""
     held, tally = delayed.held, delayed.tally
     last = held[0][2]
     tally.late_max = max(tally.late_max, now - held[0][0])  # the oldest is the latest
@@ -254,7 +256,7 @@ class DelayServer:
         return impairment.loss in (0, 1) and queue not in self._sized
 
     def tally(self, queue: int) -> QueueTally:
-        """Return the counters of the packets of `queue` that were received."""
+        """Return the counters of `queue`, for the packets received so far."""
         return self._line.tally(queue)
 
     def stop(self) -> None:

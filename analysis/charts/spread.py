@@ -1,5 +1,5 @@
-"""Chart of the losses of the global model on the data of each device. It shows how unequally the model
-fits the devices."""
+"""Chart of the losses of the global model on the data of each device. The chart shows how unequally the
+model fits the devices."""
 
 from __future__ import annotations
 

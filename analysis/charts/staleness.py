@@ -27,12 +27,13 @@ _MAX_OUTLIER_SHARE = 0.005
 """Maximum share of a series' updates that count as outliers. If this share is less than one update, one
 update may still count as an outlier."""
 _FEW_VALUES = 10
-"""The histogram shows all updates if none has a higher staleness than this."""
+"""If no update has a higher staleness than this, the histogram shows all updates."""
 _AXIS = Axis("staleness", "versions", whole=True, limits=(-0.5, None))  # shows points at 0 completely
 
 
 def over_time(runs: Sequence[Run]) -> Chart:
-    """Return the chart of the staleness over time, with a point per update."""
+    """Return the chart of the staleness over time, with a point per update. If there are too many
+    updates, the chart shows an evenly spaced sample of the updates."""
     layers, series = [], list(_series(runs))
     every = max(1, -(-sum(len(updates) for _, updates in series) // _MAX_POINTS))
     for index, (name, updates) in enumerate(series):
@@ -53,7 +54,7 @@ def over_time(runs: Sequence[Run]) -> Chart:
 
 def histogram(runs: Sequence[Run]) -> Chart:
     """Return the histogram of the staleness. If a few updates have a much higher staleness than all
-    others, these few are left out, and the chart's note says how many."""
+    others, these updates are left out, and the chart's note has their number."""
     series = list(_series(runs))
     values = [updates["staleness"].to_numpy(np.int64) for _, updates in series if len(updates)]
     highest = _highest_shown(values)

@@ -24,8 +24,8 @@ _MAX_GAP = 3.0
 
 _Values = npt.NDArray[np.float64]
 _Figure = Callable[[pd.DataFrame, _Values], _Values]
-"""Function that computes a figure. Its arguments are the samples of a device and a grid of n + 1 times
-in seconds. It returns n values, one per step of the grid."""
+"""Function that computes a figure from the samples of a device and a grid of n + 1 times in seconds. The
+function returns n values, one per step of the grid."""
 
 
 def cpu(runs: Sequence[Run]) -> Chart:
@@ -93,7 +93,7 @@ def _lines(
 
 
 def _series(run: Run, *, by_group: bool) -> Iterator[tuple[str, list[str]]]:
-    """Yield the label of each line and the devices that it shows."""
+    """Yield a label and the names of the devices for each line of the chart."""
     names = run.devices["device"].astype(str)
     if not by_group:
         yield from ((name, [name]) for name in names)
@@ -121,7 +121,7 @@ def _grid(run: Run) -> _Values:
 
 def _rate(column: str, scale: float) -> _Figure:
     """Return a function that computes the growth of a counter per second, times `scale`. The counter
-    restarts from 0 with the device."""
+    restarts from 0 when the device restarts."""
 
     def rate(samples: pd.DataFrame, grid: _Values) -> _Values:
         counter, at = _known(samples, column)
@@ -151,8 +151,9 @@ def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:
 
 
 def _present(at: _Values, grid: _Values) -> npt.NDArray[np.bool_]:
-    """Return one value per step: whether the device was present in the middle of the step. It was
-    present if the samples before and after that time are not far apart."""
+    """Return one value per step: whether the device was present in the middle of the step. A device
+    counts as present if the samples before and after the middle are at most `_MAX_GAP` sampling periods
+    apart."""
     middle = (grid[:-1] + grid[1:]) / 2
     periods = np.diff(at)
     long = np.concatenate([[True], periods > _MAX_GAP * np.median(periods), [True]])

@@ -73,7 +73,7 @@ def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
     left = np.maximum(number * step, begin.min(initial=0.0))
     right = np.minimum((number + 1) * step, end.max(initial=0.0))
     share = np.bincount(which.ravel(), covered, len(lane)) / (right - left)
-    starts = np.ones(len(lane), bool)  # of a bin in a lane
+    starts = np.ones(len(lane), bool)  # whether a bar is the first of its bin and lane
     starts[1:] = (lane[1:] != lane[:-1]) | (number[1:] != number[:-1])
     total = np.cumsum(share)
     below = (total - share)[np.maximum.accumulate(np.where(starts, np.arange(len(lane)), 0))]

@@ -41,7 +41,7 @@ class Parameter:
     """Default in the notation of a topology; None if the parameter is required, or if the default is
     null."""
     description: str
-    """Docstring of the field; empty if it has none."""
+    """Docstring of the field; empty if the field has no docstring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def tasks() -> list[CatalogEntry]:
 
 
 def find(name: str, entries: Iterable[CatalogEntry], what: str) -> CatalogEntry:
-    """Return the entry called `name`. Raises BadInputError if there is none. The error's message has a
-    similar name, or all names."""
+    """Return the entry called `name`. Raises BadInputError if there is no such entry. The error's
+    message has a similar name, or all names. `what`: kind of the entries, for the message."""
     known = {entry.name: entry for entry in entries}
     if name in known:
         return known[name]

@@ -46,9 +46,9 @@ _END_SECONDS = 10.0
 class RunHandle:
     """Handle of a run, live or finished. At the end of a `with` block, the run is taken down.
 
-    A run from `testbed.up` is taken down when this process ends. A run from `testbed.attach` continues.
-    All methods are thread-safe and need no event loop. Methods that wait block the calling thread. All
-    errors derive from `TestbedError`.
+    When this process ends, a run from `testbed.up` is taken down, unless it was started with `detach`. A
+    run from `testbed.attach` continues. All methods are thread-safe and need no event loop. Methods that
+    wait block the calling thread. All errors derive from `TestbedError`.
     """
 
     def __init__(
@@ -152,10 +152,11 @@ class RunHandle:
     def wait(self, timeout: float | None = None) -> Result:
         """Wait until the run is over; return its tables.
 
-        An interrupt (Ctrl-C, a notebook's stop button) takes down a run of `testbed.up`. `timeout`:
-        maximum number of seconds to wait; None for no limit. Raises TimeoutError after that time. The
-        run then continues. Raises RunFailedError with the reason if the run did not end as its topology
-        says and `down` was not called. Raises any exception that `on_event` raised.
+        An interrupt (Ctrl-C, a notebook's stop button) takes down a run that was started by `testbed.up`
+        without `detach`. `timeout`: maximum number of seconds to wait; None for no limit. Raises
+        TimeoutError after that time. The run then continues. Raises RunFailedError with the reason if
+        the run did not end as its topology says and `down` was not called. Raises any exception that
+        `on_event` raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
@@ -308,10 +309,11 @@ class RunHandle:
         """Evaluate all kept models of a finished run on its test set.
 
         `classes`: whether to evaluate on each class, too. `devices`: maximum number of training samples
-        per device on which the models are also evaluated; None for no evaluation on training data.
-        `data`: folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or
-        for the hub if TESTBED_DATA is not set. Returns one row per model and part of the data, with
-        `model`, `version`, `part`, `name`, `samples`, `loss`, `accuracy`. Raises BadInputError.
+        per device, for an evaluation on the training data of each device, too; None for no evaluation on
+        training data. `data`: folder with datasets as parquet files; None for the folder that
+        TESTBED_DATA names, or for the hub if TESTBED_DATA is not set. Returns one row per model and part
+        of the data, with `model`, `version`, `part`, `name`, `samples`, `loss`, `accuracy`. Raises
+        BadInputError.
         """
         from testbed.run import saved_models
 
@@ -342,8 +344,7 @@ class RunHandle:
         return sent
 
     def _problem(self) -> RunFailedError | None:
-        """Return the error of a finished run that did not end as its topology says; None if the run
-        ended as it should."""
+        """Return the error of a run that was interrupted, failed or crashed; None for any other run."""
         outcome = self.outcome
         if outcome not in ("interrupted", "failed", "crashed"):
             return None

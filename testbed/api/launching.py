@@ -136,13 +136,13 @@ class Launch:
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
-        """Run the launch in this process until it ends. `view` receives the progress, and `directory`
-        receives the records.
+        """Run the launch in this process, and return when the run has ended. `view` receives the
+        progress, and `directory` receives the records.
 
-        Trackers, the dashboard and the metrics server are active during the run. A process can make only
-        one run at a time, because the user's own code and PyTorch's random generator have process-wide
-        state. Raises BadInputError, HostError, RunFailedError and KeyboardInterrupt. Nothing is left
-        running in any case.
+        Trackers, the dashboard and the metrics server are active during the run. A process cannot make
+        several runs at the same time, because the user's own code and PyTorch's random generator have
+        process-wide state. Raises BadInputError, HostError, RunFailedError and KeyboardInterrupt.
+        Nothing is left running in any case.
         """
         cpus = self.plan.infrastructure_cpus
         with (

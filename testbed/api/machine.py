@@ -295,14 +295,13 @@ def torch() -> Finding:
 
 
 def calibrate(*, force: bool = False) -> Calibration:
-    """Return the speed of this host's cores, which converts device profiles to CPU shares. The speed is
-    measured once. If `force` is set, it is measured again."""
+    """Return the speed of this host's cores. This speed converts device profiles to CPU shares. It is
+    measured once, and again if `force` is set."""
     return measured(refresh=force)
 
 
 def list_images() -> list[StoredImage]:
-    """Return the testbed's images on this engine, with their sizes and users, largest first. Raises
-    HostError."""
+    """Return the testbed's images on this engine, the largest first. Raises HostError."""
     with closing(docker_engine.connect()) as client:
         return inventory.list_images(client)
 

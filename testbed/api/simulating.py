@@ -23,8 +23,8 @@ def simulate(
     `runs`: folder in which the run directory is made. `data`: folder with datasets as parquet files;
     None for the folder that TESTBED_DATA names, if it is set. Missing datasets are downloaded from the
     hub. `changes`: new values of top-level entries of the topology, such as `seed=3` or `rule={"name":
-    "fedavg"}`. A process can make only one run at the same time. For parallel runs, use `sweep`, or `up`
-    with `runtime="virtual"`. Raises BadInputError, HostError, RunFailedError.
+    "fedavg"}`. A process cannot make several runs at the same time. For parallel runs, use `sweep`, or
+    `up` with `runtime="virtual"`. Raises BadInputError, HostError, RunFailedError.
     """
     given = text_of(topology, changes)
     launch = plan_run(given, runtime="virtual", data=data, runs=runs)

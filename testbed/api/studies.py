@@ -48,7 +48,7 @@ class SweepResult:
         """Compare what each configuration needed to reach the test accuracy `target`, over all of its
         seeds, as `testbed compare` does.
 
-        `target`: share from 0 to 1; None for the sweep's target or, if the sweep has none, for the
+        `target`: share from 0 to 1; None for the sweep's target or, if the sweep has no target, for the
         highest accuracy that all runs of the task reached. `baseline`: setting to which speed-ups refer,
         such as `fedavg` or `lr 0.1`; None for the setting of the first row.
 

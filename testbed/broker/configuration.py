@@ -83,9 +83,9 @@ class BrokerLimits:
 
     @property
     def container(self) -> int:
-        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit first,
-        because this limit also has room for freed memory that the allocator keeps, for TLS and for
-        socket buffers."""
+        """Memory limit of the broker's container, in bytes. Mosquitto reaches its own limit (`memory`)
+        first, because the container's limit also has room for freed memory that the allocator keeps, for
+        TLS and for socket buffers."""
         return 2 * self.memory + 2 * _BROKER
 
 
@@ -138,7 +138,7 @@ def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
 
     `directory`: path of the broker's files as the broker sees it.
     """
-    # Otherwise a client could use another's client id, and end or take over its session.
+    # Otherwise a client could use the id of another client, and end or take over that client's session.
     named = "use_username_as_clientid true\n"
     listeners = f"listener {at.port} {at.host}\n{named}"
     if at.tls_port is not None:

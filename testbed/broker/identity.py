@@ -15,7 +15,8 @@ from testbed.broker import BROKER, TlsIdentity
 def new_identity(*names: str) -> TlsIdentity:
     """Return a new identity for a broker that is reached under `names`: host names and IP addresses.
 
-    The identity is valid for a month from now. Its validity begins one day ago, because clocks differ.
+    The identity is valid for a month from now. Its validity begins one day ago, because the clocks of
+    machines differ.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)

@@ -14,7 +14,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 AMQTT = "amqtt>=0.11.3,<0.13"
-"""amqtt, in pip's notation, as in the extra `broker` of pyproject.toml."""
+"""Requirement of amqtt in pip's notation. The extra `broker` of pyproject.toml has the same
+requirement."""
 AMQTT_FOLDER = Path(sys.prefix, "share", "edge-fl-testbed", "broker")
 INSTALL_MOSQUITTO = "sudo apt-get install mosquitto"
 

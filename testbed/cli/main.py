@@ -488,8 +488,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
 
 
 def _fallback_reason(runtime: str) -> str:
-    """Return a sentence on what is missing for the runtimes that `auto` prefers to `runtime`; empty if
-    `auto` prefers no other runtime."""
+    """Return a sentence on what this host lacks for the runtimes that `auto` prefers to `runtime`. The
+    sentence is empty if nothing is lacking."""
     better = itertools.takewhile(lambda name: name != runtime, RUNTIMES)
     lacks = "; ".join(lack for name in better if (lack := RUNTIMES[name].lack))
     return f"{lacks[0].upper()}{lacks[1:]} (`testbed doctor` shows the fix): " if lacks else ""

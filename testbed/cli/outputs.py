@@ -37,19 +37,23 @@ class FinishedRunOutput(Output):
     duration_s: float
     """Duration in seconds of device time."""
     versions: int
-    """Number of versions of the global model."""
+    """Number of global models made in the run, without the initial model."""
     updates: int
     """Number of updates that were applied."""
     dropped: int
-    """Number of updates that were dropped."""
+    """Number of updates that arrived but were not applied. Duplicates do not count."""
     accuracy: float | None
-    """Test accuracy at the last evaluation, 0 to 1; null without evaluation, or if the task has none."""
+    """Test accuracy at the last evaluation, 0 to 1; null if the run was never evaluated, or if the task
+    has no accuracy."""
     best_accuracy: float | None
-    """Highest test accuracy, 0 to 1; null without evaluation, or if the task has none."""
+    """Highest test accuracy, 0 to 1; null if the run was never evaluated, or if the task has no
+    accuracy."""
     loss: float | None
-    """Test loss at the last evaluation; null without evaluation."""
+    """Test loss at the last evaluation; null if the run was never evaluated, or if the loss is not
+    finite."""
     perplexity: float | None
-    """Perplexity at the last evaluation; null without evaluation, or if the task has none."""
+    """Perplexity at the last evaluation; null if the run was never evaluated, or if the task has no
+    perplexity."""
 
 
 class StartedRunOutput(Output):
@@ -89,11 +93,12 @@ class RunRowOutput(Output):
     duration: float | None
     """Seconds of device time so far; null before the run clock starts."""
     accuracy: float | None
-    """Test accuracy at the last evaluation, 0 to 1; null without evaluation."""
+    """Test accuracy at the last evaluation, 0 to 1; null if the run was never evaluated."""
     loss: float | None
-    """Test loss at the last evaluation; null without evaluation."""
+    """Test loss at the last evaluation; null if the run was never evaluated, or if the loss is not
+    finite."""
     outcome: str
-    """`running`, `crashed`, `unreadable`, or why the run ended."""
+    """`running`, `crashed`, `unreadable`, or the reason why the run ended."""
     verdict: Verdict | None
     """Verdict on the run; null until the run has ended."""
 
@@ -153,7 +158,7 @@ class PlannedDeviceOutput(Output):
     loss: str | None = None
     """Share of lost packets."""
     access: str | None = None
-    """Link that the device shares with others."""
+    """Link that the device shares with other devices."""
     think: str | None = None
     """Pause between trainings."""
     local: str | None = None
@@ -221,9 +226,9 @@ class EvaluationOutput(Output):
     loss: float | None
     """Mean loss; null if it is not finite."""
     accuracy: float | None
-    """Accuracy, 0 to 1; null if the task has none."""
+    """Accuracy, 0 to 1; null if the task has no accuracy."""
     perplexity: float | None = None
-    """Perplexity; null if the task has none."""
+    """Perplexity; null if the task has no perplexity."""
 
 
 class ParameterOutput(Output):
@@ -234,7 +239,7 @@ class ParameterOutput(Output):
     """Type in words."""
     required: bool
     default: Any
-    """Default as a topology writes it; null if required."""
+    """Default value, written as in a topology; null if the parameter is required."""
     description: str
 
 
@@ -243,9 +248,9 @@ class RuleOutput(Output):
 
     name: str
     equation: str | None
-    """Equation in the rule's paper; null if the rule is from no paper."""
+    """Equation in the paper of the rule; null if the rule is not from a paper."""
     paper: str | None
-    """Paper that the rule is from; null if it is from none."""
+    """Paper that describes the rule; null if the rule is not from a paper."""
     fednova: str | None
     """Whether the rule supports FedNova: `yes`, `no`, or `depends on the parameters`."""
     about: str
@@ -285,7 +290,7 @@ class FindingOutput(Output):
     detail: str
     """Result in words."""
     fix: str | None
-    """Command that fixes the problem; null if there is none."""
+    """Command that fixes the problem; null if there is no such command."""
 
 
 class CalibrationOutput(Output):
@@ -308,12 +313,12 @@ class CalibrationOutput(Output):
     products: int
     """Number of matrix products that were timed."""
     training: dict[str, float | None]
-    """Kind of work in training -> median speed of a core, in Gflop/s, for memory in GB/s; null if not
-    measured."""
+    """Kind of work in training -> median speed of a core in Gflop/s (GB/s for `memory`). The speed is
+    null if it was not measured."""
     measured: str
     """Time of the measurement."""
     steady: bool
-    """Whether most products were about as fast as the fastest."""
+    """Whether most products were about as fast as the fastest product."""
 
 
 class IntervalOutput(Output):
@@ -322,16 +327,16 @@ class IntervalOutput(Output):
     mean: float | None
     """Mean; null if there is no value."""
     low: float | None
-    """Lower end of the interval; null if there is none, as with one seed."""
+    """Lower end of the interval; null if there are fewer than three values."""
     high: float | None
-    """Upper end of the interval; null if there is none, as with one seed."""
+    """Upper end of the interval; null if there are fewer than three values."""
     count: int
     """Number of values."""
 
 
 class CostOutput(IntervalOutput):
     """Cost of the target over seeds. Runs that missed the target are censored: their cost is above what
-    was observed. `mean` is null if there is such a run."""
+    was observed. If a run missed the target, `mean` is null."""
 
     median: float | None
     """Kaplan–Meier median; null if too few runs reached the target."""
@@ -344,10 +349,10 @@ class ComparisonRowOutput(Output):
 
     name: str
     settings: dict[str, str]
-    """How the configuration differs from the others: text by setting."""
+    """Settings in which the configuration differs from the other configurations: setting -> text."""
     task: str
     target: float | None
-    """Target accuracy, 0 to 1: the requested one, or the highest accuracy that all runs of the task
+    """Target accuracy, 0 to 1: the requested accuracy, or the highest accuracy that all runs of the task
     reached. Null if the task has no accuracy."""
     runs: int
     """Number of runs."""
@@ -356,14 +361,14 @@ class ComparisonRowOutput(Output):
     time: CostOutput
     """Seconds of device time to the target, interpolated between evaluations."""
     resolution: float | None
-    """Longest time in seconds between the two evaluations around the target, over the runs; null if no
-    run reached the target."""
+    """Precision of `time` in seconds: time between the two evaluations around the target (maximum over
+    the runs). Null if no run reached the target."""
     rounds: CostOutput
-    """Versions of the global model up to the first evaluated one that reached the target."""
+    """Number of aggregations up to the first evaluated model that reached the target."""
     updates: CostOutput
-    """Updates up to that model."""
+    """Number of updates applied up to the first evaluated model that reached the target."""
     bytes: CostOutput
-    """Bytes that clients sent up to that model."""
+    """Payload bytes of the updates applied up to the first evaluated model that reached the target."""
     accuracy: IntervalOutput
     """Test accuracy at the last evaluation, 0 to 1."""
     loss: IntervalOutput
@@ -373,13 +378,14 @@ class ComparisonRowOutput(Output):
     not_judged: int
     """Number of runs that are not judged."""
     repeats: int
-    """Number of runs that the sweep repeated because they were not valid. No other field counts the
-    invalid runs."""
+    """Number of runs that the sweep repeated because they were not valid. The other fields do not
+    include these runs."""
     baseline: str
-    """Name of the configuration that `speed_up` refers to; empty if there is none."""
+    """Name of the configuration that `speed_up` refers to; empty if there is no baseline."""
     speed_up: float | None
-    """Time of the baseline divided by the time of this configuration: means, or medians if a run missed
-    the target; null if one of them is unknown."""
+    """Mean time to the target with the baseline ÷ mean time to the target with this configuration. If a
+    run of the two configurations missed the target, it is the ratio of the medians. Null if a median is
+    unknown, or if there is no baseline."""
 
 
 class ComparisonOutput(Output):
@@ -406,7 +412,7 @@ class ConfigurationOutput(Output):
 
 
 class AgreementOutput(Output):
-    """Agreement of virtual time and a real runtime in how they rank configurations."""
+    """Agreement of two rankings of configurations: in virtual time, and with a real runtime."""
 
     target: float
     """Target accuracy, 0 to 1."""
@@ -418,14 +424,14 @@ class AgreementOutput(Output):
     tau: float | None
     """Kendall's tau-b; null if all configurations tie in one of the two rankings."""
     low: float | None
-    """Lower end of the 95% interval of tau; null if there is none."""
+    """Lower end of the 95% interval of tau; null if there is no interval."""
     high: float | None
-    """Upper end of the 95% interval of tau; null if there is none."""
+    """Upper end of the 95% interval of tau; null if there is no interval."""
     resampled: Literal["seeds", "configurations"]
     """Unit that the bootstrap for the interval draws."""
     swapped: list[tuple[str, str]]
-    """Pairs of configurations that virtual time and the real runtime order differently. The first of a
-    pair is the faster one in virtual time."""
+    """Pairs of configurations that virtual time and the real runtime order differently. The first
+    configuration of a pair is faster in virtual time."""
 
 
 class WrittenFilesOutput(Output):
@@ -510,7 +516,8 @@ class StepTimeOutput(Output):
     """CPU time of training steps in runs."""
 
     virtual: dict[str, str | bool]
-    """Settings under a topology's key `virtual`."""
+    """Settings for a topology's key `virtual`. With these settings, virtual time assumes the costs in
+    `devices`."""
     devices: list[DeviceStepOutput]
 
 
@@ -545,7 +552,8 @@ OUTPUTS: dict[str, Any] = {
 
 
 def schema(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of the output of `command`. Raises BadInputError if it prints no JSON."""
+    """Return the JSON Schema of the output of `command`. Raises BadInputError if the command prints no
+    JSON."""
     if command not in OUTPUTS:
         raise BadInputError(f"no command {command!r} prints JSON; these do: {', '.join(OUTPUTS)}")
     return TypeAdapter(OUTPUTS[command]).json_schema()

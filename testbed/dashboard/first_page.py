@@ -112,7 +112,7 @@ def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
     """Answer requests in threads until the context ends. Visitors get the list of runs, or the first
     page of the runs that they request. The first page repeats its request until the web server has taken
     over. `listening` stays open."""
-    server = _Server(listening, visible)
+    server = _FirstPageServer(listening, visible)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
     thread.start()
     try:
@@ -122,7 +122,7 @@ def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
         thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _FirstPageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, listening: socket.socket, visible: VisibleRuns) -> None:
@@ -135,7 +135,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _FirstPageServer
     timeout = _REQUEST_TIMEOUT_SECONDS
 
     def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""List of the runs in a folder: values for programs, texts for people."""
+"""List of the runs in a folder, as values for programs and as texts for people."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
 
 def run_row(directory: RunDirectory) -> dict[str, Any]:
     """Return the facts of one run. An unknown fact is None. `duration` is the device time so far, in
-    seconds. `accuracy` (from 0 to 1) and `loss` are those of the last evaluation. `verdict` is None
-    until the run has ended."""
+    seconds. `accuracy` (from 0 to 1) and `loss` come from the last evaluation. `verdict` is None until
+    the run has ended."""
     last = LatestFigures()
     try:
         entries = directory.read_manifest()
@@ -65,7 +65,8 @@ def run_row(directory: RunDirectory) -> dict[str, Any]:
 
 
 def text_row(row: Mapping[str, Any]) -> dict[str, str]:
-    """Format a row for people. If the task has no accuracy, the loss is shown instead."""
+    """Format a row of `run_row` for people. Return the text of each column; an unknown value is `–`. If
+    the task has no accuracy, the column `accuracy` shows the loss."""
     accuracy, loss = row["accuracy"], row["loss"]
     quality = None if loss is None else f"loss {loss:.4g}"
     facts = {
@@ -86,7 +87,8 @@ def text_row(row: Mapping[str, Any]) -> dict[str, str]:
 def select_rows(
     rows: Sequence[dict[str, Any]], sort: str = "started", matching: str = ""
 ) -> list[dict[str, Any]]:
-    """Select and sort rows. Each word of `matching` must occur in the row's text for people.
+    """Select and sort rows of `run_row`. Each word of `matching` must occur in the row as `text_row`
+    formats it. Upper and lower case are equal.
 
     `sort` is one of `SORTS`. The row with the lowest value is first. Rows without a value come before
     all others.

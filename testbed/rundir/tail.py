@@ -1,4 +1,4 @@
-"""Read the files of a run directory while they grow."""
+"""Readers of a run directory's files. A reader can be used while the run still writes to its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from agents import events
 from agents.disk import files
 
 _JUST_NOW = 2**20
-"""Maximum number of bytes that a run writes in a few tenths of a second."""
+"""Number of bytes at the end of `events.jsonl` in which `last_start` searches. A run writes less in a
+few tenths of a second."""
 
 
 class _GrowingFile:
@@ -29,8 +30,8 @@ class _GrowingFile:
             self._offset = file.tell()
 
     def read(self, most: int = -1) -> list[str]:
-        """Read at most `most` bytes (−1 for all), and return the new lines in them. An incomplete line
-        is left for the next call."""
+        """Return the complete lines in the next `most` bytes of the file (−1 for all bytes). An
+        incomplete line is left for the next call."""
         lines = b""
         with suppress(FileNotFoundError), files.open_regular(self.path) as file:
             file.seek(self._offset)
@@ -42,9 +43,9 @@ class _GrowingFile:
 
 
 def last_start(path: Path) -> events.RunStarted | None:
-    """Return the record of the start of the run's newest segment, from the last MiB of its
-    `events.jsonl`; None if that part has no such record. In that case, either the segment has not
-    started yet, or too many records follow its start."""
+    """Return the record of the start of the run's newest segment. Only the last MiB of `events.jsonl`,
+    the file `path`, is searched. The result is None if the segment has not started yet, or if too many
+    records follow its start."""
     lines = _GrowingFile(path)
     lines.skip_to_last(_JUST_NOW)
     for line in reversed(lines.read()):
@@ -65,8 +66,8 @@ class RecordFollower:
     def read(self, most: int = -1) -> list[events.Record]:
         """Return the records added since the last call. An incomplete line is left for the next call.
 
-        `most` is the maximum number of bytes to read, or −1 for all. It must be larger than any line.
-        Raises ValueError, with the file's name, if a line is not a record.
+        `most` is the maximum number of bytes to read, or −1 for all. It must be larger than the longest
+        line. Raises ValueError, with the file's name, if a line is not a record.
         """
         try:
             records = [events.from_line(line) for line in self._lines.read(most)]
@@ -89,7 +90,8 @@ class Samples:
     def read(self) -> list[dict[str, Any]]:
         """Return the new samples, each with `device` and `at`. Skip other lines.
 
-        `at` is on the host's clock in the newest segment of the run.
+        `at` is a time in seconds on the host's monotonic clock. Times of an earlier segment are
+        converted to the clock of the newest segment.
         """
         samples: list[dict[str, Any]] = []
         for line in self._lines.read():

@@ -48,7 +48,7 @@ class Runtime(Protocol):
 
     def limit(self, device: str) -> None:
         """Apply the CPU quota of `device`. The controller calls this method each time the device's
-        client becomes ready. It has no effect on a device that has ended."""
+        client becomes ready. For a device that has ended, the call has no effect."""
 
     def begin(self) -> None:
         """Prepare for the start of the run clock. Called immediately before the clock starts. At that
@@ -63,8 +63,8 @@ class Runtime(Protocol):
         """
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of the components that have ended: `aggregator`, `broker`, `router`, or a
-        device."""
+        """Exit codes of the components that have ended, by component: `aggregator`, `broker`, `router`,
+        or the name of a device."""
 
     def restart(self, component: str) -> int | None:
         """Restart the broker or the aggregator after it has ended.
@@ -144,8 +144,8 @@ class Emulator(Protocol):
         """Whether the runtime can be used on this host."""
 
     def check_host(self) -> None:
-        """Check requirements of the host that the plan does not cover, such as a Docker engine. Called
-        before the run has a directory. Raises HostError that names the requirement that is not met."""
+        """Check the requirements that a plan does not state, such as a Docker engine on this host.
+        Called before the run has a directory. Raises HostError with the requirement that is not met."""
 
     def launcher(self, spec: RunSpec, view: View) -> AbstractContextManager[Runtime]:
         """Return a context manager that starts the runtime of one run on entry, and stops it on exit. On
@@ -157,9 +157,11 @@ class Emulator(Protocol):
         available."""
 
     def take_down(self, run: str, directory: RunDirectory | None) -> bool:
-        """Remove what is left of `run`. Save its logs to `directory` unless that is None.
+        """Remove the left-over processes and containers of `run`. Save the run's logs to `directory`;
+        None to save no logs.
 
-        Returns False if the runtime is not available. Raises HostError if something may be left.
+        Returns False if the runtime is not available. Raises HostError if a process or container may be
+        left.
         """
 
     def logs(self, run: str, tail: int) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ from tests.agents.helpers import secure_step
 
 LOGIN = BrokerAccess("localhost", 1883, "a", "")
 NAMES = Topics("r")
+TRAINER = SimpleNamespace(fits=False)
+"""A trainer that trains nothing."""
 TASK = Named("quadratic", {"centers": [[1.0]]})
 
 
@@ -151,9 +154,10 @@ def test_client_refuses_invalid_messages_and_continues(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def while_it_starts(*_: object) -> None:
+    def while_it_starts(*_: object) -> SimpleNamespace:
         for topic in (NAMES.broadcast, NAMES.model("a"), NAMES.request("a")):
             connection.sink(ReceivedMessage(topic, b"early", 0))
+        return TRAINER
 
     monkeypatch.setattr("agents.client.main._trainer", while_it_starts)
     client = ClientProcess(
@@ -208,7 +212,7 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
 ) -> None:
     """It limits the payloads it assembles per topic: a model, and a share of one mask. Other messages
     are handled as they arrive, so that none of them waits in memory."""
-    monkeypatch.setattr("agents.client.main._trainer", lambda *_: None)
+    monkeypatch.setattr("agents.client.main._trainer", lambda *_: TRAINER)
     secure = SecureRun(
         clients=["a", "b", "c"],
         updates=2,

@@ -30,8 +30,11 @@ def test_headline_by_hand(directory: Path) -> None:
 
 def test_diverged_task_without_accuracy_counts_as_evaluated(directory: Path) -> None:
     run = load(directory)
-    run.evaluations[["accuracy", "loss"]] = nan
+    run.evaluations["accuracy"] = nan
+    run.evaluations.loc[run.evaluations.index[1:], "loss"] = nan
     assert summary.headline(run).quality == "loss nan: the model diverged"
+    run.evaluations["loss"] = nan
+    assert summary.headline(run).quality == "no loss reported"
     never = replace(run, evaluations=run.evaluations[:0])
     assert summary.headline(never).quality == "never evaluated"
 

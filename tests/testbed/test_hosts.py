@@ -14,6 +14,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching import prometheus
 from testbed.watching.hosts import OwnHosts
 from tests.running import started, told
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:5006", "localhost:5006", "LOCALHOST:5006", "[::1]:5006"])
@@ -51,7 +52,10 @@ def test_metrics_server_refuses_foreign_hosts(tmp_path: Path) -> None:
 def test_page_server_refuses_foreign_hosts(tmp_path: Path) -> None:
     with started("dashboard", "--runs", tmp_path) as dashboard:
         url = told(dashboard, r"Dashboard: (\S+)")
-        for path in ("", "run", "run?theme=%ff&run=%ff", "static/js/bokeh.min.js"):
+        for headers in ({"Host": "evil.com"}, {"Origin": "http://evil.com"}):
+            assert status(url, headers) == 403  # also while the charts' server starts
+        eventually(lambda: status(url + "static/js/bokeh.min.js") == 200, 60)
+        for path in ("", "run", "run?theme=%ff&run=%ff"):
             assert status(url + path) == 200, path
         autoload = "run/autoload.js?bokeh-autoload-element=1"
         for path in ("", "run", "run/ws", "run/metadata", autoload, "static/js/bokeh.min.js"):

@@ -50,9 +50,11 @@ class Response:
 def respond(
     spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
 ) -> Response:
-    """Return the response to `action`, without I/O and without a clock. `exit_code` is the exit code of
-    the device's container; None while the container runs. Raises BadInputError if the action is not
-    possible."""
+    """Return the response to `action`. This function uses neither I/O nor a clock.
+
+    `exit_code` is the exit code of the device's container; None while the container runs. Raises
+    BadInputError if the action is not possible.
+    """
     name = device.planned.name
     match action:
         case SetCpu(cpu):
@@ -78,7 +80,9 @@ def respond(
 def _link_orders(
     spec: RunSpec, device: str, requested: Mapping[str, float | None]
 ) -> list[AddressedOrder]:
-    """Orders that change a device's link. Raises BadInputError."""
+    """Return the orders that change a device's link. `requested` has the new values by link setting, in
+    device time. Raises BadInputError if a setting cannot change because no device of the run has a
+    link."""
     changes = to_host_time(requested, spec.plan.dilation)
     impaired = {name: value or 0.0 for name, value in changes.items() if name in IMPAIRMENTS}
     rates = {name: value for name, value in changes.items() if name not in IMPAIRMENTS}
@@ -126,7 +130,7 @@ class ContainerDevices:
 
     def act(self, name: str, action: Action) -> list[AddressedOrder]:
         """Carry out the engine's part of `action`; return orders for other processes. Raises
-        BadInputError."""
+        BadInputError if the action is not possible."""
         code = self._exit_code(name) if isinstance(action, Restart | Join) else None
         response = respond(self._spec, self.states[name], action, code)
         if response.limits is not None:

@@ -73,8 +73,8 @@ def prepare(
     *,
     mps: bool = False,
 ) -> None:
-    """Write the files to mount, with the permissions that the containers need. `mps`: whether to make
-    the folder of MPS, too.
+    """Write the files to mount, with the permissions that the containers need. `mps`: whether to create
+    the folder of NVIDIA's MPS, too.
 
     The clients run as another user, who may read only the clients' own configurations and shards. On the
     host, other users have no access to `work/`.

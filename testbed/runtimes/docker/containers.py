@@ -65,8 +65,8 @@ class Container:
     privilege is a field."""
 
     component: str
-    """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. It is also the
-    container's host name."""
+    """Component of the run: `broker`, `aggregator`, `router`, `mps` or a device. The name of the
+    component is also the container's host name."""
     name: str
     image: str
     command: tuple[str, ...] = ()
@@ -84,14 +84,15 @@ class Container:
     cpu: CpuLimits = CpuLimits()
     """CPU limits that the container starts with."""
     cgroup_parent: str
-    """Control group that the container shares with other containers of the run."""
+    """Name of the parent of the container's control group. Several containers of the run have the same
+    parent."""
     memory: int | None = None
     """Memory limit in bytes, including swap; None if unlimited."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the host's GPUs that the container may use."""
     ipc: str | None = None
-    """Inter-process communication: `shareable` with other containers, or `container:NAME` to share that
-    of another container; None if it is private."""
+    """Docker's mode of inter-process communication: `shareable` if other containers may join in,
+    `container:NAME` to join in with the container NAME, None to use the engine's default."""
     pids: int = 128
     """Maximum number of processes and threads."""
     cap_drop: tuple[str, ...] = ("ALL",)
@@ -104,7 +105,7 @@ class Container:
     sysctls: Mapping[str, str]
     dns: tuple[str, ...] = ("127.0.0.1",)
     """Name servers for names that the engine does not know. The default address has no name server, so
-    that these names do not resolve. If the host's name servers received them, a container in an isolated
+    these names do not resolve. If the host's name servers received the names, a container in an isolated
     network could send data out in the names that it looks up."""
 
 

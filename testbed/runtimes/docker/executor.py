@@ -43,14 +43,14 @@ from testbed.runtimes.docker.containers import (
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 
 Spare = Callable[[Mapping[str, Any]], bool]
-"""Function that returns whether to leave a container alone. Its argument is the container, as the engine
-lists it."""
+"""Function that returns True for a container that must be left as it is. The argument is the container's
+entry in the engine's list."""
 PARALLEL = 2
 """Number of containers to start or remove at the same time.
 
-A larger number is hardly faster, because the engine handles one container after the other. It also
-sometimes makes the engine miscount the containers of a network. The network then remains until the
-engine is restarted (moby issue 42119).
+A larger number saves hardly any time, because the engine handles one container after the other. A larger
+number also makes the engine miscount the containers of a network sometimes. The network then remains
+until the engine is restarted (moby issue 42119).
 """
 SERVICE_LABEL = "com.docker.swarm.service.id"
 """Name of the engine's label on containers that belong to a service of a Swarm."""
@@ -69,7 +69,7 @@ _REMOVED_EXIT_CODE = 137
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """Seconds for which to retry the removal of a network that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Maximum seconds without a successful removal of a container, while the engine answers."""
+"""Maximum seconds between two successful removals of containers, if the engine answers."""
 _MAX_SILENCES = 3
 """Maximum number of removal requests that may time out."""
 
@@ -152,7 +152,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
-    """Return the request for the GPUs with the given `uuids`; None if there are none. The request is
+    """Return the request for the GPUs with the given `uuids`; None if `uuids` is empty. The request is
     like that of `docker run --gpus`. It includes the parts of NVIDIA's driver that CUDA and MPS
     (compute) and NVML (utility) need."""
     if not uuids:
@@ -214,9 +214,9 @@ def remove_cgroups(engine: docker.DockerClient, image: str | None, run: str) -> 
 
 
 def _stop_units(engine: docker.DockerClient, image: str | None, run: str, units: Sequence[str]) -> None:
-    """Make the host's systemd stop `units`. If this process is not root on that host, a container of the
-    engine stops the units. The container runs the host's own programs, and reaches systemd through the
-    system bus."""
+    """Make the host's systemd stop `units`. If this process is not root, or sees no systemd, a container
+    of the engine stops the units. The container runs the host's own programs, and reaches systemd
+    through the system bus."""
     command = ["sh", "-c", "; ".join(_STOP.format(unit=quote(unit)) for unit in units)]
     if os.getuid() == 0 and _SYSTEMD.exists():
         subprocess.run(command, capture_output=True, check=False)
@@ -262,7 +262,7 @@ def _as_root(
 
 
 def helper_labels(run: str) -> dict[str, str]:
-    """Labels of a short-lived container of `run`. They let `testbed down` find it."""
+    """Labels of a short-lived container of `run`. `testbed down` finds the container by these labels."""
     return {RUN_LABEL: run, COMPONENT_LABEL: "helper"}
 
 
@@ -386,11 +386,11 @@ def fetch_folder(engine: docker.DockerClient, container: str, path: str, to: Pat
 def limit(
     engine: docker.DockerClient, container: str, cpu: CpuLimits, memory: int | None = None
 ) -> None:
-    """Change the CPU limits of a container. No effect on a container that has ended.
+    """Change the CPU limits of a container. For a container that has ended, the call has no effect.
 
     `memory`: the container's memory limit in bytes, which stays unchanged; None if the container has no
-    memory limit. The memory limit must be set again: with the systemd driver on cgroup v2, a change
-    without it permits swap.
+    memory limit. The memory limit must be set again, because with the systemd driver on cgroup v2, a
+    change of the CPU limits alone permits swap.
     """
     unchanged: dict[str, Any] = {} if memory is None else {"mem_limit": memory, "memswap_limit": memory}
     try:
@@ -412,7 +412,7 @@ def _limits(cpu: CpuLimits) -> dict[str, Any]:
 
 
 def exit_code(engine: docker.DockerClient, container: str) -> int | None:
-    """Exit code of a container; None while it runs."""
+    """Exit code of a container; None while the container runs, 137 if the container was removed."""
     try:
         state = engine.api.inspect_container(container)["State"]
     except NotFound:
@@ -481,11 +481,11 @@ def belongs_to_swarm(thing: Mapping[str, Any]) -> bool:
 
 
 def remove(engine: docker.DockerClient, run: str, directory: RunDirectory | None = None) -> None:
-    """Remove all containers, networks and control groups of `run`, except those of a Swarm. They are
-    found by label. Logs are saved to `directory` unless that is None.
+    """Remove all containers, networks and control groups of `run`, except those of a Swarm. The objects
+    are found by their labels. Logs are saved to `directory`; None to save no logs.
 
-    A log that cannot be saved does not stop the removal. If an object is already removed, or somebody
-    else removes it at the same time, that is no error. Raises HostError.
+    A log that cannot be saved does not stop the removal. An object that somebody else has removed, or is
+    removing, is ignored. Raises HostError if something could not be removed or saved.
     """
     unsaved: list[str] = []
     with as_host_error("remove the containers"):
@@ -581,7 +581,8 @@ def _stored_size(text: bytes) -> int:
 
 
 def _remove_network(engine: docker.DockerClient, network: str) -> None:
-    """Remove a network. Retry while the engine still counts a container on it."""
+    """Remove a network. Retry for a few seconds if the engine still counts a container on the
+    network."""
     deadline = time.monotonic() + _NETWORK_RELEASE_TIMEOUT_SECONDS
     while True:
         try:

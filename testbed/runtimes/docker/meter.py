@@ -29,7 +29,8 @@ class DockerMeter(Meter):
         self._with_gpu = [device.name for device in spec.plan.devices if device.gpu is not None]
         self._gpus: gpus.GpuMeter | None = None
         self.lack_of_gpus: str | None = None
-        """Reason why the use of GPUs cannot be read; None if it can be read or no device has a GPU."""
+        """Reason why the use of GPUs cannot be read; None if the use can be read, or if no device has a
+        GPU."""
         if uuids := {device.gpu.uuid for device in spec.plan.devices if device.gpu is not None}:
             try:
                 self._gpus = gpus.GpuMeter(sorted(uuids))

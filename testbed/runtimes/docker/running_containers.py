@@ -22,8 +22,8 @@ class ContainerRef:
 
 
 class RunningContainers(dict[str, ContainerRef]):
-    """Containers of a run, by component. Methods that ask an engine raise HostError if it does not
-    answer."""
+    """Containers of a run, by component. Methods that send a request to an engine raise HostError if
+    that engine does not answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class RunningContainers(dict[str, ContainerRef]):
         return alive
 
     def exit_code(self, component: str) -> int | None:
-        """Exit code of the component's container; None while it runs."""
+        """Exit code of the component's container; None while the container runs."""
         with as_host_error(f"inspect {component}"):
             return executor.exit_code(self[component].engine, self[component].id)
 
@@ -65,8 +65,9 @@ class RunningContainers(dict[str, ContainerRef]):
         return [pid for one in components if one in self and (pid := self.pid(one))]
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
-        """Set the component's CPU limits. No effect on a container that has ended. `memory` is the
-        component's memory limit in bytes, which stays unchanged; None if it has no memory limit."""
+        """Set the component's CPU limits. For a container that has ended, the call has no effect.
+        `memory` is the component's memory limit in bytes, which stays unchanged; None if the component
+        has no memory limit."""
         with as_host_error(f"limit the CPU of {component}"):
             executor.limit(self[component].engine, self[component].id, limits, memory)
 

@@ -87,8 +87,8 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """Remove what is left of `run`. Save its logs to `directory` unless that is None. Return False if no
-    engine answers. Raises HostError if something may be left."""
+    """Remove the left-over containers and networks of `run`. Save the run's logs to `directory`; None to
+    save no logs. Return False if no engine answers. Raises HostError if something may be left."""
     with docker_engine.connect_if_present() as client:
         if client is not None:
             executor.remove(client, run, directory)
@@ -115,7 +115,8 @@ class DockerRuntime:
         self._directory = spec.directory
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None if they use the host's."""
+        """TCP congestion control of all containers; None if the containers use the setting of the
+        host."""
         self._launch = launch(
             spec,
             images,
@@ -159,7 +160,7 @@ class DockerRuntime:
         return accounts[CONTROLLER].at("127.0.0.1", port)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`. No effect on a device that has ended."""
+        """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
         self._devices.limit(device)
 
     def begin(self) -> None:
@@ -175,8 +176,8 @@ class DockerRuntime:
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action. The engine sets CPU limits. The router sets delay and loss if netem
-        cannot. The device's init does everything else."""
+        """Carry out an action. The engine sets CPU limits. The router sets the delay and loss of a link,
+        unless the devices use netem. The device's init does everything else."""
         return self._devices.act(device, action)
 
     def exit_codes(self) -> dict[str, int]:
@@ -240,8 +241,8 @@ class DockerRuntime:
     def _start_router(
         self, router: Container, account: brokers.Account, found: Mapping[str, tuple[str, str]]
     ) -> None:
-        """Start the router. It needs the addresses of the devices (`found`), so the devices must run
-        already."""
+        """Start the router. `found` has the MAC and IPv4 address of each container on the data network,
+        by container id. The router needs the devices' addresses, so the devices must run already."""
         ids = {name: self._containers[name].id for name in self._devices.states}
         addresses = {name: found[one][1] for name, one in ids.items() if one in found}
         agent_configs.write_router(self._spec, account, self._places, addresses)

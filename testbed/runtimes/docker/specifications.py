@@ -11,9 +11,9 @@ Broker and aggregator are then behind the router, on a third network:
 
 The router is on the control network too.
 
-If devices share a GPU with limits, NVIDIA's MPS runs in a container without a network. The devices that
-share a GPU are the only ones that can access the folder with the pipes of MPS. They also share its
-namespace for inter-process communication (IPC).
+If devices share a GPU with limits, NVIDIA's MPS runs in a container without a network. Only the devices
+that share a GPU can access the folder with the pipes of MPS. These devices also share the MPS
+container's namespace for inter-process communication (IPC).
 
 A device's only network is its link. The device's init reaches the broker through a Unix socket, which
 the client may not use. The init runs as root, in the group that owns the run's files, and in its own
@@ -62,8 +62,8 @@ BROKER_FILES, BROKER_SOCKET = "/testbed", "/control"
 _MIN_WEIGHT = 2
 """Lowest CPU weight that the kernel allows for a container."""
 UNLIMITED = CpuLimits(quota=-1, weight=_MIN_WEIGHT)
-"""Limits of a client that starts during the run. Start-up is not part of the experiment, and must not
-take CPU time away from other devices."""
+"""CPU limits of a client that starts during the run: no quota, but the lowest weight. Start-up is not
+part of the experiment, and must not take CPU time away from other devices."""
 INFRASTRUCTURE_WEIGHT, _START_UP_WEIGHT = 10.0, 1.0
 """CPU weights of control groups, per core; 1 is the weight of a single process of the host. The devices'
 weight during the run is DEVICES_WEIGHT.
@@ -73,8 +73,8 @@ more than the sum of the devices' quotas. With a far larger weight, the kernel's
 packets would have to wait.
 
 Devices and infrastructure are separate groups with the same parent, and each group's weight is for its
-own cores. In a common group, the busier of the two would also use the weight that is meant for the
-other's cores.
+own cores. In a common group, devices could use the weight that is meant for the infrastructure's cores,
+and the infrastructure could use the devices' weight.
 """
 
 
@@ -101,8 +101,9 @@ def launch(
 ) -> ContainerLaunch:
     """Return the specifications of a run whose files belong to the user and group `owner`.
 
-    `congestion_control`: TCP congestion control of all containers; None if they use the host's.
-    `cgroup_driver`: the engine's driver for control groups, `cgroupfs` or `systemd`.
+    `congestion_control`: TCP congestion control of all containers; None if the containers use the
+    setting of the host. `cgroup_driver`: the engine's driver for control groups, `cgroupfs` or
+    `systemd`.
     """
     sysctls = {} if congestion_control is None else {kernel.CONGESTION_CONTROL: congestion_control}
     builder = _SpecificationBuilder(spec, images, owner, sysctls, cgroup_driver)
@@ -123,8 +124,8 @@ def object_name(run: str, what: str) -> str:
 
 
 def appended_files(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to. They must exist before the aggregator starts, because they
-    are mounted."""
+    """Files that the aggregator appends to. Because the files are mounted, they must exist before the
+    aggregator starts."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]
@@ -141,8 +142,8 @@ def planned_limits(device: PlannedDevice) -> CpuLimits:
 
 
 def starting_limits(device: PlannedDevice) -> CpuLimits:
-    """CPU limits of a device whose client is absent, or not ready, when the run clock starts. They apply
-    until the client is ready."""
+    """CPU limits of a device whose client is absent, or not ready, when the run clock starts. The limits
+    apply until the client is ready."""
     return replace(UNLIMITED, cpus=device.cores)
 
 
@@ -247,8 +248,8 @@ class _SpecificationBuilder:
         return self.images.groups.get(device.group, default)
 
     def mps(self) -> Container:
-        """Container of MPS, without a network. Its user is that of the devices' clients, because MPS
-        serves one user at a time."""
+        """Container of MPS, without a network. The container runs as the user of the devices' clients,
+        because MPS serves only one user."""
         spec = self.spec
         return replace(
             self._container(MPS, self.images.gpu),
@@ -310,8 +311,8 @@ class _SpecificationBuilder:
 
     @property
     def _infrastructure(self) -> CpuLimits:
-        """CPU limits of broker, aggregator and router. On a host with one core, they share that core
-        with the devices."""
+        """CPU limits of broker, aggregator and router. On a host with one core, these components and the
+        devices share that core."""
         return CpuLimits(cpus=self.spec.plan.infrastructure_cpus)
 
     def _cgroup(self, group: str) -> str:

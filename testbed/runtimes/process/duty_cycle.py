@@ -1,9 +1,10 @@
-"""CPU limit for ordinary processes: suspend and resume them so that each gets its share of one core.
+"""CPU limit for ordinary processes: a control loop suspends and resumes each process, so that the
+process gets only its share of CPU time.
 
-A control loop measures the CPU time that each process has really used. The budget of a process grows by
-share × elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
+The loop measures the CPU time that each process has really used. The budget of a process grows by share
+× elapsed time, and shrinks by the CPU time used. While the budget is not positive, the process is
 suspended. A negative budget is carried over, so that no process gets more than its share in the long
-run. Unused budget is lost, as with the kernel's CFS quota. Only a small part is kept, to compensate for
+run. Unused budget is lost, as with the kernel's CFS quota, except for a small part that compensates for
 late ticks.
 """
 
@@ -21,10 +22,10 @@ from dataclasses import dataclass, field
 import psutil
 
 TICK = 0.005
-"""Seconds between two decisions. A resumed process runs for at least this long."""
+"""Seconds between two decisions. A resumed process runs for at least TICK seconds."""
 PERIOD = 0.05
 """Maximum budget, as seconds of elapsed time: a budget is at most share × PERIOD CPU seconds. A process
-loses no CPU time if a tick is late by less than this."""
+loses no CPU time if a tick is late by less than PERIOD."""
 SCAN = 1.0
 """Seconds between two searches for new child processes."""
 
@@ -36,8 +37,8 @@ def step(budget: float, share: float, elapsed: float, used: float) -> float:
 
 
 class DutyCycle:
-    """Limiter of any number of processes with their process groups. Its thread starts with the first
-    limit.
+    """Limiter of any number of processes with their process groups. The limiter's thread starts with the
+    first limit.
 
     If a process leads a process group (`start_new_session=True`), its children are in that group. If the
     controller is killed, nothing resumes suspended processes. Therefore start processes through
@@ -54,8 +55,8 @@ class DutyCycle:
     def limit(self, name: str, pid: int, share: float) -> None:
         """Limit process `pid` from now on to `share` of one core (0.25 is a quarter; 2 is two cores).
 
-        CPU time that the process has used before does not count. No effect on a process that has ended.
-        Raises ValueError if `share` is not positive, RuntimeError after `close`.
+        CPU time that the process has used before does not count. For a process that has ended, the call
+        has no effect. Raises ValueError if `share` is not positive, RuntimeError after `close`.
         """
         if share <= 0:
             raise ValueError(f"the CPU share of {name} is {share}, expected a number above 0")
@@ -124,8 +125,8 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Add the processes that have joined a limited group. One cheap system call per process is
-        enough."""
+        """Add the processes that have joined a limited group. The search takes only one cheap system
+        call per process."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -155,8 +156,8 @@ class _LimitedGroup:
     members: dict[int, _Member] = field(default_factory=dict)
 
     def adopt(self, pid: int) -> _Member:
-        """Add a process. The CPU time that it has used so far will be charged to the group. Raises
-        psutil.NoSuchProcess."""
+        """Add a process. The CPU time that the process has used so far will be charged to the group.
+        Raises psutil.NoSuchProcess."""
         process = psutil.Process(pid)
         self.members[pid] = _Member(process, cpu_clock(process))
         return self.members[pid]

@@ -1,5 +1,5 @@
-"""Logs of local processes. Their size is bounded, so that a process that prints endlessly cannot fill
-the disk."""
+"""Logs of local processes. The size of a log is bounded, so that a process that prints endlessly cannot
+fill the disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def pipe(self, path: Path) -> int:
-        """Return a file descriptor whose output goes to the log at `path`. The caller closes it."""
+        """Return a file descriptor whose output goes to the log at `path`. The caller has to close the
+        descriptor."""
         path.touch()
         reading, writing = os.pipe()
         reading = descriptors.renumber(reading)  # one per device, of which there may be thousands

@@ -18,7 +18,8 @@ from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
 
 
 class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run, by component. For a restarted component, this is its latest process."""
+    """Processes of a run, by component. A component that was restarted has only its latest process
+    here."""
 
     def is_alive(self, component: str) -> bool:
         return component in self and self[component].poll() is None

@@ -61,15 +61,15 @@ GRACE_SECONDS = 2.0
 _MODULE = tuple(run_module.command(""))[:-1]
 """Beginning of a command that runs a Python module."""
 _LATER = {"agents.client.main": ("agents.client.training",)}
-"""Modules that a program imports only while it runs."""
+"""Modules that a program imports only while it runs, by the program's own module."""
 
 # Environment variables that mark a process as a component of a run.
 RUN, COMPONENT, DIRECTORY = "TESTBED_RUN", "TESTBED_PART", "TESTBED_DIRECTORY"
 
 
 def is_available() -> bool:
-    """Return True: this runtime is the one that remains if no other is available. `check_host` says
-    what it lacks."""
+    """Return True, because this runtime is used if no other runtime is available. `check_host` reports
+    what this host lacks."""
     return True
 
 
@@ -81,8 +81,8 @@ def check_host() -> None:
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """Return the runtime of one run, in a context. If the run has to use the embedded broker, say so to
-    the user."""
+    """Return the runtime of one run, in a context. Print a message if the run has to use the embedded
+    broker."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
@@ -121,8 +121,8 @@ def logs(run: str, tail: int) -> dict[str, list[str]]:
 @dataclass(frozen=True, slots=True)
 class Programs:
     """Commands of the components. The path of an agent's configuration is appended to the agent's
-    command. Agents that are Python modules with a function `main` are forked from one process that has
-    imported them."""
+    command. If agents are Python modules with a function `main`, they are forked from one process that
+    has imported these modules."""
 
     mosquitto: str | None = field(default_factory=find_mosquitto)
     """Path of the Mosquitto broker; None if the embedded broker is used."""
@@ -134,8 +134,8 @@ class Programs:
 class ProcessRuntime:
     """Runtime whose devices are processes of this host.
 
-    Use it in the main thread only, because a process ends when the thread that started it ends
-    (`host.die_with_parent`).
+    Use this class in the main thread only: when a thread ends, all processes that the thread has started
+    end, too (`host.die_with_parent`).
     """
 
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
@@ -146,7 +146,7 @@ class ProcessRuntime:
         self._children = Children()
         self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
-        """Commands of broker and aggregator, for restarting them."""
+        """Commands with which broker and aggregator are restarted, by component."""
         self._logs = LogWriter()
         self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
@@ -202,11 +202,12 @@ class ProcessRuntime:
     def limit(self, device: str) -> None:
         """Apply the CPU share of `device`, whose client is ready.
 
-        No effect on a device that has ended, or on a device that was not started: in the latter case,
-        somebody else has logged in under the device's name.
+        The call has no effect on a device that has ended. It also has no effect on a device that was not
+        started. In that case, somebody else has logged in under the device's name.
 
-        Do not limit a process before its client is ready. Otherwise the process could be suspended
-        before it asks the kernel to end it with its parent. It could then outlive the controller.
+        Do not limit a process before its client is ready. A process first asks the kernel to end it
+        together with the controller. If the process were suspended before this request, it could outlive
+        the controller.
         """
         if device not in self._children:
             return
@@ -216,8 +217,8 @@ class ProcessRuntime:
         """Do nothing, because processes have no weights."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
-        """Carry out an action. The relay changes links. Signals do everything else. Raises
-        BadInputError."""
+        """Carry out an action. The relay changes links. Signals do everything else. Raises BadInputError
+        if a link cannot change as requested."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
             return [(ROUTER, DeviceOrder(device, self._link_action(action)))]
         match action:
@@ -253,8 +254,8 @@ class ProcessRuntime:
         return []
 
     def _link_action(self, action: SetLink | Disconnect | Reconnect) -> SetLink | Disconnect | Reconnect:
-        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot carry it
-        out."""
+        """Convert `action` to the relay's units. Raises BadInputError if the relay cannot carry out the
+        action."""
         if not self._has_relay:
             raise BadInputError(
                 "links cannot change in this run, because no device has a link: add one to the "
@@ -425,8 +426,8 @@ class ProcessRuntime:
 
 
 def environment(directory: RunDirectory, component: str) -> dict[str, str]:
-    """Environment variables of a process. They mark the process as `component` of a run, and make Python
-    write its output line by line."""
+    """Environment variables of a process. The variables mark the process as `component` of a run, and
+    make Python write its output line by line."""
     return {
         RUN: directory.run,
         COMPONENT: component,
@@ -440,16 +441,16 @@ class ProcessInfo:
     """A live process that belongs to a run."""
 
     process: psutil.Process
-    """The process. psutil also checks its start time, so that a later process with the same pid is not
-    mistaken for it."""
+    """Handle of the process. psutil compares the start time, so that a later process with the same pid
+    is never signalled by mistake."""
     run: str
     component: str
     directory: str | None
 
 
 def find() -> list[ProcessInfo]:
-    """Find all processes of this user that belong to a run. The marks in their environment identify
-    them."""
+    """Find all processes of this user that belong to a run. A process belongs to a run if its
+    environment has the variable `RUN`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -463,8 +464,8 @@ def find() -> list[ProcessInfo]:
 
 
 def remove(run: str | None = None, spare: str | None = None) -> int:
-    """End all processes of `run`, or of all runs if `run` is None, including suspended ones. Return the
-    number of processes.
+    """End all processes of `run`, or of all runs if `run` is None. Suspended processes are ended, too.
+    Return the number of processes.
 
     The calling process, its ancestors, and processes of the component `spare` are left alone.
     """
@@ -502,7 +503,7 @@ def still_alive(processes: Iterable[psutil.Process], timeout: float) -> list[psu
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process is running or suspended. A zombie has ended."""
+    """Whether a process is running or suspended. A zombie counts as ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False

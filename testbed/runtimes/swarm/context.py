@@ -46,11 +46,11 @@ class SwarmContext:
     """Labels of all objects of the run."""
     proxies: EngineProxies
     ids: dict[str, str] = field(default_factory=dict)
-    """Ids of the images that all nodes have, by tag. If an image is named by its id, the engine does not
-    ask a registry for it."""
+    """Ids of the images that all nodes have, by tag. The engine asks no registry for an image that is
+    named by its id."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
-        """Create the service of `container`; return its id."""
+        """Create the service of `container`; return the id of the service."""
         image = self.ids.get(container.image, container.image)
         return services.create(self.manager, replace(container, image=image), options)
 
@@ -59,7 +59,8 @@ class SwarmContext:
         return object_name_of(self.spec.directory.run, what)
 
     def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
-        """Volume of the run, which exists on each node that uses it."""
+        """Volume of the run, to mount at the path `target`. Each node that uses the volume has one of
+        its own."""
         return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:
@@ -75,9 +76,12 @@ class SwarmContext:
     def await_tasks(
         self, expected: Mapping[str, int], components: Mapping[str, str], earlier: Collection[str] = ()
     ) -> dict[str, list[dict[str, Any]]]:
-        """Wait until each service has as many running tasks as `expected`, by service id. Return the
-        running tasks, by service id. `components`: component of each service, for messages. Tasks with
-        ids in `earlier` do not count. Raises HostError."""
+        """Wait until each service has enough running tasks. Return the running tasks, by service id.
+
+        `expected`: number of tasks, by service id. `components`: components of the services, by service
+        id, for messages. Tasks with ids in `earlier` do not count. Raises HostError if a task fails or
+        starts too late.
+        """
         return services.await_tasks(
             self.manager,
             expected,
@@ -117,5 +121,5 @@ class SwarmContext:
 
 def without_group(limits: CpuLimits) -> CpuLimits:
     """Convert `limits` for a device that is not in a control group of the run. The weight of that device
-    competes directly with those of all processes of the host."""
+    competes directly with the weights of all processes of the host."""
     return limits if limits.weight is None else replace(limits, weight=weight_alone(limits.weight))

@@ -74,8 +74,8 @@ class EngineProxies:
         suffix: str = "",
     ) -> None:
         """`folder`: folder for sockets, accessible to this process only. `image`: image of the services.
-        `suffix`: end of the services' names. It distinguishes them from services of an earlier process
-        of the run, which may still exist."""
+        `suffix`: end of the services' names. An earlier process of the run may have left services
+        behind, so a new process needs another suffix."""
         self._manager = manager
         self._nodes = nodes
         self.image = image
@@ -90,7 +90,7 @@ class EngineProxies:
         self.here = here.id
         self.engines: dict[str, docker.DockerClient] = {here.id: manager}
         self.unreachable: set[str] = set()
-        """Ids of nodes that did not answer. No further request is sent to them."""
+        """Ids of nodes that did not answer. These nodes get no further requests."""
 
     @property
     def others(self) -> list[Node]:
@@ -161,8 +161,8 @@ class EngineProxies:
         volumes: Sequence[Volume] = (),
         more_configs: Sequence[ServiceFile] = (),
     ) -> str:
-        """Create a service of `agents.node.node_agent` with the configuration `config`. Return its
-        id."""
+        """Create a service of `agents.node.node_agent` with the configuration `config`. Return the id of
+        the service."""
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
@@ -235,7 +235,7 @@ class EngineProxies:
 
         Each node's engine removes its own proxy. The engine's answer is lost, because it would have to
         pass through the removed proxy. The Swarm would remove the containers, too, but would not report
-        when it has done so.
+        the end of the removal.
         """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:
@@ -263,8 +263,8 @@ def is_proxy(container: Mapping[str, Any]) -> bool:
 
 
 def proxy_image(manager: docker.DockerClient, run: str) -> str | None:
-    """Image of the engine proxies of `run`; None if it is unknown. The image is known even if only the
-    clean-up of the run is left to do."""
+    """Image of the engine proxies of `run`; None if the image is unknown. The image is known even if
+    only the clean-up of the run is left to do."""
     for one in services.list_services(manager, run):
         if one["Spec"]["Labels"].get(COMPONENT_LABEL) == ENGINE_PROXY:
             return str(one["Spec"]["TaskTemplate"]["ContainerSpec"]["Image"])

@@ -38,8 +38,8 @@ class Push(NamedTuple):
 
 
 def images_to_push(built: Images, registry: str) -> list[Push]:
-    """Images that nodes pull. They include the images of broker and aggregator, which run on this host
-    but are services like all others."""
+    """Images that nodes pull. Broker and aggregator run on this host, but they are services like all
+    others. Therefore their images are included."""
     found = []
     for tag in dict.fromkeys((built.base, built.agent, built.broker, *built.groups.values())):
         repository, _, version = registry_name(tag, registry).rpartition(":")
@@ -49,8 +49,8 @@ def images_to_push(built: Images, registry: str) -> list[Push]:
 
 def registry_name(tag: str, registry: str) -> str:
     """Return the name in `registry` of an image of this host. An image without a version gets the
-    version `latest`. If the tag of a user's image contains a registry or a digest, `:` and `@` in it
-    become `-`."""
+    version `latest`. If the tag of a user's image contains a registry or a digest, `:` and `@` in the
+    tag become `-`."""
     path, _, version = tag.rpartition(":") if ":" in tag.rpartition("/")[2] else (tag, "", "latest")
     return f"{registry.rstrip('/')}/{path.replace(':', '-').replace('@', '-')}:{version}"
 
@@ -103,7 +103,7 @@ def copy(
 
 def _content(engine: docker.DockerClient, tag: str) -> tuple[Any, Any] | None:
     """Return the layers and the environment of an image; None if the engine has no image of that name.
-    Both are independent of how an engine stores the image."""
+    Layers and environment do not depend on how an engine stores the image."""
     try:
         found = engine.images.get(tag).attrs
     except ImageNotFound:
@@ -127,7 +127,7 @@ def common_ids(
 
 def prune(manager: docker.DockerClient, progress: Progress) -> None:
     """Remove copied images that no container uses from the other nodes of the Swarm. The next run copies
-    them again. No effect if this engine manages no Swarm. Raises HostError."""
+    the images again. If this engine manages no Swarm, the call has no effect. Raises HostError."""
     with as_host_error("remove images"):
         nodes = swarm_nodes.nodes(manager) if swarm_nodes.manages(manager.info()) else []
         if len(nodes) < 2 or not _read_copied():

@@ -61,9 +61,9 @@ def remove(
     """Remove everything of `run` through the nodes' engines. The `proxies` to the engines are removed
     last.
 
-    Logs, and the files that devices need to resume, are saved to `directory` unless that is None. A node
-    that does not answer gets no further request. It is reported after everything else is removed. Raises
-    HostError.
+    Logs, and the files that devices need to resume, are saved to `directory`; None to save nothing. A
+    node that does not answer gets no further requests. After everything else is removed, HostError
+    reports all nodes that could not be cleaned up and all files that could not be saved.
     """
     failed = dict(_pending(manager, proxies, run))
     unsaved: list[str] = []
@@ -138,9 +138,9 @@ def temporary_proxies(
 def _pending(
     manager: docker.DockerClient, proxies: EngineProxies, run: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield each node of the Swarm that was not cleaned up, because this or an earlier removal of `run`
-    could not reach it, and that cannot be reached now. Each item has the id of the node and a message
-    for the user."""
+    """Yield the nodes of the Swarm that cannot be reached now, and that still have objects of `run`.
+    This process or an earlier removal of `run` could not reach these nodes. Each item has the id of the
+    node and a message for the user."""
     api: Any = manager.api
     with as_host_error("list the nodes"):
         names = {one["ID"]: one["Description"]["Hostname"] for one in api.nodes()}
@@ -175,9 +175,9 @@ def _save_disks(engine: docker.DockerClient, run: str, directory: RunDirectory) 
 
 
 def _await_networks(engine: docker.DockerClient, run: str) -> None:
-    """Wait until a node's parts of the networks of `run` are removed. The Swarm removes them after the
-    end of the last task that needs them. After the removal of the engine proxy, this could no longer be
-    observed."""
+    """Wait until a node's parts of the networks of `run` are removed. The Swarm removes a network from
+    the node when the last task that needs the network has ended. The wait needs the engine proxy, so it
+    comes before the removal of the engine proxy."""
     deadline = time.monotonic() + _NETWORKS_TIMEOUT_SECONDS
     while time.monotonic() < deadline and any(
         one["Labels"].get(COMPONENT_LABEL) not in COMPONENTS for one in executor.networks(engine, run)

@@ -152,8 +152,9 @@ def live_runs() -> list[LiveRun]:
 
 
 def take_down(run: str, directory: RunDirectory | None) -> bool:
-    """Remove what is left of `run` in the Swarm. Save its logs to `directory` unless that is None.
-    Return False if this host manages no Swarm. Raises HostError if something may be left."""
+    """Remove everything that `run` still has in the Swarm. Save the run's logs to `directory`; None to
+    save no logs. Return False if this host manages no Swarm. Raises HostError if something may be
+    left."""
     with _manager() as manager:
         if manager is None:
             return False
@@ -214,7 +215,8 @@ class SwarmRuntime:
         self._run = spec.directory.run
         self._owner = container_files.owner()
         self.congestion_control = kernel.congestion_control()
-        """TCP congestion control of all containers; None if they use the hosts'."""
+        """TCP congestion control of all containers; None if each container uses the setting of its
+        host."""
         self._launch = launch(
             spec,
             built,
@@ -389,7 +391,7 @@ class SwarmRuntime:
         executor.isolate(engine, self._images.agent, self._run, network, endpoints, here=False)
 
     def limit(self, device: str) -> None:
-        """Apply the CPU quota of `device`. No effect on a device that has ended."""
+        """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
         self._devices.limit(device)
 
     def begin(self) -> None:

@@ -1,5 +1,5 @@
-"""Services, networks, secrets and configurations of a run on a Swarm. They are created from the
-specifications of containers (`testbed.runtimes.docker.containers`).
+"""Services, networks, secrets and configurations of a run on a Swarm, created from the specifications of
+containers (`testbed.runtimes.docker.containers`).
 
 A Swarm cannot set some limits of a service, such as swap and CPU quotas with a given period. The engine
 of the node sets these limits after the container has started.
@@ -203,7 +203,7 @@ def create_secret(
     target: str,
     **file: int,
 ) -> ServiceFile:
-    """Create a secret that contains `data`. It is mounted at `target` in a container."""
+    """Create a secret that contains `data`. The secret is mounted at `target` in a container."""
     made = manager.api.create_secret(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, **file)
 
@@ -211,8 +211,8 @@ def create_secret(
 def create_config(
     manager: docker.DockerClient, name: str, data: bytes, labels: Mapping[str, str], target: str
 ) -> ServiceFile:
-    """Create a configuration that contains `data`. It is mounted at `target` in a container, and all
-    users can read it."""
+    """Create a configuration that contains `data`. The configuration is mounted at `target` in a
+    container, and all users can read it."""
     made = manager.api.create_config(short_name(name), data, dict(labels))
     return ServiceFile(id=made["ID"], name=short_name(name), target=target, mode=0o444)
 
@@ -250,8 +250,9 @@ def await_tasks(
     """Wait until each service has enough running tasks. Return the running tasks, by service id.
 
     `expected`: number of tasks, by service id. `describe`: returns the name of a service for messages.
-    Tasks with ids in `earlier` do not count. Tasks on nodes that are not in `nodes` (names by id) do not
-    count either, because such a node may have just joined the Swarm. Raises HostError.
+    `nodes`: names of the nodes, by node id. Tasks with ids in `earlier` do not count. Tasks on a node
+    that is not in `nodes` do not count either, because the node may have just joined the Swarm. Raises
+    HostError if a task fails or starts too late.
     """
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     left, done = dict(expected), {}
@@ -305,7 +306,8 @@ def restart(manager: docker.DockerClient, service: str) -> set[str]:
 
 
 def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
-    """Last lines of the log of the service `name`, for an error message; empty if it cannot be read."""
+    """Last lines of the log of the service `name`, for an error message; empty if the log cannot be
+    read."""
     api: Any = manager.api
     try:
         text: bytes = api.service_logs(
@@ -317,7 +319,8 @@ def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
 
 
 def task_address(task: Mapping[str, Any], network_name: str) -> str:
-    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has none."""
+    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has no address on
+    that network."""
     for one in task.get("NetworksAttachments", ()):
         if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
