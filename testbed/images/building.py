@@ -215,8 +215,8 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image. The Dockerfile gets the tag of the image `parent` as a build argument: PARENT if
-        the run adds the image, otherwise the name of the parent in capitals."""
+        """Build one image. The Dockerfile gets the tag of the image `parent` as a build argument: PARENT
+        if the run adds the image, otherwise the name of the parent in capitals."""
         arguments = {}
         if parent is not None:
             name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)
