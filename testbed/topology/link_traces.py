@@ -6,7 +6,7 @@ There are two formats.
   last line is also the duration of the trace. After this time, the trace repeats without end.
 - CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
   (fraction of the packets). Then a row of numbers follows for each change of the link. A row holds until
-  the next one. The first row is at time 0. Empty lines and lines that begin with # are skipped.
+  the next row. The first row is at time 0. Empty lines and lines that begin with # are skipped.
 """
 
 from __future__ import annotations
@@ -282,6 +282,7 @@ def _whole_rate(rate: float) -> int:
 
 
 def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
-    """Make a trace. A trace whose values never change does not repeat."""
+    """Make a trace that repeats after `period` seconds; None for no repetition. A trace whose values
+    never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
     return LinkSeries(times, columns, period if changes else None)

@@ -421,8 +421,9 @@ def draw_requested(
 ) -> tuple[dict[str, Indices], Indices]:
     """Draw the samples of each device in `requests` at random without replacement.
 
-    Requests with the fewest classes are served first. Returns the indices of each device's samples, and
-    the indices of all samples that are left. Raises TooFewSamplesError.
+    Requests for fewer classes are served before requests for more classes. Requests without classes come
+    last. Returns the indices of each device's samples, and the indices of all samples that are left.
+    Raises TooFewSamplesError if a request cannot be met.
     """
     if not requests:
         return {}, np.arange(len(labels))
