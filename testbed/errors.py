@@ -108,7 +108,7 @@ def _may_write(path: Path) -> bool:
 @contextmanager
 def reading_run(run: Path) -> Iterator[None]:
     """Convert errors of reading the run directory `run` (a missing or damaged file) to BadInputError.
-    Use it only around code that does nothing but read."""
+    Use this context only around code that only reads the run."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:

@@ -21,15 +21,15 @@ from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
-"""Maximum number of runs that each have a column. If there are more runs, only the charts of all runs
-are shown."""
+"""Maximum number of runs for which the page has one column per run. If there are more runs, the page
+shows only charts that contain all runs."""
 BY_DEVICE = "loss-by-device"
-"""Name of the chart of all runs that is shown if a run evaluates by device."""
+"""Name of a chart that contains all runs. It is shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Names of the charts of single runs."""
+"""Names of the charts that contain only one run."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
-is measured."""
+"""Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
+time, nothing is measured."""
 _LIVE_LANE_UPDATES = 10_000
 """Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
 are shown, because this chart is computed and sent twice a second."""
@@ -50,12 +50,12 @@ class Panel:
     name: str
     """Name of the chart. It stays the same in all updates of the page."""
     column: int | None
-    """Column of the run; None for a chart of all runs."""
+    """Number of the run's column, from 0; None if the chart contains all runs."""
     chart: Chart
 
     @property
     def shown(self) -> bool:
-        """Whether there is enough data to show."""
+        """Whether the chart has enough data to be shown."""
         return not self.chart.is_bare
 
 
@@ -70,8 +70,8 @@ class Board:
         self.tables: tuple[DeviceTable, ...] = ()
         """Tables of the devices, one per column."""
         self.marks: tuple[ActionMarks, ...] = ()
-        """Marks of actions on the charts, one entry per column. If there are several runs, a last entry
-        has the marks on the charts of all runs."""
+        """Marks of actions on the charts: one entry per column. If there are several runs, a last entry
+        has the marks on the charts that contain all runs."""
         self.remarks: tuple[tuple[str, ...], ...] = ()
         """Remarks that apply to several charts. There is one tuple of sentences per entry of `marks`."""
         self._due = 0.0

@@ -17,11 +17,11 @@ from testbed.traits import is_simulated
 from testbed.watching.screen import rate
 
 MAX_ROWS = 40
-"""Maximum number of devices that are all shown. If there are more, groups and `SOME_ROWS` devices are
-shown."""
+"""Maximum number of devices for which the table shows every device. If there are more devices, the table
+shows the groups and `SOME_ROWS` devices."""
 SOME_ROWS = 15
-"""Number of devices that are shown if there are more than `MAX_ROWS`. They are the first ones in the
-order that the visitor chooses."""
+"""Number of devices that are shown if there are more than `MAX_ROWS`. The visitor chooses the order of
+the devices, and the first ones are shown."""
 _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
@@ -43,7 +43,7 @@ class DeviceTable:
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
-    (share of its rate that a link carried while packets waited). NaN if unknown."""
+    (share of the link's rate that was carried while packets waited). NaN if unknown."""
     live: bool
     """Whether the run is live. If so, `used`, `up` and `down` are means over the last seconds, and
     `memory` is the latest value. Otherwise they are means over the run, and `memory` is the maximum."""

@@ -47,7 +47,7 @@ class VisibleRuns:
         the list. Rows are cached because browsers request the list every few seconds."""
 
     def paths(self) -> list[Path]:
-        """Return the directories of all runs."""
+        """Return the directories of all runs that visitors may see."""
         return [*self._named.values()] or [path.parent for path in self.runs.glob("*/manifest.json")]
 
     def path(self, run: str) -> Path | None:
@@ -57,7 +57,8 @@ class VisibleRuns:
         return {path.name: path for path in self.paths()}.get(run)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the list of runs: live runs first, then the newest."""
+        """Return the rows of the list of runs. Live runs come first. Newer runs come before older
+        ones."""
         rows = [self._row(path) for path in self.paths()]
         rows.sort(key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
@@ -96,7 +97,7 @@ def _sorted_by(row: dict[str, Any], name: str) -> str:
 
 def variables(paths: Sequence[Path], theme: str | None, retry_ms: int = 0) -> dict[str, Any]:
     """Return the variables of the template `wait.html` for the runs in `paths`. If `theme` is None, the
-    page asks the browser for its theme. The page asks again after `retry_ms` milliseconds."""
+    page asks the browser for its theme. The page repeats its request after `retry_ms` milliseconds."""
     rows = [text_row(run_row(RunDirectory(path))) for path in paths]
     shown = [(row, [(name, row[name]) for name in _FACTS if row[name] != "–"]) for row in rows]
     return {"rows": shown, "theme": theme, "retry_ms": retry_ms, "unreadable": {}}

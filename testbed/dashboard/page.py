@@ -60,8 +60,8 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
 
 
 def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 0) -> None:
-    """Show the first page, which asks again after `retry_ms` milliseconds. If a run of `board` cannot be
-    read, show the reason instead."""
+    """Show the first page, which repeats its request after `retry_ms` milliseconds. If a run of `board`
+    cannot be read, show the reason instead."""
     document.title = first_page.title([feed.path for feed in board.feeds])
     document.template = TEMPLATES.get_template("wait.html")
     known = first_page.variables([feed.path for feed in board.feeds], theme, retry_ms)

@@ -37,7 +37,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Number of lines at the end of a log that are shown."""
+"""Maximum number of lines of a log that are shown. They are the last lines of the log."""
 _ANSWER_SECONDS = 0.05
 """Seconds to wait before the charts of a new board are computed. During this time the server sends the
 first page."""
@@ -58,7 +58,8 @@ class Site:
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
 
     def board(self, paths: tuple[Path, ...]) -> Board:
-        """Return the board of the run directories `paths`. All visitors get the same board."""
+        """Return the board of the run directories `paths`. All visitors of the same runs get the same
+        board."""
         board = self._boards.get(paths)
         if board is None:
             feeds = [self._feeds.get(path) or Feed(path) for path in paths]

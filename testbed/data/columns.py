@@ -106,9 +106,9 @@ def read(
 ) -> DecodedSplit:
     """Decode all samples of `split`.
 
-    `train`: the decoded training samples, if `split` is another split. `count` is called from time to
-    time with the number of samples read so far. The function holds the returned arrays and one batch in
-    memory. Raises DataError.
+    `train`: the decoded training samples; None if `split` has the training samples. `count` is called
+    from time to time with the number of samples read so far. The function holds the returned arrays and
+    one batch in memory. Raises DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}

@@ -29,7 +29,7 @@ _TABLES = ("parquet", "npz", "csv", "tsv")
 _IMAGES = ("jpeg", "jpg", "png")
 """File types whose files hold one sample each, in a folder that is named like the sample's class."""
 _CSV_BLOCK = 2**26
-"""Number of bytes of a CSV file from which the types of its columns are inferred."""
+"""The types of a CSV file's columns are inferred from this many bytes at its start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ _ECHO_BITS = 1000
 _LOSS_SLACK = 0.02
 """Tolerance for the share of lost round trips, in addition to random deviations."""
 _CHANCE_SIGMAS = 4.0
-"""Deviations up to this many standard deviations count as random."""
+"""Maximum number of standard deviations by which a random deviation differs from the expected value.
+Larger deviations do not count as random."""
 _CONTEXT_BYTES = 512 * 2**20
 """Upper bound of the GPU memory of a process's CUDA context, in bytes. NVML counts this memory, but the
 process does not request it. Usual values are some hundred MB; they were not measured here."""
@@ -120,7 +121,7 @@ class GpuFidelity:
     """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
     NVML does not report it for clients of MPS."""
     outside: int
-    """Number of samples in which the client was not under MPS, although MPS has to limit it."""
+    """Number of samples that show the client outside MPS, although MPS has to limit the client."""
 
     @property
     def over_memory(self) -> bool:
@@ -372,8 +373,8 @@ class Fidelity:
 
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Name of another host -> maximum error of the times of its devices, in seconds. Empty if there is
-    only one host."""
+    """Name of each other host -> maximum error, in seconds, of the times that are recorded for devices
+    on that host. Empty if there is only one host."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -384,8 +385,8 @@ class Fidelity:
         the `error` in %. The figure `cpu` also has the values of `measured`, `used`, `demand` and
         `wanted` of DeviceFidelity.
 
-        `clocks` has the `uncertainty` of the clock of each other host, in seconds. It is left out if
-        there is only one host.
+        `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
+        if there is only one host.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}

@@ -69,8 +69,8 @@ class FreeCores:
     made. The load of this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds to measure before a host can be called quiet, seconds to measure before it can be called
-    busy, and maximum seconds to wait if the kernel's counters lag behind."""
+    """Times of the measurement, in seconds: minimum before a host can be called quiet, minimum before a
+    host can be called busy, and maximum if the kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -220,8 +220,8 @@ class CpuTimes(NamedTuple):
 
 
 def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
-    """Parse `/proc/stat`; return the times of each online CPU by its number. `ticks`: clock ticks per
-    second, 100 on every Linux."""
+    """Parse `stat`, the text of `/proc/stat`; return CPU number -> times of the CPU. CPUs that are
+    offline are left out. `ticks`: clock ticks per second, 100 on every Linux."""
     lines = (line.split() for line in stat.splitlines())
     return {
         int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
@@ -231,7 +231,7 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return the counters of each CPU of this host by number. On Linux psutil is not used, because it
+    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because it
     lists online CPUs by position and not by number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
@@ -275,8 +275,8 @@ def _foreign_share(spent: _Times, own: float) -> float:
 
 
 def _share(part: float, spent: _Times) -> float:
-    """Return `part` as a share of the time `spent`. It is clipped to the range from 0 to 1, because the
-    kernel's counters may step back."""
+    """Return `part` as a share of the time `spent`. The share is clipped to the range from 0 to 1,
+    because the kernel's counters may step back."""
     return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
 
 

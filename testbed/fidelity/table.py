@@ -157,7 +157,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
     """Return the cells `got` and `error` for a device that was never busy for long. The cells come from
-    the device's CPU share while its client wanted to run."""
+    the device's CPU share while its client wanted to run. A device that got at least the requested share
+    has the cell `enough`."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:

@@ -280,8 +280,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if round trips were lost that should not have been, and a reason if there was a
-    delay although none was requested."""
+    """Yield a reason if more round trips were lost than requested, and a reason if there was a delay
+    although no delay was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
@@ -429,7 +429,7 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
 
 
 def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if the times of devices on other hosts are not known well enough."""
+    """Yield a reason if the times of devices on another host may have too large an error."""
     delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
     limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
     off = {host: one for host, one in fidelity.clocks.items() if one > limit}

@@ -22,7 +22,8 @@ SLICE = ".slice"
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
-"""File, weight of a single process, and maximum weight, for cgroup v1 and v2."""
+"""For cgroup v1 and v2: name of the file with a group's CPU weight, weight of a single process, and
+maximum weight."""
 
 
 def parent(run: str, group: str, driver: str) -> str:

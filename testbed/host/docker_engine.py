@@ -162,7 +162,8 @@ def is_available() -> bool:
 
 
 def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
-    """Return why the engine described by `info` (`docker info`) cannot run devices; None if it can."""
+    """Return why the engine described by `info` (`docker info`) cannot run devices; None if the engine
+    can."""
     if "BuildahVersion" in info:
         return Unfit(
             "the engine is Podman: isolated devices cannot reach its name server, which is on the host",
@@ -195,7 +196,8 @@ def _engine_place(info: Mapping[str, Any]) -> str | None:
 
 
 def _full_release(release: str) -> str:
-    """Complete a kernel release to three numbers: `6.8-rc1`, as Docker writes it, is `6.8.0-rc1`."""
+    """Complete a kernel release to three numbers. For example, Docker reports `6.8-rc1`, and the result
+    is `6.8.0-rc1`."""
     return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
 
 

@@ -179,7 +179,8 @@ def main() -> None:
 
 def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
     """Carry out orders until the controller ends, or until SIGTERM was received and all forks have
-    ended. Returns None in the fork server, and the order to carry out in a fork."""
+    ended. In a fork, return the order that the fork has to carry out. In the fork server, return
+    None."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)

@@ -25,7 +25,7 @@ class Feature:
     purpose: str
     """Purpose of the feature, in words."""
     needed: bool = True
-    """Whether a link needs the feature even if it has only a rate."""
+    """Whether a link needs the feature even if only the link's rate is limited."""
 
 
 _ROOT = "tc qdisc add dev lo root"

@@ -11,7 +11,8 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs `module` (dotted name; for a package its `__main__`) as a program."""
+    """Return the command that runs `module` as a program. `module`: dotted name. For a package, the
+    command runs its module `__main__`."""
     return [sys.executable, "-P", __file__, module, *arguments]
 
 

@@ -33,10 +33,11 @@ def run(
     """Run `command` to its end.
 
     The program runs in its own session, so Ctrl-C reaches only this process. This process then ends the
-    program and all its children. `stop`: if another thread sets it, the program is ended. `output`: file
-    for standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for
-    a program that does not remove them when it is killed; None for the default folder. Raises HostError
-    with the last lines of the program's output if the program fails, and StoppedError if `stop` was set.
+    program and all its children. `stop`: event with which another thread can end the program. `output`:
+    file for standard output; None to show the output only in errors. `temporary`: folder for temporary
+    files, for a program that does not remove them when it is killed; None for the default folder. Raises
+    HostError with the last lines of the program's output if the program fails, and StoppedError if
+    `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:

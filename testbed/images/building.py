@@ -45,7 +45,7 @@ _SCRATCH = "build-"
 """Prefix of folder names for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Architectures that PyTorch has wheels for: Docker's (and Debian's) name -> pip's name."""
+"""Architectures for which PyTorch has wheels: Docker's (and Debian's) name -> pip's name."""
 Progress = Callable[[str], None]
 
 
@@ -78,8 +78,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files. It is in the cache, because /tmp may be in memory. Leftovers of
-    killed builds are removed first, so the caller must hold the build lock."""
+    """Make a folder for temporary files. The folder is in the cache, because /tmp may be in memory.
+    Leftovers of killed builds are removed first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -97,7 +97,7 @@ class Builder:
     client: docker.DockerClient
     """Client of the engine that builds."""
     tags: Tags
-    """Kind of image -> its tag, parents first."""
+    """Kind of image -> tag of the image. Parents come before their children."""
     scratch: Path
     """Folder for temporary files."""
     progress: Progress
@@ -105,7 +105,7 @@ class Builder:
     expected: BuildTime
     """Estimate of the time left."""
     own: ImageAdditions | None = None
-    """Code and packages that the run adds; None if it adds nothing."""
+    """Code and packages that the run adds; None if the run adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
@@ -187,7 +187,7 @@ class Builder:
         return wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
 
     def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
-        """Write the tar archive that the engine builds from: the Dockerfile and `files`.
+        """Write the tar archive from which the engine builds an image: the Dockerfile and `files`.
 
         `files`: path in the archive -> path on this host.
         """
@@ -236,7 +236,7 @@ class Builder:
         self._report(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
 
     def _report(self, text: str) -> None:
-        """Report progress, with the time left if it is known."""
+        """Report `text`, followed by the remaining time if that time is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
 
 
