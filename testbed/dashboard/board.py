@@ -126,7 +126,7 @@ class Board:
         together = [runs] if len(runs) > 1 else []
         self.marks = tuple(marks(own) for own in (*([runs[c]] for c in self.columns), *together))
         places = (*self.columns, *[None] * len(together))
-        alone = len(runs) == 1  # if so, the charts of all runs are the run's
+        alone = len(runs) == 1  # then all charts show this run
         self.remarks = tuple(
             remarks(one.chart for one in drawn if alone or one.column == place) for place in places
         )

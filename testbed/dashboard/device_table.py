@@ -46,7 +46,8 @@ class DeviceTable:
     (share of the link's rate that was carried while packets waited). NaN if unknown."""
     live: bool
     """Whether the run is live. If so, `used`, `up` and `down` are means over the last seconds, and
-    `memory` is the latest value. Otherwise they are means over the run, and `memory` is the maximum."""
+    `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the run,
+    and `memory` is the maximum."""
 
     @property
     def caption(self) -> str:
@@ -87,8 +88,8 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Return one row per group, with the columns of `DeviceTable.devices` and a name such as `fast
-    ×500`. A row has the sums of updates and shares, and the means of other figures. Its state is the
-    number of offline devices."""
+    ×500`. A row has the sums of updates and shares, and the means of other figures. The `state` of a row
+    is the number of the group's devices that are offline."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
         mean = own.mean(numeric_only=True)

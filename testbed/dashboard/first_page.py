@@ -1,8 +1,8 @@
 """The list of runs, and the first page of a set of runs. The first page shows names and main facts of
 the runs while the charts are prepared.
 
-On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs
-neither, so `serving` shows these pages until the web server can take over.
+On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs neither
+Bokeh nor pandas nor charts, so `serving` shows these pages until the web server can take over.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _RATE_SECONDS = 10.0
 
 
 def header(feed: Feed, name: str = "") -> str:
-    """Return the header of the run in `feed`. `name`: short name of the run among several runs; empty if
-    there is only one run."""
+    """Return the header of the run in `feed`. `name`: short name of the run; empty if the page shows
+    only one run."""
     run = feed.run
     if run is None:
         return escape(feed.error)

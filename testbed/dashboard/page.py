@@ -158,7 +158,8 @@ class _PageView:
         return div
 
     def _join_times(self) -> None:
-        """Link the time axes of charts that are compared, so that they zoom together."""
+        """Link the time axes of charts that are compared. Zooming in one chart then zooms the others,
+        too."""
         pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
@@ -167,7 +168,8 @@ class _PageView:
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
-    """Return the names of the charts of single runs, one row per kind of chart."""
+    """Return the names of the charts that contain only one run. Each row has the charts of one kind, one
+    per run."""
     kinds: dict[str, list[str]] = {}
     for panel in panels:
         if panel.column is not None:

@@ -115,12 +115,12 @@ def serve_page(
             stdout=subprocess.DEVNULL,
             stderr=None if log is None else stack.enter_context(log.open("ab")),
             pass_fds=(listening.fileno(),),
-            start_new_session=True,  # so that Ctrl-C does not reach it; it is terminated below
+            start_new_session=True,  # Ctrl-C does not reach the page's process, which ends below
         )
     try:
         yield page
     finally:
-        page.terminate()  # before it ends, it shows the end of the run
+        page.terminate()  # the page shows the end of the run before its process ends
         try:
             page.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:

@@ -92,7 +92,7 @@ class Site:
 
 
 def _prepare(board: Board) -> None:
-    """Compute the charts of a new board, and keep it until its visitor requests them."""
+    """Compute the charts of a new board, and keep the board until its visitor requests the charts."""
     board.refresh()
     IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 
@@ -172,7 +172,7 @@ def serve(listening: socket.socket, site: Site) -> None:
     logging.getLogger("tornado.application").addFilter(is_not_early_leave)
     logging.getLogger("bokeh.server.views.ws").setLevel(
         logging.ERROR
-    )  # no messages on visitors who left
+    )  # no messages about visitors who left
     settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(

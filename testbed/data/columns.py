@@ -208,8 +208,8 @@ def _as_classes(
 
 
 def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
-    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. They are
-    read as tokens if `length` is set, and refused otherwise."""
+    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. Such lists
+    are read as tokens if `length` is set. If `length` is not set, DataError is raised."""
     array = _array(column, data, place, first)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
         return array
@@ -501,6 +501,6 @@ def _holds_tokens(x: Array) -> bool:
 
 
 def _scale(x: Array) -> float:
-    """Return the factor that scales the inputs. It maps pixels to the range from 0 to 1; for all other
-    inputs it is 1."""
+    """Return the factor by which inputs are multiplied. For pixels, the factor maps values to the range
+    from 0 to 1. For all other inputs, the factor is 1."""
     return 1 / 255 if x.dtype == np.uint8 else 1.0

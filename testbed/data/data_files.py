@@ -307,7 +307,7 @@ def _split_name(paths: Sequence[Path]) -> str:
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
     Raises HostError."""
-    # The libraries read this at import. It keeps them from sending usage statistics.
+    # The libraries read this variable when they are imported. They then send no usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import huggingface_hub

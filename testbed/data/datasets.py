@@ -171,8 +171,8 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """Return the dataset. If it lacks test or validation samples, set training samples aside for them,
-    according to `split`."""
+    """Return the dataset. If the dataset lacks test or validation samples, training samples are set
+    aside for this purpose, according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
@@ -434,7 +434,7 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         if decoded.clients is not None:
             with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.atomic_write(folder / _CONTENTS) as partial:  # last: the files that it names exist
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: all files named here exist
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(

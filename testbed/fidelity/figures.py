@@ -59,9 +59,8 @@ class RequestedCpu:
     """Length of a CFS period in seconds, as set in the kernel; None if no control group limits the
     device."""
     at: float = 0.0
-    """Device time from which the request was in force, in seconds. For a change, this is the time at
-    which the change was completed.
-    """
+    """Device time from which the request was in force, in seconds. If an action changed the request,
+    `at` is the time at which the action was completed."""
     limits: RequestedLimits | None = None
     """Limits of the device's control group; None if no control group limits the device."""
 
@@ -244,7 +243,7 @@ class DeviceFidelity:
     """Share of one core that the device used over the whole run, including starts after a crash; None if
     there is no telemetry."""
     probes: int
-    """Number of probes that the link's figures are based on."""
+    """Number of probes from which the link's figures were computed."""
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
@@ -254,7 +253,8 @@ class DeviceFidelity:
     wrong_limits: tuple[str, ...] = ()
     """One short text per limit in the kernel that differs from the requested limit."""
     unread_limits: str | None = None
-    """Sentence on the requested limits that could not be read from the kernel; None if all were read."""
+    """Sentence on the requested limits that could not be read from the kernel; None if all limits could
+    be read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
     """Direction of the link (`up`, `down`) -> its traffic. Directions without a rate limit are left
     out."""
@@ -283,8 +283,8 @@ class DeviceFidelity:
 
     @property
     def loss_is_off(self) -> bool:
-        """Whether the share of lost round trips differs from the requested one (0 if none was requested)
-        by more than chance."""
+        """Whether the share of lost round trips differs from the requested share by more than random
+        deviations explain. If no loss was requested, the requested share is 0."""
         loss = self.figures["loss"]
         if loss.got is None:
             return False

@@ -280,8 +280,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if more round trips were lost than requested, and a reason if there was a delay
-    although no delay was requested."""
+    """Yield a reason if the share of lost round trips differs from the requested share, and a reason if
+    there was a delay although no delay was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)

@@ -100,7 +100,7 @@ def _address() -> _Address | None:
         return None
     try:
         found = ContextAPI.get_context(name)
-    except Exception as error:  # the SDK raises it for a damaged file
+    except Exception as error:  # the SDK raises a plain Exception for a damaged file
         reason = f"The Docker context {name} cannot be read ({error})"
         raise NoEngineError(reason, _NEW_CONTEXT) from error
     if found is None or not found.Host:
@@ -184,8 +184,8 @@ def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
 
 
 def _engine_place(info: Mapping[str, Any]) -> str | None:
-    """Return where the engine runs if it is in a VM or on another machine; None if it uses the kernel of
-    this process."""
+    """Return where the engine runs if it is in a VM or on another machine; None if the engine uses the
+    kernel of this process."""
     kernel, own = info.get("KernelVersion"), platform.release()
     if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
@@ -202,8 +202,8 @@ def _full_release(release: str) -> str:
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Whether this process sees the engine's files. If not, this process or the engine runs in a
-    container."""
+    """Whether this process sees the engine's files. If the result is False, this process or the engine
+    runs in a container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
@@ -278,7 +278,7 @@ def _fix(error: BaseException, address: _Address | None) -> str:
 
 
 def _release_socket(error: BaseException) -> None:
-    """Close the socket that the SDK leaves open if it cannot connect."""
+    """Close the socket that the SDK leaves open after a failed connection."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for link in _chain(error):

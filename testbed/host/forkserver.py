@@ -14,7 +14,8 @@ that it cannot import, and runs the user's main module in each program.
 
 Other processes find a fork by its environment, like a program that was started in the usual way. The
 kernel shows the environment block with which the fork server was started. In that block, the value of
-one variable has room for the longest program name, and each fork writes its own name into its copy.
+one variable has room for the longest program name, and each fork writes its own name into its copy of
+the block.
 """
 
 from __future__ import annotations
@@ -232,8 +233,8 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
 
 
 def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the forks that have ended, with their exit codes. A fork is not reaped until the
-    controller knows that it has ended, so that no other process can get its id."""
+    """Yield the forks that have ended, with their exit codes. A fork is reaped only when the controller
+    knows that the fork has ended. Until then, no other process can get the fork's id."""
     for pid in living:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:

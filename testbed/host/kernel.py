@@ -50,8 +50,8 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
     """Return the TCP congestion control for containers; None if this is not Linux. The result is CUBIC,
-    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise it
-    is Reno, which every kernel allows and which is most similar to CUBIC.
+    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise the
+    result is Reno: every kernel allows Reno, and Reno is most similar to CUBIC.
 
     Without this setting, containers would inherit the congestion control of the host. On a host with
     BBR, the loss of a link would have hardly any effect.

@@ -20,7 +20,7 @@ def is_interactive() -> bool:
 def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
     """Forward the user's keys to `other`, and data from `other` to the screen, until `other` closes.
     Both are forwarded unchanged. Ctrl-C is forwarded like any key. `resize` is called with the screen's
-    rows and columns, now and whenever they change."""
+    rows and columns, now and whenever the size changes."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
     def send_size(*_: object) -> None:

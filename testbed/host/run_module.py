@@ -18,7 +18,7 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def main() -> None:
     """Run the module that the arguments name."""
-    import importlib.util  # here, because `command` does not need them
+    import importlib.util  # here, because `command` does not need these modules
     import runpy
     from pathlib import Path
 

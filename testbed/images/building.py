@@ -40,7 +40,8 @@ from testbed.images.tags import (
 )
 
 _BUILD_LABEL = "testbed.build"
-"""Label with a different value for each build. It identifies the containers of an interrupted build."""
+"""Label with a different value for each build. The label identifies the containers of an interrupted
+build."""
 _SCRATCH = "build-"
 """Prefix of folder names for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
@@ -129,7 +130,7 @@ class Builder:
                     for kind in ("libraries", "libraries-cuda")
                     if kind in kinds
                 }
-                # First: what cannot be installed is reported before anything is built.
+                # First, so that an error in the run's requirements is reported before anything is built.
                 for kind in (f"{OWN[0]}{variant}" for variant in ("", CUDA)):
                     if kind in kinds and self.own is not None:
                         pool.submit(self._fetch_own_wheels, kind, self.own, machine, stop).result()
@@ -199,8 +200,8 @@ class Builder:
         return context
 
     def _base(self, architecture: str, stop: threading.Event) -> None:
-        """Make the base image from Debian's image. If no registry answers, bootstrap it from Debian's
-        packages."""
+        """Make the base image from Debian's image. If no registry answers, bootstrap the base image from
+        Debian's packages."""
         packages = FOLDER / "base" / "packages.txt"
         if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
@@ -266,8 +267,8 @@ def engine_build(
 
     `network`: Docker's network mode for the build; None for the engine's default mode. By default a
     build has no network. If the Dockerfile labels its containers and layers with the build argument
-    BUILD, a build that fails or is interrupted leaves none of them. Raises HostError with the engine's
-    last lines.
+    BUILD, a build that fails or is interrupted leaves no containers and no layers. Raises HostError with
+    the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)
