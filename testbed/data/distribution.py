@@ -18,8 +18,8 @@ from testbed.topology import Topology
 _MAX_DRAWN = 2_000
 """Maximum number of devices in a chart. If there are more devices, only every n-th device is shown."""
 _MAX_NAMED = 10
-"""Maximum number of devices whose names a chart shows. If there are more devices, they are sorted by
-group and number of samples."""
+"""Maximum number of devices whose names a chart shows. If there are more devices, the chart shows names
+of groups, and devices are sorted by group and number of samples."""
 _APART = 0.12
 """Minimum distance between names of groups, as a share of the chart's width. Closer names would
 overlap."""

@@ -54,9 +54,9 @@ class Prepared:
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return client -> number of its samples, without decoding or partitioning the data. The numbers
-    come from the cache, or follow from the partition scheme. Return None if the data must be prepared
-    first. Raises BadInputError if `root` is not a folder, or the data is missing."""
+    """Return client -> number of the client's samples, without decoding or partitioning the data. The
+    numbers come from the cache, or follow from the partition scheme. Return None if the data must be
+    prepared first. Raises BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -334,13 +334,13 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
-may be tokens."""
+"""Class numbers must be below this number. If a label is not, the labels do not count as classes,
+because they may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Return client -> its number of samples of class 0, 1, ...; empty lists if labels are not
-    classes."""
+    """Return client -> number of the client's samples of class 0, 1, ...; the lists are empty if labels
+    are not classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:
         return {client: [] for client in prepared.indices}

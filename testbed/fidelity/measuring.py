@@ -2,13 +2,12 @@
 
 CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
 in intervals (between two samples) in which the device demanded more CPU than it had. An interval counts
-if it shows one of two signs:
-- The kernel throttled the device in nearly all CFS periods in which the device ran. The measured share
-  is the CPU seconds divided by the seconds of these periods, so pauses between them do not count.
-- The device trained nearly all the time, according to the records of its updates. The measured share is
-  the CPU seconds divided by the seconds of the interval. If a host has less CPU than requested, no
-  device is throttled, and only this sign appears. The same is true of the `process` runtime, which has
-  no throttling counters.
+if it shows one of two signs: - The kernel throttled the device in nearly all CFS periods in which the
+device ran. The measured share is the CPU seconds divided by the seconds of these periods, so pauses
+between them do not count. - The device trained nearly all the time, according to the records of its
+updates. The measured share is the CPU seconds divided by the seconds of the interval. If a host has less
+CPU than requested, no device is throttled, and only the second sign appears. The same is true of the
+`process` runtime, which has no throttling counters.
 
 Unnoticed pauses make the measured share too small: by a few per cent, at most by 10 %. A device without
 either sign was never busy, and its measured share is None.
@@ -87,8 +86,8 @@ _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow if it carries less than this share of its rate for this many seconds while packets
 wait."""
 _WAITED_SHARE = 0.9
-"""Minimum share of the time between two samples in which packets must wait to count as waiting all the
-time."""
+"""Packets count as waiting all the time between two samples if they waited for at least this share of
+the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
 """Direction of a link -> field of a sample with the traffic of that direction."""
 
@@ -102,7 +101,7 @@ covered."""
 
 @dataclass(frozen=True, slots=True)
 class SegmentClock:
-    """Clock of a segment of a run, and the time that is measured."""
+    """Clock of a segment of a run, with the device times at which the segment begins and ends."""
 
     epoch: float
     """Reading of the samples' monotonic clock at device time 0, in seconds."""
@@ -337,7 +336,8 @@ def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds that a device used, and the duration in which it used them."""
+    """CPU share of a device during some time: the requested share, the CPU seconds that the device used,
+    and the length of that time in seconds."""
 
     requested: float
     """Requested share of one host core."""

@@ -60,7 +60,7 @@ rate."""
 FAILED_LINK_PERCENT = 25.0
 """Error of a link's rate, in %, above which a run does not start. A busy host causes smaller errors:
 with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
-busy host may delay them: one of 80 ms once took 44 % longer."""
+busy host may delay them: a round trip of 80 ms once took 44 % longer."""
 _DRIFT = 1.25
 """Minimum ratio of the training times in one window of a run to those in the rest, for the run to count
 as disturbed. Other guests of a hypervisor change training times by some per cent from second to
@@ -75,7 +75,7 @@ link."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
 """Names of a link's figures in a sentence."""
 _DOUBT = ": this run will not be valid"
-"""End of a note with a reason that already stands against the whole run."""
+"""End of a note that gives, during a run, a reason why the run will not be valid."""
 _STEP_LATE_SECONDS = 0.5
 """Maximum lateness of a step of the scenario, in seconds. A change of many devices takes some tenths of
 a second, and samples of its effect are a second apart."""
@@ -160,7 +160,7 @@ _VERDICTS: dict[bool | None, Literal["valid", "not valid", "not judged"]] = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Assessment of the emulation over a whole run."""
+    """Assessment of a whole run: the devices' fidelity, the verdict, and the steps of the scenario."""
 
     fidelity: Fidelity
     validity: Validity
@@ -214,12 +214,13 @@ def verdict(
 
 
 def doubt_note(doubt: str) -> str:
-    """Return the text of a note that says during a run that it will not be valid, because of `doubt`."""
+    """Return the text of a note that says during a run that the run will not be valid, because of
+    `doubt`."""
     return f"{doubt}{_DOUBT}"
 
 
 def recorded_reasons(records: Sequence[Note | Disrupted | WrongSum]) -> tuple[str, ...]:
-    """Return the reasons against a run that its records already show while it is running."""
+    """Return the reasons against a run that are already in its records while the run continues."""
     notes = [record.message for record in records if isinstance(record, Note)]
     doubts = [note.removesuffix(_DOUBT) for note in notes if note.endswith(_DOUBT)]
     disruptions = [record for record in records if isinstance(record, Disrupted)]
@@ -279,8 +280,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if round trips were lost that should not have been, and a reason if there was a
-    delay although none was requested."""
+    """Yield a reason if the share of lost round trips differs from the requested share, and a reason if
+    there was a delay although no delay was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
@@ -428,7 +429,7 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
 
 
 def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if the times of devices on other hosts are not known well enough."""
+    """Yield a reason if the times of devices on another host may have too large an error."""
     delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
     limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
     off = {host: one for host, one in fidelity.clocks.items() if one > limit}
