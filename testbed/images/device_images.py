@@ -1,4 +1,5 @@
-"""Users' own images for device groups: checked, or built by a Dockerfile on top of the testbed's image.
+"""Users' own images for device groups. The testbed checks each image. If a group names a Dockerfile, the
+testbed builds the image on top of the testbed's image.
 
     devices:
       - {name: nano, cpu: 0.25, image: my-agent:1}        # built by the user, FROM the testbed's image
@@ -41,7 +42,9 @@ def group_images(
     progress: Progress,
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return group -> tag of its image, for the groups that have their own image. Build missing images.
+    """Return device group -> tag of the group's own image. Build missing images.
+
+    Groups without their own image are left out.
 
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
     problems and their places. Raises HostError if the engine fails.
@@ -139,8 +142,8 @@ class BuildContext:
 
 
 def _build(client: docker.DockerClient, context: BuildContext, base: str, progress: Progress) -> str:
-    """Build the user's image on top of `base` if it is missing. Raises BadInputError with the engine's
-    last lines."""
+    """Build the user's image on top of `base` if it is missing. Raises BadInputError, with the engine's
+    last lines, if the build fails."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
     images.register_images({KIND: tag}, str(context.dockerfile))
     if images.image_exists(client, tag):

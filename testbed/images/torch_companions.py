@@ -21,7 +21,8 @@ from testbed.images.tags import FOLDER
 CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
 """Versions of the companions of PyTorch, as constraints of pip."""
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libc10_cuda.so")
-"""Libraries of PyTorch's builds with CUDA. A library that is linked to one of them has its name."""
+"""Names of libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of these
+libraries contains the name of the library."""
 _COMPILED = ".so"
 
 

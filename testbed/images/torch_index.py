@@ -5,8 +5,8 @@ PyTorch's own index of CPU builds has `2.13.0+cpu` for both architectures. This 
 `torch==2.13.0`. pip prefers it to `2.13.0` from any index, because a version with a local part counts as
 newer (PEP 440).
 
-The Makefile runs this file before anything is installed, so it uses the standard library only. It prints
-pip's options to stdout, and to stderr which build pip will install and why.
+The Makefile runs this file before anything is installed, so it uses the standard library only. This file
+prints pip's options to stdout. To stderr, it prints which build pip will install and why.
 """
 
 from __future__ import annotations

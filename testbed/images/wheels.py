@@ -1,7 +1,8 @@
 """The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
 
-The wheels are for Python 3.11, glibc, and the engine's architecture, whatever this host runs. They are
-unpacked on the host while the base image is built, so neither pip nor a wheel enters a layer.
+The wheels are for Python 3.11, glibc, and the engine's architecture, even if this host has another
+Python or architecture. The wheels are unpacked on the host while the base image is built, so neither pip
+nor a wheel enters a layer.
 """
 
 from __future__ import annotations

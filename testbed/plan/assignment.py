@@ -148,7 +148,8 @@ def _on_nodes(
     groups: Sequence[PlannedDevice],
     reserved: int,
 ) -> Plan:
-    """Place the devices of the plan on the nodes of `host`. Raises BadInputError."""
+    """Place the devices of the plan on the nodes of `host`. Raises BadInputError if the nodes cannot run
+    the devices."""
     found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
@@ -261,14 +262,14 @@ def _groups(
 
 
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
-    """Return the memory limit, in bytes, of a device of each group.
+    """Return, for each group, the memory limit of one device in bytes.
 
     The limit is the topology's if it has one, otherwise the memory of the group's profile. `free`: bytes
     for all devices together; None if there is no bound.
 
-    If `free` is too small, limits that come from profiles are lowered to a common value. With that value
-    they fit into the bytes that the other devices leave. The value is at least the default of a device
-    without a profile.
+    If `free` is too small, limits that come from profiles are lowered to a common value. With the common
+    value, these limits fit into the bytes that the other devices leave. The common value is at least the
+    default of a device without a profile.
     """
     own, given = [], 0
     for group in topology.devices:

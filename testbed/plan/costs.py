@@ -41,8 +41,8 @@ _PUBACK = 4
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes by which the header of a real update is longer than the header in `message_sizes`. There, each
-number is 0, so it has only one digit."""
+"""Bytes by which the header of a real update is longer than the header in `message_sizes`. In
+`message_sizes`, each number is 0, so each number has only one digit."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
@@ -137,8 +137,8 @@ def acknowledgement_bytes(size: int) -> int:
     other direction.
 
     MQTT acknowledges the message, and TCP acknowledges each packet except the last. If packets arrive
-    less than 40 ms apart, TCP acknowledges only every second one, but on a link that fast the difference
-    matters little.
+    less than 40 ms apart, TCP acknowledges only every second packet. The result ignores this, because
+    the difference matters little on such a fast link.
     """
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
@@ -223,7 +223,7 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
 
     Loss recovery limits the rate (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30: Mathis et al. 1997 and
     time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5). For a short round trip or
-    many losses, W is that of Reno, the first argument of the maximum:
+    many losses, W is Reno's mean window, which is the first argument of the maximum:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 

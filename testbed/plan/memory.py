@@ -79,8 +79,8 @@ def broker(model: int, devices: int) -> int:
 
 
 def server_memory(model: int, devices: int) -> int:
-    """Return the memory of aggregator and broker together, in bytes. A message in flight is in only one
-    of the two."""
+    """Return the memory of aggregator and broker together, in bytes. A message in flight is counted
+    once, because it is either in the aggregator or in the broker."""
     return _RESERVED + model * (7 + devices)
 
 

@@ -43,8 +43,9 @@ that every label occurs."""
 def check(topology: Topology) -> int:
     """Return the number of the model's parameters that are trained and sent, buffers included.
 
-    Raises BadInputError if the parameters are not float32, if the model has other state that changes, or
-    if a user's task names an unknown dataset.
+    Raises BadInputError if the parameters are not float32, if the model has other state that changes, if
+    the topology has privacy settings and the model has buffers, or if a user's task names an unknown
+    dataset.
     """
     count, _, buffers = _counts(topology)
     if buffers and topology.privacy is not None:

@@ -2,8 +2,8 @@
 
 If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
 `start.safetensors`. This file has the module's whole `state_dict`. Every process of the run builds its
-module from this file, so all processes have the same module. The run directory does not need the file of
-`task.initial` any more.
+module from this file, so all processes have the same module. The run directory can then be read without
+the file of `task.initial`.
 """
 
 from __future__ import annotations

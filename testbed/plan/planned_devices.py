@@ -225,10 +225,8 @@ class Plan:
     virtual: Virtual = field(default_factory=Virtual)
     """Costs in virtual time, given by the topology or measured. A cost is None until it is measured."""
     is_routed: bool = False
-    """Whether devices reach the broker through a router.
-
-    They do if any device has a link, if any device gets a link later, or if there are several machines.
-    """
+    """Whether devices reach the broker through a router. This is true if any device has a link, if any
+    device gets a link later, or if there are several machines."""
     absent: frozenset[str] = frozenset()
     """Names of the devices that join during the run."""
 
@@ -257,8 +255,8 @@ class Plan:
 
     @property
     def measures_steps(self) -> bool:
-        """Whether the time of a step has to be measured on this host for virtual time. This is so if a
-        device's speed is a CPU share, and the time of a step is not known yet."""
+        """Whether the time of a step has to be measured on this host for virtual time. The time has to
+        be measured if a device's speed is a CPU share, and the time is not known yet."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 

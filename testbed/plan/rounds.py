@@ -1,7 +1,8 @@
-"""Estimate of each device's round, and whether a round fits into the run.
+"""Estimate of each device's round, and check whether a round fits into the run.
 
-Figures are means in device time. They are computed from the links, shares and speeds at the start of the
-run, as if no device shared its access link. TCP's slow start and acknowledgements are not included.
+Figures are means in device time. The figures are computed from the links, shares and speeds at the start
+of the run, as if no device shared its access link. TCP's slow start and acknowledgements are not
+included.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class LinkPipe(Generic[T]):
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """Time in seconds at which the last item that has passed the bucket is due."""
+        """Due time in seconds of the item that passed the bucket last."""
 
     @property
     def rate(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Measurement of a relay's link, before any client uses it.
+"""Measurement of a relay's link before any client uses the link.
 
 The device's side opens a connection and sends one line, which is one of the following:
 

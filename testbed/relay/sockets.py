@@ -69,8 +69,8 @@ class LinkLane(LinkPipe[Callable[[], None]]):
 
 
 class Relay:
-    """Mover of bytes between sockets. `serve` runs in one thread. The other methods may be called from
-    any thread."""
+    """Transfer of bytes between sockets, through the lanes of links. `serve` runs in one thread. The
+    other methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())

@@ -130,8 +130,8 @@ class Controller:
         """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders for the aggregator that are held back, because a restart or a flood would lose them.
-        None if orders are sent at once."""
+        """Orders for the aggregator that are held back during its restart or a flood, because they would
+        be lost. None if orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -165,7 +165,7 @@ class Controller:
         self.clocks: dict[str, float] = {}
         """Other host -> largest error so far, in seconds, of times converted to this host's clock."""
         self.other_samples: dict[str, list[HostSample]] = {}
-        """Load samples of each other host with devices. They are taken less often than once per
+        """Other host with devices -> its load samples. The samples are taken less often than once per
         second."""
         self._used: dict[str, float] = {}
         """CPU seconds of each device in its last sample."""

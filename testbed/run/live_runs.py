@@ -85,7 +85,7 @@ def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | 
     """Return the directory of `run`; None if there is none.
 
     `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
-    several ids, prefer a live run. Raises BadInputError.
+    several ids, prefer a live run. Raises BadInputError if several runs match.
     """
     path = finding.find_directory(
         run, runs, lambda one: live and RunDirectory(one).controller() is not None

@@ -81,8 +81,8 @@ def compare_with_optimum(run: Run) -> OptimumComparison | None:
 
 
 def _center_weights(run: Run, importance: Vector) -> Vector | None:
-    """Return the weight of each device's center by theory, in the plan's order; None if no theory
-    applies."""
+    """Return the weights that theory gives to the devices' centers, in the plan's order; None if no
+    theory applies."""
     kinds = set(run.updates["kind"])
     if not kinds or not _is_same_training(run):
         return None
@@ -95,7 +95,8 @@ def _center_weights(run: Run, importance: Vector) -> Vector | None:
 
 
 def _is_same_training(run: Run) -> bool:
-    """Whether each update is the result of the same kind of local training."""
+    """Whether all updates come from the same local training, with the same number of steps, and
+    `_is_linear` is true for this training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
     return alike and run.updates["steps"].nunique() == 1

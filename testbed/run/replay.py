@@ -82,7 +82,7 @@ def replay(directory: RunDirectory) -> ReplayResult:
 
 
 _SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
-"""Types of records that are not written by the core alone."""
+"""Types of records that are not compared, because they are not written by the core alone."""
 _WORDED_RECORDS = (events.Disrupted, events.UpdateRejected)
 """Types of records whose reason is a sentence for people. Another version may use other words."""
 

@@ -20,7 +20,7 @@ from testbed.topology.action_timeline import Step
 
 
 class Actuator(Protocol):
-    """The part of a runtime that acts on devices."""
+    """Interface for the actions of a runtime on devices."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Carry out the runtime's part of `action`. Return the orders for the processes that do the

@@ -57,8 +57,8 @@ class RunDirectory:
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
         self.start = path / "start.safetensors"
-        """Initial state of the model. This file exists only if the seed and the first model do not
-        determine the initial state."""
+        """Initial state of the model. This file exists only if the topology gives `task.initial`, or if
+        some parameters are not trained."""
         self.logs = path / "logs"
         """Folder with one `<process name>.log` per process: aggregator, broker, controller and every
         device."""
@@ -82,8 +82,8 @@ class RunDirectory:
         """Folder of the pipes of NVIDIA's MPS. It is used only if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """File with each device's samples, for evaluating the global model on them. This file exists
-        only if the topology asks for that evaluation."""
+        """File with samples of each device, on which the global model is evaluated. This file exists
+        only if the topology asks for an evaluation per device."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
@@ -195,8 +195,8 @@ class RunDirectory:
             file.write(json.dumps(clock).encode() + b"\n")
 
     def log_tail(self, component: str, lines: int = 12) -> str:
-        """Return the end of a process's log, to append to an error message; empty if the process has no
-        log."""
+        """Return the last lines of a process's log, as text to append to an error message; empty if the
+        process has no log."""
         path = self.log(component)
         try:
             tail = last_log_lines(path, lines)

@@ -24,7 +24,7 @@ def folder_of_runs(name: str, runs: Path) -> Path | None:
 
 
 def folders_of_runs(runs: Path) -> list[Path]:
-    """Return the folders of runs in `runs`."""
+    """Return the folders in `runs` that contain run directories, such as the folders of sweeps."""
     return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
 
 

@@ -20,8 +20,7 @@ to read. Much may have to be read, because many records may follow the last eval
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run. A figure is None if the part of the file that was read does not have
-    it."""
+    """Latest figures of a run. A figure is None if it is not in the part of the file that was read."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""
