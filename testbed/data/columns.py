@@ -273,7 +273,7 @@ def _labels(
 ) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
-    `named`: whether all texts are names of classes. If they are not, and if there is an alphabet, texts
+    `named`: whether all texts are names of classes. If `named` is False and there is an alphabet, texts
     of one character are looked up in the alphabet.
     """
     kind = array.dtype.kind

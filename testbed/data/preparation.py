@@ -1,4 +1,5 @@
-"""Preparation of a run's data: the samples of each device, the evaluation set, and their files.
+"""Preparation of a run's data: the samples of each device, the evaluation set, and the files that hold
+both.
 
 Partitions are kept in the user's cache, because importing the partitioners takes seconds.
 """
@@ -334,8 +335,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Class numbers must be below this number. If a label is not, the labels do not count as classes,
-because they may be tokens."""
+"""Upper bound of class numbers. If one label reaches this bound, no label counts as a class, because the
+labels may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
