@@ -168,7 +168,7 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
     """Check the image `tag` in a container that is started from it. The check runs once per image and
-    version of the testbed. Raises BadInputError."""
+    version of the testbed. Raises BadInputError if the image cannot run a device."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"

@@ -154,7 +154,7 @@ def init_name(device: str) -> str:
 
 
 def broker_limits(topology: Topology) -> BrokerLimits:
-    """Compute the limits of the run's broker."""
+    """Compute the limits of the broker from the size of the model and the number of devices."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
     if secure is not None:  # shares for each client, for every update that may be in flight
@@ -166,8 +166,8 @@ def broker_limits(topology: Topology) -> BrokerLimits:
 
 
 def own_elements(topology: Topology) -> tuple[int, int]:
-    """Return the number of elements in the vectors that the rule sends with each model, and in those
-    that a client sends with each update."""
+    """Return the sizes of the rule's own vectors, in elements: first of all vectors sent with a model,
+    then of all vectors sent with an update."""
     side: ClientSide = topology.rule.build().client_side
     if not side.model_vectors and not side.update_vectors:
         return 0, 0
@@ -177,7 +177,7 @@ def own_elements(topology: Topology) -> tuple[int, int]:
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
     """Whether the aggregator must keep the models that it sends, because the rule compares updates with
-    these models, or because updates come back encoded as differences to them."""
+    these models, or because updates come back encoded as differences to these models."""
     rule = topology.rule.build()
     if rule.keeps_bases:
         return True
@@ -332,7 +332,7 @@ def client_setup(
 ) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `index`: number of the device in device order. `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps that all devices have.
     """
     return ClientSetup(
         run=spec.directory.run,

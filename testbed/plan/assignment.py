@@ -50,7 +50,8 @@ def plan(
     cores for them. The devices get all other cores.
 
     Raises BadInputError if the runtime is unknown, or cannot do what the topology requests. Unless
-    `oversubscribe` is true, it also raises BadInputError if the devices request more than there is.
+    `oversubscribe` is true, it also raises BadInputError if the devices request more than the machines
+    have.
     """
     found = traits(runtime)
     message = memory.message(catalog.model, topology.rule.build().client_side)
@@ -92,7 +93,8 @@ def _on_host(
     reserved: int,
     problems: list[Problem],
 ) -> Plan:
-    """Assign the cores of this host to the plan. Raises BadInputError with all `problems`."""
+    """Assign the cores of this host to the plan. `problems`: problems found so far. Raises BadInputError
+    with all problems, if there are any."""
     found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0

@@ -48,8 +48,8 @@ class Catalog:
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements that are stored in the topology's folder, as in a run's directory. They are used
-    instead of new measurements."""
+    """Measurements that are stored next to the topology, for example in the directory of an earlier run.
+    These measurements are used instead of new ones."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
     cpu_notes: tuple[str, ...] = ()

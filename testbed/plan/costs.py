@@ -47,11 +47,13 @@ number is 0, so it has only one digit."""
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
-"""CPU seconds that an update costs on a whole core, in addition to its steps: for decoding the model,
-for encoding and sending the update, and for waking up. Measured (docs/evidence/virtual-time.md)."""
+"""CPU seconds that an update costs on a whole core, in addition to the training steps: for decoding the
+model, for encoding and sending the update, and for waking up. Measured
+(docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
-"""Seconds from the order to start a client until the client is ready. Most of them are for importing
-torch. The client's CPU is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
+"""Seconds from the order to start a client until the client is ready. Most of this time is for importing
+torch. The client's CPU is not limited before the client is ready. Measured
+(docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +81,25 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs of a mini-batch step, of an update in addition to its steps, and of a client's start."""
+    """Costs of a mini-batch step, of an update in addition to the steps, and of a client's start."""
 
     flops: float | None = None
     """Floating-point operations of a step, for devices with `gflops`; None if unknown."""
     time: StepTime | None = None
     """Time of a step on a core of this host, for devices with a `cpu` share; None if unknown."""
     update: float = 0.0
-    """CPU seconds of an update, on a core of this host, in addition to its steps."""
+    """CPU seconds of an update, on a core of this host, in addition to the training steps."""
     start: float = 0.0
-    """Seconds until a client that starts during the run is ready. They do not depend on its CPU
-    share."""
+    """Seconds from a client's start during the run until the client is ready. This time does not depend
+    on the client's CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
     """Costs of the other messages that clients exchange, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
         """Return the seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
 
-        The result is 0 if the device's speed is not given as a share of this host's core.
+        The result is 0 if the topology does not give the device's speed as a share of a core of this
+        host.
         """
         if device.gflops is not None or device.cpu is None:
             return 0.0

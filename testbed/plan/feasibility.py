@@ -1,4 +1,5 @@
-"""Checks whether a host can run a topology. Each problem names its place in the file and a fix."""
+"""Checks whether a host can run a topology. Each problem names the place in the topology file and a
+fix."""
 
 from __future__ import annotations
 
@@ -181,10 +182,11 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield a problem for each group with a device that requests more than `capacity`. If there is no
-    such group, yield a problem if all devices together request more.
+    """Yield a problem for each group with a device that requests more than `capacity`. If no group has
+    such a device, but all devices together request more than `capacity`, yield one problem.
 
-    `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time."""
+    `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time.
+    """
     have = f"{_host_has(cores)}; broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
@@ -214,11 +216,11 @@ def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float
 def too_much_later(
     topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry of the scenario that gives devices more CPU than `capacity`, in
-    cores.
+    """Yield a problem for each entry of the scenario after which all devices together have more CPU than
+    `capacity`.
 
-    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty if
-    one machine has all devices.
+    `capacity`: cores that all devices together can have. `begin`: device -> CPU share at the start.
+    `node`: name of the node with these devices; empty if one machine has all devices.
     """
     by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
     shares = dict(begin)

@@ -1,9 +1,9 @@
 """Maximum memory of the processes of a run, in bytes, computed from the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/concepts/models.md). A client's data and the
-intermediate results of a step are not included. The updates that a rule keeps in the aggregator
-(`fedfa`, `port`, `trim`) and the models that compression keeps there are not included either. Each of
-them needs as much memory as one model.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). The figures do not
+include a client's data and the intermediate results of a step. They do not include the updates that a
+rule keeps in the aggregator (`fedfa`, `port`, `trim`), or the models that the aggregator keeps for
+compression. Each such update or model needs as much memory as one model.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 
     A client holds six vectors of the model's size: the parameters, the gradient, the received model, the
     end point, the difference, and one in reserve. It also holds the state of the optimizer and the
-    memory of the pipeline steps. If a proximal term or clipping needs the starting point, or if the rule
-    keeps a memory on the client, adds terms to the objective or sends vectors of its own, it holds
-    these, too.
+    memory of the pipeline steps. If a proximal term or clipping needs the starting point, the client
+    holds that point. If the rule keeps a memory on the client, adds terms to the objective or sends its
+    own vectors, the client holds these vectors, too.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
@@ -100,9 +100,9 @@ def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int
     """Return the memory limit of the aggregator's container, in bytes, on a machine with `free` bytes of
     free memory.
 
-    The limit is the memory that the limits of the `devices` on the machine leave. It is half of `free`
-    if that is more, because devices seldom reach their limits. It is at least `reserved` bytes. How much
-    memory a rule and an evaluation need is unknown.
+    The limit is `free` without the memory limits of the `devices` on the machine. If half of `free` is
+    more, the limit is that half, because devices seldom reach their limits. The limit is at least
+    `reserved` bytes. How much memory a rule and an evaluation need is unknown.
     """
     return max(reserved, free // 2, free - sum(device.memory for device in devices))
 

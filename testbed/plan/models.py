@@ -1,9 +1,9 @@
 """The model that a run begins with, and the models that a run saved, as plain state dicts.
 
 If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
-`start.safetensors`. This file has the module's whole state by name. Every process of the run builds its
-module from that file, so all processes have the same module. The directory can be read without any other
-file.
+`start.safetensors`. This file has the module's whole `state_dict`. Every process of the run builds its
+module from this file, so all processes have the same module. The run directory does not need the file of
+`task.initial` any more.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file with the model `version` that the run saved. `version`: None for the final model.
-    Raises BadInputError."""
+    """Return the file in which the run saved the model of `version`. `version`: None for the final
+    model. Raises BadInputError."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))

@@ -1,10 +1,8 @@
-"""Placement of devices on nodes, for runtimes with several machines. No I/O and no clock.
-
-Each node keeps its first core for the processes that serve its devices, as a single host does. On the
-first node, broker and aggregator are among these processes. The devices with the largest requests are
-placed first. Each is placed on the allowed node with the most cores left, so that all nodes are equally
-busy.
-"""
+"""Placement of devices on nodes, for runtimes with several machines. The module uses neither I/O nor a
+clock. Each node keeps its first core for the processes that serve its devices, as a single host does. On
+the first node, broker and aggregator are among these processes. The devices with the largest requests
+are placed first. Each device is placed on the allowed node with the most cores left, so that all nodes
+are equally busy."""
 
 from __future__ import annotations
 
@@ -32,7 +30,8 @@ class PlannedNode:
     here: bool
     """Whether the node is this machine."""
     infrastructure: tuple[int, ...]
-    """Numbers of the CPUs of the router; on this machine also of broker and aggregator."""
+    """Numbers of the CPUs of the node's router. On this machine, broker and aggregator use these CPUs,
+    too."""
     devices: tuple[int, ...]
     """Numbers of the CPUs of the devices."""
     evaluation: tuple[int, ...] = ()
@@ -70,7 +69,7 @@ def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Request of a device for a node."""
+    """Resources and properties that a device requests of a node."""
 
     device: str
     """Name of the device."""
@@ -92,7 +91,8 @@ class NodeRequest:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for devices with the same allowed nodes."""
+        """The device's requirements on its node. Devices with equal requirements are allowed on the same
+        nodes."""
         return self.hosts, self.labels
 
     def may_be_on(self, node: PlannedNode) -> bool:

@@ -29,8 +29,8 @@ def check_model(topology: Topology) -> None:
 
 
 def check_requirements(topology: Topology, *, installed: bool) -> None:
-    """Raise BadInputError if packages that the user's own code requires are for another PyTorch than
-    ours; if `installed` is true, also if this host lacks them."""
+    """Raise BadInputError if the user's own code requires packages that are for another PyTorch than the
+    testbed's. If `installed` is true, the packages must also be installed on this host."""
     if not topology.requirements:
         return
     from testbed.images import torch_companions  # imports the Docker SDK, which takes half a second
@@ -73,8 +73,8 @@ def plan_on_host(
 ) -> Plan:
     """Plan `topology` on this host.
 
-    `nodes`: the machines, this one first; empty if the runtime uses only one. `speeds`: function that
-    measures the speed of a core of each node, and returns node's id -> calibration. Raises
+    `nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: function
+    that measures the speed of a core of each node, and returns node's id -> calibration. Raises
     BadInputError.
     """
     if needs_speeds(topology, catalog, many_hosts=bool(nodes)):

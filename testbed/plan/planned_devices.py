@@ -36,7 +36,7 @@ _MIN_RATE_BITS_PER_SECOND = 8
 
 def weight_alone(weight: int) -> int:
     """Return the CPU weight of a device outside its run's control group. `weight`: the device's weight
-    among the devices.
+    among the devices of the run.
 
     The result is the device's part of the weight that the control group would have.
     """
@@ -45,7 +45,7 @@ def weight_alone(weight: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """A device with every number that its host needs."""
+    """Plan of one device, with every value that its host needs."""
 
     name: str
     """Name of the device."""
@@ -90,7 +90,8 @@ class PlannedDevice:
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
     def step_kind(self, step: str) -> str | None:
-        """Return the kind of the device's own pipeline step `step`; None if it has no such step."""
+        """Return the parameter `kind` of the device's own pipeline step `step`; None if the device has
+        no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
@@ -208,7 +209,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Sentences on properties of devices that are emulated differently, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()
-    """The machines, this one first; empty if the runtime uses one machine."""
+    """The machines, this machine first; empty if the runtime uses one machine."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
@@ -286,7 +287,7 @@ class Plan:
 
     @property
     def shared_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that devices share under MPS's limits."""
+        """UUIDs of the GPUs on which MPS limits the devices' parts."""
         gpus = [device.gpu for device in self.devices if device.gpu is not None]
         return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
 

@@ -36,8 +36,8 @@ from testbed.topology import Topology
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Longest expected round, as a multiple of the mean round. An exponentially distributed duration is
-longer once in 5e8 times."""
+"""Longest expected round, as a multiple of the mean round. An exponentially distributed duration exceeds
+20 times its mean once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
@@ -116,8 +116,8 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and the unknown parts. The device's `timing` is a
-    minimum."""
+    """Return the known seconds of local training, and the unknown parts. The result is at least the mean
+    of the device's `timing`, divided by the device's speed factor."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -151,7 +151,7 @@ def _transfer(
     update in bytes.
 
     `in_packets`: whether to count packets as `testbed.virtual.network` does. The links are assumed to be
-    idle before.
+    idle before the transfer.
     """
     link, access = device.link or AccessLink(), device.access or AccessLink()
     seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
@@ -172,10 +172,10 @@ def _seconds(bits: int, rate: float) -> float:
 
 
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
-    """Return the seconds for which each device may be silent.
+    """Return device -> seconds for which the device may be silent.
 
-    The result is infinite if a device's rounds vary at random and their mean is unknown. A device
-    without an entry is judged by its own past rounds.
+    The value is infinite if the device's rounds vary at random and the mean of the rounds is unknown. A
+    device without an entry is judged by its own past rounds.
     """
     found = {}
     for device in plan.devices:

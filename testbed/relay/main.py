@@ -95,7 +95,8 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
 
 
 def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
-    """Return, for each device, the lanes of its shared access link: up and down."""
+    """Return device -> lanes of its shared access link, up and down. Devices with the same shared access
+    link get the same lanes. A direction without a rate has no lane."""
     made: dict[tuple[str, str], LinkLane] = {}
 
     def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[LinkLane]:

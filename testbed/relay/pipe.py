@@ -31,7 +31,8 @@ _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
 """Maximum payload of an item in bytes, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum number of bytes in the pipe, including those in flight, if no rate limits them."""
+"""Maximum number of payload bytes in the pipe, bytes in flight included. This limit applies even if the
+link has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ class LinkPipe(Generic[T]):
         """Total bytes on the wire that have passed the bucket."""
         self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
-        """Size of the items in the queue on the wire, in bytes."""
+        """Number of bytes that the items in the queue take on the wire."""
         self._held = 0
-        """Size of the payload in the pipe in bytes, including payload in flight."""
+        """Number of payload bytes in the pipe, bytes in flight included."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
         """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
@@ -140,8 +141,8 @@ class LinkPipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """Return the time of the next event; None if there is none. An event is an item that is due, or
-        an item that passes the bucket and so makes room."""
+        """Return the time of the next event; None if there is none. An event happens when an item is
+        due, or when an item passes the bucket and so makes room in the queue."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []

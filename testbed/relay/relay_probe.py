@@ -30,8 +30,8 @@ from testbed.relay.pipe import SEGMENT, on_wire
 _TRANSFER_SECONDS = 1.0
 """Seconds that a transfer at the requested rate takes."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
-"""Minimum and maximum size of a transfer in bytes. It has enough packets to measure a rate, and does not
-take too long for a start-up."""
+"""Minimum and maximum size of a transfer in bytes. A smaller transfer would have too few packets to
+measure a rate, and a larger transfer would take too long for a start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
 """Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""

@@ -1,7 +1,7 @@
 """Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The controller opens the sockets, and the relay inherits them. Therefore nobody has to guess a port or
-wait for it.
+The controller opens the sockets, and the relay inherits them. Therefore no process has to guess a port,
+or wait until a socket is open.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StartedRelay:
     """Ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Port of each device that leads to the broker."""
+    """Device -> port that leads to the broker through the device's link."""
     probes: Sequence[LinkProbe]
     """Measurements of the links."""
     traffic: Traffic
@@ -95,8 +95,8 @@ def launch_relay(
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the links of `devices` at the same time. If devices have the same shared access link,
-    measure one after the other. Raises HostError."""
+    """Measure the links of `devices` in parallel. Links behind the same shared access link are measured
+    one after the other. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         sharing[device.shared_name].append(device)

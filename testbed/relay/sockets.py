@@ -2,7 +2,7 @@
 pipes of its route.
 
 The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for.
-Its memory is therefore bounded, and the sender is slowed down to the rate.
+Its memory is therefore bounded, and the sender is slowed down to the link's rate.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
 class LinkLane(LinkPipe[Callable[[], None]]):
-    """One direction of a link, shared by all connections behind it. Its items are functions, which are
-    called when they are due.
+    """One direction of a link, shared by all connections that use the link. Its items are functions,
+    which are called when they are due.
 
     Used only in the relay's thread.
     """
@@ -75,8 +75,8 @@ class Relay:
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
         self._connections: set[asyncio.Task[None]] = set()
-        """Tasks of the open connections. They are stored here because asyncio holds only weak references
-        to a task after its device has closed its end."""
+        """Tasks of the open connections. They are stored here because asyncio holds only a weak
+        reference to a task after the device has closed its end of the connection."""
 
     def listen(
         self,

@@ -27,7 +27,7 @@ class Traffic:
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """Map the file `path`; create it if it is missing.
 
-        Every process that maps it must pass the same `devices` in the same order.
+        Every process that maps the file must pass the same `devices` in the same order.
         """
         self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
         size = _COUNTER_BYTES * _COUNTERS * len(self._places)

@@ -2,7 +2,7 @@
 it down.
 
 It takes no part in the learning. Once the run clock has started, aggregator and clients need nothing
-from it.
+from the controller.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Controller:
         self.failures: list[str] = []
         """One sentence per failure, such as an action on a device that could not be carried out."""
         self.clocks: dict[str, float] = {}
-        """Largest error of converted times so far, in seconds, for each other host."""
+        """Other host -> largest error so far, in seconds, of times converted to this host's clock."""
         self.other_samples: dict[str, list[HostSample]] = {}
         """Load samples of each other host with devices. They are taken less often than once per
         second."""
@@ -316,7 +316,8 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """Return a text on each limit of the device that is not as requested; empty if no control group
+        """Return one text per limit of the device that is not as requested, or one text if the limits
+        have not been read yet. The list is empty if all limits are as requested, or if no control group
         limits the device."""
         if (wanted := self._requested_limits[device]) is None:
             return []
@@ -325,7 +326,8 @@ class Controller:
         return list(differences(wanted, read.limits))
 
     def _skip_earlier_records(self) -> None:
-        """Pass records of the run's earlier segments to the view, without acting on them.
+        """Pass records of the run's earlier segments to the view, without acting on them. Process the
+        records of this segment.
 
         The records are read only when the aggregator is ready. Before that, an aggregator that resumes
         from a checkpoint removes all records after the checkpoint.
@@ -522,7 +524,8 @@ class Controller:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _check_stopped(self) -> None:
-        """Record which processes somebody else has stopped, and which of these processes continue."""
+        """Record which processes were stopped by somebody other than the testbed, and which stopped
+        processes continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {
             name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
@@ -558,8 +561,8 @@ class Controller:
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
-        """Restart broker or aggregator if the run can continue after the restart. Return whether it was
-        restarted.
+        """Restart broker or aggregator if the run can continue after the restart. Return whether the
+        process was restarted.
 
         An aggregator without an input log is not restarted, because it would not know its last messages
         to the clients.
@@ -617,8 +620,8 @@ class Controller:
 
     @property
     def _is_over(self) -> bool:
-        """Whether devices have nothing left to do, because only the last evaluation of the run is
-        missing."""
+        """Whether only the last evaluation of the run is missing. The devices then have nothing left to
+        do."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:

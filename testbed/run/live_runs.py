@@ -1,9 +1,7 @@
-"""Live runs of this machine, found by their labels, for `ps` and `down`. This works from any directory.
-
-Everything that a run starts is labelled with the run's id. Each runtime finds it by that label
+"""Live runs of this machine, found by their labels, for `ps` and `down`. Everything that a run starts is
+labelled with the run's id. Each runtime finds processes or containers by that label
 (`testbed.runtimes.Emulator`). The remains of a crashed run are therefore found without the topology, the
-run directory or the controller.
-"""
+run directory or the controller."""
 
 from __future__ import annotations
 
@@ -60,7 +58,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     path).
 
     A run has only the folder `work/` left if its controller was killed before it had started anything.
-    The same holds if it had started only local processes, because these end with the controller.
+    The same holds if the controller had started only local processes, because local processes end with
+    the controller.
     """
     paths = [*finding.runs_in(runs).values()]
     if run is not None and (named := finding.find_exact(run, runs)) is not None:
@@ -114,7 +113,7 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
     """Return the directory of the ended `run`, prepared for resuming.
 
     `run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no such
-    run, or it cannot be resumed.
+    run, or the run cannot be resumed.
     """
     from agents.aggregator import snapshot  # imports all rules
 

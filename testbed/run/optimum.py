@@ -1,4 +1,4 @@
-"""Final model of a run of the quadratic task, compared with its optimum, which is known exactly.
+"""Comparison of the final model of a run of the quadratic task with the optimum, which is known exactly.
 
 The global loss f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run converges to another
 point, its *surrogate optimum*. If all devices do the same local training, this point is known for two
@@ -31,8 +31,8 @@ _SHOWN = 4
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models made from the current version. This has the same result as adding the deltas of
-these models."""
+"""Rules that mix models made from the current version. Mixing these models has the same result as adding
+their deltas."""
 
 
 @dataclass(frozen=True, slots=True)

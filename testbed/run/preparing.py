@@ -63,8 +63,8 @@ def prepare(
 
 
 def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside the invalid files among the updates that clients had finished in an earlier segment.
-    Return one sentence on each file."""
+    """Set aside invalid files of updates that clients had finished in an earlier segment of the run.
+    Return one sentence per file that was set aside."""
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 

@@ -1,5 +1,4 @@
-"""Manifest of a run. It has what is needed to reproduce the run: versions, host, images, seeds, the
-plan."""
+"""Manifest of a run: versions, host, images, seeds, and plan, from which the run can be reproduced."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def evaluate_saved_models(
     `samples`, `loss`, `accuracy`, and `perplexity` if the task has one.
 
     `root`: folder of the datasets. `classes`: whether to evaluate per class, too. `devices`: number of
-    samples per device if each device is evaluated, too. If `classes` or `devices` is None, the setting
-    of the run's topology applies. Raises BadInputError.
+    samples per device if each device is evaluated, too. If `classes` is false, or `devices` is None, the
+    setting of the run's topology applies. Raises BadInputError.
     """
     topology = load(directory.topology)
     evaluate = topology.evaluate

@@ -63,8 +63,8 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether `action` only ends a state, such as a pause. Such an action has no effect on a device that
-    was present at the start and is still in its initial state."""
+    """Whether `action` only ends a state such as a pause. An action of this kind has no effect on a
+    device that was present at the start and is still in its initial state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
@@ -96,7 +96,7 @@ class ScenarioPlayer:
 
         `epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the run
         clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
-        effects are.
+        effects are carried out again.
         """
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):

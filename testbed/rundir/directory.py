@@ -68,9 +68,11 @@ class RunDirectory:
         self.state = path / "state"
         """State for resuming an interrupted run."""
         self.aggregator_state = self.state / "aggregator"
-        """The aggregator's checkpoint. If the run is not recorded, also its input log."""
+        """Folder of the aggregator's checkpoint. If the run is not recorded, the aggregator's input log
+        is in this folder, too."""
         self.disks = self.state / "clients"
-        """One folder per client, for the files that it keeps across restarts."""
+        """Folder with one folder per client. A client's folder has the files that the client keeps
+        across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """Folder for users' commands during the run (`testbed.rundir.commands`)."""
@@ -213,8 +215,8 @@ class RunDirectory:
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format `value` as JSON with one line per entry. If an entry is an object, it has one line per key,
-    such as one per device.
+    """Format `entries` as JSON with one line per entry. If an entry is an object, it has one line per
+    key, such as one per device.
 
     The option `indent` of json.dumps is not used, because it disables json's C encoder: 100,000 devices
     would take seconds.

@@ -45,8 +45,8 @@ def complete_id(
 ) -> str | None:
     """Return the id in `known` that equals `run` or begins with it; None if no id does.
 
-    If several ids begin with `run`, return the one that is `preferred`. Raise BadInputError unless
-    exactly one of them is preferred.
+    If several ids begin with `run`, exactly one of these ids must be `preferred`, and is returned.
+    Raises BadInputError if not exactly one is preferred.
     """
     if run in known:
         return run
@@ -65,8 +65,8 @@ def find_directory(
     """Return the directory of `run`; None if no directory matches. `run` is an id in `runs`, a path, or
     the beginning of an id or path.
 
-    If several directories begin with `run`, return the one that is `preferred`. Raise BadInputError
-    unless exactly one of them is preferred.
+    If several directories match, exactly one of these directories must be `preferred`, and is returned.
+    Raises BadInputError if not exactly one is preferred.
     """
     if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path
