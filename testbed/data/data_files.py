@@ -34,7 +34,7 @@ _CSV_BLOCK = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Files of each split; empty if the split does not exist."""
+    """Files of each split; no files if the dataset does not have the split."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -110,8 +110,8 @@ def _in_file(path: Path, data: DataSettings) -> Splits:
 
 
 def _columns_of_split(names: Iterable[str], split: str) -> dict[str, str]:
-    """Return the names of the arrays of `split` by column. In the split `train`, the array
-    `train_images` is the column `images`, and `x_train` is the column `x`."""
+    """Return column -> name of the array that holds this column of `split`. In the split `train`, the
+    array `train_images` is the column `images`, and `x_train` is the column `x`."""
     return {
         name.removeprefix(f"{split}_").removesuffix(f"_{split}"): name
         for name in names

@@ -171,8 +171,8 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """Return the dataset. If the dataset lacks test or validation samples, training samples are set
-    aside for this purpose, according to `split`."""
+    """Return the dataset. If test or validation samples are missing, training samples are set aside as
+    such samples, according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:

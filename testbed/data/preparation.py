@@ -174,7 +174,7 @@ def _load_dataset(
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology: Topology) -> Prepared:
-    """Return `prepared` with the samples that `topology.evaluate` requests as `test`."""
+    """Return `prepared` with a new `test`: the samples that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if on == "validation":
         if dataset.validation is None:
@@ -360,8 +360,8 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
 
 
 def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save the samples on which the global model is evaluated per device, if the topology requests that.
-    Raises HostError."""
+    """If the topology requests evaluation by device, save the samples for this evaluation. Raises
+    HostError."""
     if (device_set := evaluation_parts(prepared, topology).device_set) is not None:
         _save_readable(device_set, directory.device_set)
 

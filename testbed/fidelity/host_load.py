@@ -269,8 +269,8 @@ class _CountersAt(NamedTuple):
 
 
 def _foreign_share(spent: _Times, own: float) -> float:
-    """Return the share of the time `spent` on some CPUs that foreign processes used. `own`: CPU seconds
-    of all processes that are not foreign."""
+    """Return the share of CPU time that foreign processes used. `spent`: times of some CPUs. `own`: CPU
+    seconds of all processes that are not foreign."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
