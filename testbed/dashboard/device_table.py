@@ -45,9 +45,9 @@ class DeviceTable:
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
     (share of the link's rate that was carried while packets waited). NaN if unknown."""
     live: bool
-    """Whether the run is live. If so, `used`, `up` and `down` are means over the last seconds, and
-    `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the run,
-    and `memory` is the maximum."""
+    """Whether the run is live. In a live run, `used`, `up` and `down` are means over the last seconds,
+    and `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the
+    run, and `memory` is the maximum."""
 
     @property
     def caption(self) -> str:
@@ -120,8 +120,8 @@ def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
 
 
 def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of text. Columns without any known value are left out. `grouped`: whether
-    `devices` has one row per group, as `groups` returns them."""
+    """Return the table as text: headings, and rows of cells. Columns without any known value are left
+    out. `grouped`: whether `devices` has one row per group, as `groups` returns them."""
     shown = {
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],

@@ -54,7 +54,8 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Return the share of a core, in device time, that each device used over the last seconds."""
+    """Return the CPU share that each device used over the last seconds: CPU seconds per second of device
+    time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

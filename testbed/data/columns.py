@@ -90,8 +90,8 @@ class DecodedSplit:
     classes: tuple[str, ...]
     """Texts of the classes, in the order of the class numbers; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
-    """Number of the client that each sample belongs to, shape (n,), in the order of `client_names`; None
-    if no column names the client."""
+    """Index in `client_names` of the client that each sample belongs to, shape (n,); None if no column
+    names the client."""
     client_names: tuple[str, ...]
     """Names of the clients, sorted."""
     remarks: tuple[str, ...] = ()
@@ -273,7 +273,7 @@ def _labels(
 ) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
-    `named`: whether all texts are names of classes. If they are not, and if there is an alphabet, texts
+    `named`: whether all texts are names of classes. If `named` is False and there is an alphabet, texts
     of one character are looked up in the alphabet.
     """
     kind = array.dtype.kind

@@ -34,13 +34,13 @@ _CSV_BLOCK = 2**26
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Files of each split; empty if the split does not exist."""
+    """Files of each split; no files if the dataset does not have the split."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     validation: tuple[Path, ...]
     in_one_file: bool = False
-    """Whether all splits are in one .npz file. Then the name of each array contains its split:
+    """Whether all splits are in one .npz file. Then the name of each array contains the name of a split:
     `train_images` or `x_train`."""
 
     @property
@@ -110,8 +110,8 @@ def _in_file(path: Path, data: DataSettings) -> Splits:
 
 
 def _columns_of_split(names: Iterable[str], split: str) -> dict[str, str]:
-    """Return the names of the arrays of `split` by column. In the split `train`, the array
-    `train_images` is the column `images`, and `x_train` is the column `x`."""
+    """Return column -> name of the array that holds this column of `split`. In the split `train`, the
+    array `train_images` is the column `images`, and `x_train` is the column `x`."""
     return {
         name.removeprefix(f"{split}_").removesuffix(f"_{split}"): name
         for name in names
@@ -145,7 +145,8 @@ def _no_files_message(folder: Path, data: DataSettings) -> str:
 def open_split(paths: Sequence[Path], name: str | None = None) -> RawSplit:
     """Open the samples in the files `paths`, in this order. All files must have the same type.
 
-    `name`: name of the split if one .npz file has all splits, else None. Raises DataError."""
+    `name`: name of the split if one .npz file has all splits; None otherwise. Raises DataError.
+    """
     if name is not None:
         return _npz_of_splits(paths[0], name)
     openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
@@ -354,8 +355,8 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if it is
-    unknown. `known`: the dataset's files according to the hub."""
+    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if the
+    size is unknown. `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}

@@ -59,10 +59,10 @@ class LocatedDataset:
     """A dataset that was found, but not decoded."""
 
     fingerprint: str
-    """Fingerprint of the files. It changes whenever `read` might return something else."""
+    """Fingerprint of the files. The fingerprint changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
-    """Function that decodes all samples and reports progress. It takes seconds. Raises BadInputError,
-    HostError."""
+    """Function that decodes all samples and reports progress. Decoding takes seconds. Raises
+    BadInputError, HostError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Columns:
         return self.data.name
 
     def find(self, root: Path | None) -> LocatedDataset:
-        """Find the dataset on this machine or, if it is not there, on the hub. `root`: data root; None
-        if there is none."""
+        """Find the dataset on this machine. If this machine does not have the dataset, find it on the
+        hub. `root`: data root; None if there is none."""
         splits = data_files.local_splits(self.data, root)
         if splits is None:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
@@ -171,8 +171,8 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """Return the dataset. If the dataset lacks test or validation samples, training samples are set
-    aside for this purpose, according to `split`."""
+    """Return the dataset. If test or validation samples are missing, training samples are set aside as
+    such samples, according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
@@ -373,7 +373,7 @@ def source(topology: Topology) -> Source | None:
 
 def own_files_digest(topology: Topology) -> str:
     """Return a digest of the names, sizes and modification times of the data files that `topology`
-    names; empty if it names none. Raises BadInputError."""
+    names; empty if the topology names no data files. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
@@ -390,7 +390,8 @@ def topology_error(topology: Topology, where: tuple[str | int, ...], message: st
 
 @contextlib.contextmanager
 def located_errors(topology: Topology) -> Iterator[None]:
-    """Convert each DataError of the `with` block to an error that names its place in the topology."""
+    """Convert each DataError of the `with` block to an error that names the faulty setting in the
+    topology."""
     try:
         yield
     except DataError as error:

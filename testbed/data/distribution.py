@@ -61,8 +61,8 @@ class SampleDistribution:
     @property
     def skew(self) -> float:
         """Mean total variation distance between the class shares of a device that has samples and the
-        class shares of all devices together. It is 0 if all devices have the same shares, and near 1 if
-        each device has its own class."""
+        class shares of all devices together. The distance is 0 if all devices have the same shares, and
+        near 1 if each device has a class of its own."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         own = self.counts[self.samples > 0]
         own = own / own.sum(axis=1, keepdims=True)

@@ -1,4 +1,5 @@
-"""Preparation of a run's data: the samples of each device, the evaluation set, and their files.
+"""Preparation of a run's data: the samples of each device, the evaluation set, and the files that hold
+both.
 
 Partitions are kept in the user's cache, because importing the partitioners takes seconds.
 """
@@ -173,7 +174,7 @@ def _load_dataset(
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology: Topology) -> Prepared:
-    """Return `prepared` with the samples that `topology.evaluate` requests as `test`."""
+    """Return `prepared` with a new `test`: the samples that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if on == "validation":
         if dataset.validation is None:
@@ -334,8 +335,8 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Class numbers must be below this number. If a label is not, the labels do not count as classes,
-because they may be tokens."""
+"""Upper bound of class numbers. If one label reaches this bound, no label counts as a class, because the
+labels may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
@@ -359,8 +360,8 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
 
 
 def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save the samples on which the global model is evaluated per device, if the topology requests that.
-    Raises HostError."""
+    """If the topology requests evaluation by device, save the samples for this evaluation. Raises
+    HostError."""
     if (device_set := evaluation_parts(prepared, topology).device_set) is not None:
         _save_readable(device_set, directory.device_set)
 

@@ -22,7 +22,8 @@ CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
 """Minimum measuring time of a CPU figure, in seconds. A figure from a shorter time does not count
-against a run: within one second, a single CFS period more or less changes it by some per cent."""
+against a run: within one second, a single CFS period more or less changes such a figure by some per
+cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
 """Minimum measuring time of the figure `demand`, in seconds: the time in which the client ran or waited
 for a CPU. A figure from a shorter time does not count against a run, because the device cannot have lost
@@ -117,8 +118,8 @@ class GpuFidelity:
     memory: int | None
     """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
-    NVML does not report it for clients of MPS."""
+    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report this
+    share. NVML never reports it for clients of MPS."""
     outside: int
     """Number of samples that show the client outside MPS, although MPS has to limit the client."""
 
@@ -165,7 +166,8 @@ class Requested:
     """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
     """Intervals in which the device was frozen, down or starting. An interval begins when the action is
-    ordered or the client goes offline. It ends when the device's CPU limit is in effect again."""
+    ordered or the client goes offline. The interval ends when the device's CPU limit is in effect
+    again."""
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
@@ -256,8 +258,8 @@ class DeviceFidelity:
     """Sentence on the requested limits that could not be read from the kernel; None if all limits could
     be read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    """Direction of the link (`up`, `down`) -> its traffic. Directions without a rate limit are left
-    out."""
+    """Direction of the link (`up`, `down`) -> traffic in that direction. Directions without a rate limit
+    are left out."""
 
     def judged_figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield the name and the figure of each figure whose error can count against a run.
@@ -320,8 +322,8 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry in `fidelity.json`. A value is None if it was not requested or is
-        unknown."""
+        """Return the device's entry in `fidelity.json`. A value that was not requested or is unknown is
+        None."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node

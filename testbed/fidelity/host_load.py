@@ -57,8 +57,8 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """Return the mean of the load `name` over the time in which it is known; None if the load is never
-    known."""
+    """Return the mean of the load `name` over the time in which this load is known; None if the load is
+    never known."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None
@@ -187,8 +187,8 @@ class Sampler:
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU.
-        Threads of evaluations are left out. They are recognized by their niceness, which is higher than
-        that of the other threads of their process."""
+        Threads of evaluations are left out. Such a thread is recognized by its niceness: the other
+        threads of the process have a lower niceness."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
@@ -231,8 +231,8 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because it
-    lists online CPUs by position and not by number."""
+    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because
+    psutil lists online CPUs by position and not by number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux
@@ -269,8 +269,8 @@ class _CountersAt(NamedTuple):
 
 
 def _foreign_share(spent: _Times, own: float) -> float:
-    """Return the share of the time `spent` on some CPUs that foreign processes used. `own`: CPU seconds
-    of all processes that are not foreign."""
+    """Return the share of CPU time that foreign processes used. `spent`: times of some CPUs. `own`: CPU
+    seconds of all processes that are not foreign."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 

@@ -75,7 +75,7 @@ _TRAINED_SHARE = 0.95
 """Minimum share of an interval spent in training for a device to count as busy. The value is below 1
 because a client waits for a moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""Seconds from setting a limit until it is in effect."""
+"""Seconds from setting a limit until the limit is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
 """Seconds before and after a change in which readings of the limits are not compared. A device's init
@@ -95,8 +95,8 @@ _LARGEST_VALUE = 1e18
 """Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
-"""Function that takes the begin and the end of an interval, and returns how many of its seconds are
-covered."""
+"""Function that takes the begin and the end of an interval, and returns how many seconds of this
+interval are covered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,10 @@ def measure(
     `samples`: telemetry (`agents.device.resource_usage`), probes of links, and limits, in any order.
     `trainings`: trainings of each device. Values that are not numbers are ignored.
 
-    A sample with the key `probe` is a probe of a link. It may have `up` and `down` (bit/s on the wire),
-    `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds), and `loss`
-    (share of lost round trips). A probe before `clock.begin` belongs to the first requested link. A
-    sample with the key `limits` has the limits of the device's control group from that time on.
+    A sample with the key `probe` is a probe of a link. Such a sample may have `up` and `down` (bit/s on
+    the wire), `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds),
+    and `loss` (share of lost round trips). A probe before `clock.begin` belongs to the first requested
+    link. A sample with the key `limits` has the limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -258,7 +258,7 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
 
 def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
     """Yield a text for each limit that differed from the requested one. Limits are checked at each
-    reading. They are also checked some seconds after each request and each absence, because a request
+    reading. Limits are also checked some seconds after each request and each absence, because a request
     without any effect causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
@@ -445,8 +445,8 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function that takes the begin and the end of an interval, and returns how many of its
-    seconds `intervals` cover. Overlaps count once."""
+    """Return a function that takes the begin and the end of an interval, and returns how many seconds of
+    this interval `intervals` cover. Overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # seconds covered before each begin
@@ -465,8 +465,8 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return the value `name` of a device's sample; None if it is not a finite number of at least 0.
-    Devices are not trusted."""
+    """Return the value `name` of a device's sample; None if the value is not a finite number of at least
+    0. Devices are not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

@@ -56,7 +56,7 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
 ) -> dict[str, list[TrainingSpan]]:
-    """Return device -> its trainings for updates that were applied."""
+    """Return device -> trainings of the device for updates that were applied."""
     by_device = {one.device: one for one in requested}
     found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:

@@ -32,7 +32,8 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""Figure -> title of its column, and factor that converts the figure to the unit in the title."""
+"""Name of a figure -> title of the figure's column, and factor that converts the figure to the unit in
+the title."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:

@@ -30,21 +30,20 @@ _FULL_SECONDS = 3.0
 large share of the time."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
-other work between two of its time slices may evict its data from the caches. Engine and controller took
-up to 8 % in runs of 8 s, two busy loops took 16 %.
-"""
+other work that runs between two time slices of the device may evict the device's data from the caches.
+Engine and controller took up to 8 % in runs of 8 s, two busy loops took 16 %."""
 _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
-two cores. Work on other cores does not change the shares of devices, but it competes for caches and
-memory. Copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not show the
-kind of work (docs/guide/verdict.md)."""
+two cores. Work on other cores does not change the shares of devices, but such work competes for caches
+and memory. Copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not show
+the kind of work (docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Maximum share of CPU time that the hypervisor may take. Many kernels charge the stolen time to the
-device that was running, so no figure of a device shows it."""
+device that was running, so no figure of a device shows the loss."""
 _LATE_SECONDS = 0.25
 """Minimum lateness of a timer, in seconds, to count as late. At this lateness, the process runtime
-leaves devices suspended or running for several of its periods, and time stamps are off by as much as a
-training may take."""
+leaves devices suspended or running for several periods of the runtime, and time stamps are off by as
+much as a training may take."""
 _LATE_SHARE_OF_RUN = 0.05
 """Maximum share of the run with late timers. Single late timers are normal, for example when a cron job
 runs."""
@@ -62,9 +61,9 @@ FAILED_LINK_PERCENT = 25.0
 with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
 busy host may delay them: a round trip of 80 ms once took 44 % longer."""
 _DRIFT = 1.25
-"""Minimum ratio of the training times in one window of a run to those in the rest, for the run to count
-as disturbed. Other guests of a hypervisor change training times by some per cent from second to
-second."""
+"""Maximum ratio between the training times in one window of a run and the training times in the rest of
+the run. A run with a larger ratio, in either direction, counts as disturbed. Other guests of a
+hypervisor change training times by some per cent from second to second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
 """Number of windows into which a run is divided, and minimum number of trainings in a window."""
 _MIN_SECONDS = 3.0

@@ -177,7 +177,7 @@ class Use:
 
 
 class GpuMeter:
-    """Meter of the use of some GPUs by the processes of this host."""
+    """Meter of how much the processes of this host use some GPUs."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
         """`uuids`: UUIDs of the GPUs to measure. `nvml`: the module pynvml, or a replacement for

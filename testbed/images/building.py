@@ -93,7 +93,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builder of images, parents first."""
+    """Builder of images. A parent is built before its children."""
 
     client: docker.DockerClient
     """Client of the engine that builds."""
