@@ -78,9 +78,10 @@ def fetch_more_wheels(
 ) -> Path:
     """Download the wheels for a user's `requirements`, unless the cache has them; return their folder.
 
-    `ours`: folder with the agents' wheels. The agents' wheels are not downloaded again, and pip must not
-    choose other versions of them. Raises BadInputError, with pip's last lines, if the requirements
-    cannot be satisfied, or if a wheel is for another build of PyTorch than the wheel of torch in `ours`.
+    `ours`: folder with the agents' wheels. These wheels are not downloaded again, and pip must not
+    choose other versions of the same packages. Raises BadInputError, with pip's last lines, if the
+    requirements cannot be satisfied, or if a wheel is for another build of PyTorch than the wheel of
+    torch in `ours`.
     """
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]

@@ -213,7 +213,7 @@ def importance(spec: RunSpec) -> dict[str, float]:
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configurations of the aggregator, and of every client and device init.
 
-    The files contain passwords. They are in the folder `work/`, which other users cannot read.
+    The files contain passwords, so they are in the folder `work/`, which other users cannot read.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)

@@ -231,8 +231,8 @@ def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> Plan
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """Return the topology's dilation. If it is `auto`, return the lowest dilation with which the
-    devices fit on `capacity` cores.
+    """Return the topology's dilation. If the topology's dilation is `auto`, return the lowest dilation
+    with which the devices fit on `capacity` cores.
 
     `cpu`: CPU share of a device of each group.
     """
@@ -264,8 +264,9 @@ def _groups(
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
     """Return, for each group, the memory limit of one device in bytes.
 
-    The limit is the topology's if it has one, otherwise the memory of the group's profile. `free`: bytes
-    for all devices together; None if there is no bound.
+    The limit comes from the topology. If the topology gives none, the limit is the memory of the group's
+    profile, or a default if the group has no profile. `free`: bytes for all devices together; None if
+    there is no bound.
 
     If `free` is too small, limits that come from profiles are lowered to a common value. With the common
     value, these limits fit into the bytes that the other devices leave. The common value is at least the

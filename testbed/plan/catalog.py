@@ -148,9 +148,10 @@ def needs_speeds(topology: Topology, catalog: Catalog, *, many_hosts: bool) -> b
 def with_cpu(
     catalog: Catalog, topology: Topology, speeds: Mapping[str, Calibration], here: str = HERE
 ) -> Catalog:
-    """Return `catalog` with the CPU shares that follow from the profiles on each machine.
+    """Return `catalog` with the CPU shares that devices with a profile need on each machine.
 
-    `speeds`: machine's id -> its calibration. `here`: id of this machine. Raises BadInputError.
+    `speeds`: machine's id -> its calibration. `here`: id of this machine. Raises BadInputError if a
+    share cannot be computed.
     """
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}

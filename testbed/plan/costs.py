@@ -248,8 +248,8 @@ def message_sizes(
     clients: Sequence[str] = (),
     side: ClientSide | None = None,
 ) -> tuple[int, int]:
-    """Return the sizes of a model and of an update on the wire, in bytes. The update has passed the
-    pipeline `steps`.
+    """Return the sizes of a model and of an update on the wire, in bytes. `steps`: pipeline steps that
+    the update has passed.
 
     `clients`: names of all clients. `side`: the rule's requirements on clients, which name the vectors
     that the rule sends; None if the rule sends none. Each number in a header counts as one digit; real

@@ -78,7 +78,8 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError.
+    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError if
+    `path` cannot be read.
 
     `path`: a model that a run saved, safetensors with one tensor per name, or a `torch.save` file.
     """

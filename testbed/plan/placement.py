@@ -1,8 +1,8 @@
 """Placement of devices on nodes, for runtimes with several machines. The module uses neither I/O nor a
-clock. Each node keeps its first core for the processes that serve its devices, as a single host does. On
-the first node, broker and aggregator are among these processes. The devices with the largest requests
-are placed first. Each device is placed on the allowed node with the most cores left, so that all nodes
-are equally busy."""
+clock. As on a single host, the first core of each node is kept for the processes that serve the node's
+devices. On the first node, broker and aggregator are among these processes. The devices with the largest
+requests are placed first. Each device is placed on the allowed node with the most cores left, so that
+all nodes are equally busy."""
 
 from __future__ import annotations
 

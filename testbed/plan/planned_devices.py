@@ -145,8 +145,9 @@ class PlannedDevice:
         """CFS period in µs, from 10 ms to 1 s (the kernel's maximum). The period is longer than 10 ms if
         a slice would otherwise be too short.
 
-        In stretched time the pauses between slices are longer, so caches are colder. Slices are made
-        longer, too, so that a CPU second does the same work. `make dilation` measures this.
+        In stretched time the pauses between slices are longer, so caches are colder. The minimum slice
+        is therefore longer, too, so that a CPU second does the same work. `make dilation` measures the
+        effect.
         """
         least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
         return min(max(10_000, round(least / self.host_cpu)), 1_000_000)

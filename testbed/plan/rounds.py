@@ -64,8 +64,8 @@ def estimate_rounds(
 ) -> dict[str, Round]:
     """Estimate a round of each device.
 
-    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
-    None if the numbers are not known yet.
+    `parameters`: number of the model's parameters. `samples`: device -> number of the device's training
+    samples; None if the numbers are not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     side: ClientSide = topology.rule.build().client_side
@@ -190,7 +190,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return the rows of `device_table`, for programs. Each row also has the device's `samples`,
-    `transfer_s` and `round_s` (seconds), and what the estimate `lacks`."""
+    `transfer_s` and `round_s` (seconds), and in `lacks` the unknown inputs of the estimate."""
     return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
@@ -201,7 +201,7 @@ def _figures(one: Round) -> dict[str, Any]:
 
 
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """Return one row per group, for people: number of `devices`, and ranges of their figures.
+    """Return one row per group, for people: number of `devices`, and ranges of the devices' figures.
 
     The figures are `samples`, `transfer` (both directions) and `round`. `> 12s` means that part of the
     round is unknown.

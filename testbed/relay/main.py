@@ -1,4 +1,5 @@
-"""The relay's process: `python -m testbed.relay.main CONFIG`. It runs until it is ended.
+"""The relay's process: `python -m testbed.relay.main CONFIG`. The process runs until it is ended from
+outside.
 
 In a run with local processes, the relay takes the place of the router. It logs in at the broker under
 the router's name, and receives the orders that change links.

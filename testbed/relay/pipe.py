@@ -1,8 +1,8 @@
-"""One direction of a shaped link. Bytes enter, and leave when they are due. The module uses neither I/O
-nor a clock: the time is an argument.
+"""One direction of a shaped link. Items of payload enter the pipe, and leave when they are due. The
+module uses neither I/O nor a clock: the time is an argument.
 
 As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire.
-Then it is in flight for the link's delay. Order is kept, and nothing is lost.
+Then the item is in flight for the link's delay. Items keep their order, and none is lost.
 """
 
 from __future__ import annotations

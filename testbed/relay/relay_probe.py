@@ -4,7 +4,7 @@ The device's side opens a connection and sends one line, which is one of the fol
 
 - `echo`: the server sends one byte, then returns every byte that it gets;
 - `down SIZE`: the server sends SIZE bytes;
-- `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement, a line of JSON.
+- `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement (one JSON line).
 
 A rate is measured between the first and the last arrival of payload, so that neither delay nor handshake
 counts.
@@ -56,8 +56,8 @@ def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
 
 
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
-    """Send `count` single bytes to the server, one every `interval` seconds. Return the seconds until
-    each byte came back. Raises OSError if no byte comes back for `timeout` seconds."""
+    """Send `count` single bytes to the server, one every `interval` seconds. Return, for each byte, the
+    seconds until it came back. Raises OSError if no byte comes back for `timeout` seconds."""
     with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)

@@ -58,9 +58,9 @@ def launch_relay(
 ) -> StartedRelay:
     """Start the relay, and measure the links.
 
-    `spawn`: function that starts the process. Its argument is the file descriptors that the process
-    inherits. `broker`: the relay's login. `port`: the broker's port for clients. Raises OSError if no
-    relay answers, and HostError if a link cannot be measured.
+    `spawn`: function that starts the process. The function's argument is a sequence of file descriptors,
+    which the process inherits. `broker`: the relay's login. `port`: the broker's port for clients.
+    Raises OSError if no relay answers, and HostError if a link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host

@@ -1,8 +1,8 @@
 """The relay's sockets: the connections of each device. Each direction of a connection goes through the
 pipes of its route.
 
-The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for.
-Its memory is therefore bounded, and the sender is slowed down to the link's rate.
+The relay has one thread and uses only loopback. The relay reads only a little more than a pipe has room
+for. The relay's memory is therefore bounded, and the sender is slowed down to the link's rate.
 """
 
 from __future__ import annotations

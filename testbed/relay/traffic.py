@@ -1,7 +1,6 @@
-"""Counters of each device's traffic and queues. The relay writes them, and the controller reads them.
-
-Both map the same file. Counting costs the relay one addition, and reading costs the relay nothing.
-"""
+"""Counters of each device's traffic and queues. The relay writes the counters, and the controller reads
+them. Both processes map the same file. Counting costs the relay one addition, and reading costs the
+relay nothing."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Controller of one run. It starts the runtime, waits at the start barrier, follows the run, and takes
 it down.
 
-It takes no part in the learning. Once the run clock has started, aggregator and clients need nothing
-from the controller.
+The controller takes no part in the learning. Once the run clock has started, aggregator and clients need
+nothing from the controller.
 """
 
 from __future__ import annotations
@@ -265,12 +265,10 @@ class Controller:
             connection.publish(self._topics.control(component), payload)
 
     def _hold_barrier(self, connection: Connection) -> None:
-        """Wait until all living devices are ready, or a quorum at the timeout.
-
-        Each device gets its CPU limit as soon as it is ready. The kernel's files must then show that
-        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too many
-        have ended.
-        """
+        """Wait until all living devices are ready. At the timeout, a quorum of ready devices suffices.
+        Each device gets its CPU limit as soon as the device is ready. The kernel's files must then show
+        that limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too
+        many have ended."""
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
         deadline = time.monotonic() + start.timeout
@@ -502,8 +500,9 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes.
 
-        Devices may end. If broker or aggregator ends while the run clock is running, it is restarted,
-        but only a few times per run. Otherwise the run ends.
+        Devices may end. If broker or aggregator ends while the run clock is running, the process is
+        restarted. A run has at most `_MAX_RESTARTS` restarts. If the process cannot be restarted, the
+        run ends.
         """
         for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:

@@ -36,7 +36,7 @@ def find_live_runs() -> list[LiveRun]:
 
 
 def find_all_runs(runs: Path) -> list[LiveRun]:
-    """Return the runs of `find_live_runs`, and those in the folder `runs` that have only a `work/`
+    """Return the runs of `find_live_runs`, and the runs in the folder `runs` that have only a `work/`
     folder left. If a run has only a controller left, its runtime is read from the manifest."""
     found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
@@ -216,8 +216,8 @@ def _ask_controller(directory: RunDirectory) -> None:
 def stop_timeout(directory: RunDirectory) -> float:
     """Return the seconds that a controller may take to end its run.
 
-    This is a long time: the engine takes a while to remove many containers, and a run is worth little
-    without its verdict and logs.
+    The time is long, because the engine needs time to remove many containers, and because a run is worth
+    little without verdict and logs.
     """
     devices = 0
     with suppress(BadInputError):  # it is damaged

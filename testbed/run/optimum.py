@@ -6,8 +6,9 @@ kinds of rules:
 
 - Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i. Here q̃_i
   is client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
-- AREA adds residuals. Because x + u = Σ p_i y_i, a client counts with p_i, however often it reports
-  (Iakovidou & Kim 2024). While all clients are present, AREA converges to Σ p_i c_i, the optimum.
+- AREA adds residuals. Because x + u = Σ p_i y_i, a client has the weight p_i, independent of how often
+  the client reports (Iakovidou & Kim 2024). While all clients are present, AREA converges to Σ p_i c_i,
+  the optimum.
 
 For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`), no such result is
 known. A model made from an old version also moves the global model back towards that version, so that
@@ -103,11 +104,9 @@ def _is_same_training(run: Run) -> bool:
 
 
 def _is_linear(local: Mapping[str, Any]) -> bool:
-    """Whether a client's progress is its distance from its center times a constant factor.
-
-    This holds for SGD without clipping and weight decay, and with a step size that does not change
-    with the version.
-    """
+    """Whether a client's progress is a constant factor times the vector from the client's starting point
+    to the client's center. This is true for SGD without clipping and weight decay, and with a step size
+    that does not change with the version."""
     others = ("clip", "clip_gradient", "weight_decay", "lr_by_version")
     return local.get("optimizer", "sgd") == "sgd" and not any(local.get(name) for name in others)
 

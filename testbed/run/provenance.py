@@ -85,7 +85,7 @@ def _clock(plan: Plan) -> dict[str, float]:
     """Return the manifest's entry with the Unix time, in seconds, at which the host's monotonic clock
     was 0; empty if devices are simulated.
 
-    Telemetry of this segment of the run uses the monotonic clock.
+    The telemetry of the current segment has times of the monotonic clock.
     """
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 

@@ -1,6 +1,6 @@
 """Check that the files that a run started from are unchanged when the run is resumed.
 
-These files are those of the plan, and the file with the model's initial state. The user's own code is
+The files are the files of the plan, and the file with the model's initial state. The user's own code is
 checked by `preparing.check_code`. The manifest has digests of the files. The folder `state/` has copies,
 so that an error can say what differs.
 """

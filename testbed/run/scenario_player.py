@@ -1,8 +1,8 @@
 """Scenario player: carries out the scenario's steps on a run's devices, and users' commands during a
 run.
 
-Each action is recorded in the run's events with its lateness, the seconds between the time when it was
-due and the time when it was done.
+Each action is recorded in the run's events. The record has the lateness of the action: the seconds from
+the due time to the time at which the action was done.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _only_ends(action: Action) -> bool:
 
 
 class ScenarioPlayer:
-    """Player of `steps` on the devices of `actuator`, in the order of time.
+    """Player that carries out `steps` on the devices of `actuator`, in the order of time.
 
     `send`: called with each order for another process. `failed`: called with a sentence on each step
     that failed. `dilation`: host seconds per second of device time.

@@ -29,9 +29,9 @@ _LOOK_SECONDS = 0.02
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     """Have the run's controller carry out `orders`, one after the other.
 
-    Raises BadInputError if the run cannot take orders, or if the controller refuses an order. The
-    controller still carries out the other orders. Raises RunFailedError if the controller does not
-    answer.
+    Raises BadInputError if the run cannot take orders, or if the controller refuses an order. If an
+    order is refused, the other orders are still carried out. Raises RunFailedError if the controller
+    does not answer.
     """
     folder = run.orders
     if run.controller() is None:
