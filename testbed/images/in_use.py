@@ -1,8 +1,5 @@
 """Register of the images that this user's checkouts, code and Dockerfiles use. The register is in the
-cache.
-
-`testbed images prune` keeps these images.
-"""
+cache. `testbed images prune` keeps the registered images."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class ImageAdditions:
     """Code and packages that a run adds to the agents' image."""
 
     name: str
-    """Name in the register of images in use. A newer entry of the same name replaces the older one."""
+    """Name of the code in the register of images in use. A newer entry replaces an older entry of the
+    same name."""
     digest: str
     """Hash of the code."""
     copy: Callable[[Path], None]

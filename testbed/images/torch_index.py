@@ -39,8 +39,8 @@ class TorchSource(NamedTuple):
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
-    """Choose the source for this machine: CPU builds, unless it has an NVIDIA driver or does not run
-    Linux."""
+    """Choose the source for this machine: CPU builds, unless this machine has an NVIDIA driver or does
+    not run Linux."""
     if sys.platform != "linux":
         return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
@@ -52,8 +52,8 @@ def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -
 
 
 def cpu_source(index: str = CPU_INDEX) -> TorchSource:
-    """Choose the CPU builds of `index`. pip's own settings decide if they name a source of packages,
-    or if the index does not answer in time."""
+    """Choose the CPU builds of `index`. If pip's own settings name a source of packages, or if the index
+    does not answer in time, pip's own settings decide."""
     if settings := ", ".join(_settings()):
         return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:

@@ -134,7 +134,7 @@ def _refuse_other_builds(
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
     """Return the names of all packages that pip would download. Nothing is downloaded, because the
-    packages may have gigabytes."""
+    packages may have a size of gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
@@ -197,7 +197,7 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 def platform_options(machine: str) -> list[str]:
     """Return pip's options for wheels that run in the image. The options name the tags of older glibc
-    versions, too, because pip does not add them."""
+    versions, too, because pip does not add these tags itself."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]

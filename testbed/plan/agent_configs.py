@@ -108,7 +108,8 @@ class Places:
     """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
     clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers. If they are not, processes use the host's paths."""
+    """Whether files are mounted in containers. If files are not mounted, processes use the host's
+    paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Return host and port of the broker for `client`."""
@@ -140,7 +141,7 @@ def container_places(certificate: str | None) -> Places:
 
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
-    """Return the files to send to a device on another host, as path in the container -> path on this
+    """Return the files to send to a device on another host: path in the container -> path on this
     host."""
     weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
@@ -200,8 +201,8 @@ def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
 
 
 def importance(spec: RunSpec) -> dict[str, float]:
-    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples), for every client that
-    trains. The sum of all p_i is 1."""
+    """Return client -> importance p_i of the client, for every client that trains. p_i is 1/N (uniform),
+    or n_i/Σn (by samples), with N clients and n_i samples. The sum of all p_i is 1."""
     idle = {*spec.topology.idle_devices(spec.samples)}
     samples = {client: n for client, n in spec.samples.items() if client not in idle}
     if spec.topology.task.importance == "uniform":

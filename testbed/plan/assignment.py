@@ -31,8 +31,8 @@ from testbed.traits import Traits, traits
 _STRETCH = 1.02
 """Factor by which the dilation grows until the devices fit on the nodes."""
 _ROUNDING = 1e-9
-"""Tolerance, in hundredths, when a dilation is rounded up to two decimals. Without it, a floating-point
-error could add 0.01."""
+"""Tolerance, in hundredths, when a dilation is rounded up to two decimals. Without a tolerance, a
+floating-point error could add 0.01."""
 _NO_CATALOG = Catalog()
 
 
@@ -293,8 +293,8 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
 def _measured_cpu(
     groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
 ) -> dict[str, float]:
-    """Return group -> CPU share that was computed from its profile on this host. Empty if the runtime
-    uses several machines."""
+    """Return group -> CPU share that was computed from the group's profile on this host. Empty if the
+    runtime uses several machines."""
     if runtime.many_hosts:
         return {}
     return {

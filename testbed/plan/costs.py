@@ -106,8 +106,8 @@ class StepCost:
         return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Return the seconds that an update takes on `device` in addition to its steps; 0 if the
-        device's speed is not a CPU share."""
+        """Return the seconds that an update takes on `device` in addition to the training steps; 0 if
+        the device's speed is not a CPU share."""
         return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
@@ -127,7 +127,7 @@ class StepCost:
 
 def bytes_on_link(size: int) -> int:
     """Return the bytes that a message of `size` bytes takes on a link, including the headers of the
-    message and of its packets."""
+    message and of the packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 

@@ -135,8 +135,8 @@ def too_little(cpu: float, dilation: float) -> str | None:
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
-    """Yield a problem for each group, and each entry of the scenario, with less CPU than a container can
-    have."""
+    """Yield a problem for each group, and for each entry of the scenario, that gives a device less CPU
+    than a container can have."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
@@ -258,8 +258,8 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
 
 
 def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
-    """Return the problem that `device` fits on no node. `why`: reason, as the rest of a sentence that
-    begins with the device's name."""
+    """Return a problem which says that `device` fits on no node. `why`: reason, as the rest of a
+    sentence that begins with the device's name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),

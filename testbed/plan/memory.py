@@ -26,8 +26,8 @@ _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
 """Memory limit of a router's container, in bytes: for the router itself, and per device for delayed
 packets."""
 _MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
-"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. Chosen, not
-measured."""
+"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. These values
+are not measured."""
 
 
 class HasMemoryLimit(Protocol):
@@ -74,7 +74,8 @@ def aggregator(model: int, devices: int) -> int:
 
 
 def broker(model: int, devices: int) -> int:
-    """Return the memory of the broker, in bytes. It holds one model or update in flight per device."""
+    """Return the memory of the broker, in bytes. The broker holds one model or update in flight per
+    device."""
     return _BROKER + model * devices
 
 

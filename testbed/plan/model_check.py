@@ -162,10 +162,7 @@ def _smallest_client(topology: Topology, prepared: Prepared) -> str:
 
 def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> None:
     """Try a step on one sample if some device has a mini-batch of only one sample. BatchNorm refuses
-    such a mini-batch.
-
-    Raises BadInputError.
-    """
+    such a mini-batch. Raises BadInputError if the step fails."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for group in topology.devices:
         local = group.local.build()

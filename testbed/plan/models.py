@@ -125,7 +125,7 @@ def _pickled(path: Path) -> State:
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
     """Return the file in which the run saved the model of `version`. `version`: None for the final
-    model. Raises BadInputError."""
+    model. Raises BadInputError if there is no such file."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from testbed.host.nodes import Node
 
 SHARED_CAPACITY = 0.5
-"""Cores that all devices together get on a machine with only one core. The devices share the core with
-the processes that serve them."""
+"""Cores that all devices together get on a machine with only one core. The processes that serve the
+devices use the rest of that core."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in a sum of shares."""
 
@@ -74,8 +74,8 @@ class NodeRequest:
     device: str
     """Name of the device."""
     share: float
-    """CPU share in the host's time, in cores. It is the largest share that the device needs on any
-    node."""
+    """CPU share in the host's time, in cores. If the share differs between nodes, this is the
+    largest."""
     memory: int
     """Requested memory in bytes."""
     hosts: tuple[str, ...] = ()

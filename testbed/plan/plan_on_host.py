@@ -1,4 +1,4 @@
-"""Planning of a topology on this host, with the measurements on the host that a plan needs."""
+"""Planning of a topology on this host. The module also makes the measurements that a plan needs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
 """CPU weights on the scale of container engines: weight of a single process, weight of a device with a
 whole core among the devices of its run, and the kernel's maximum."""
 DEVICES_WEIGHT = 50.0
-"""CPU weight of all devices of a run per core, relative to a single process of the host."""
+"""CPU weight that all devices of a run have together on a core, relative to the weight of a single
+process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
 """Shortest slice of work in µs. Each slice begins with cold caches, and filling the caches takes a part
 of the slice."""
@@ -136,8 +137,8 @@ class PlannedDevice:
 
     @property
     def shared_name(self) -> str:
-        """Name of the access link that the device shares with others; the device's own name if it shares
-        none."""
+        """Name of the access link that the device shares with other devices; the device's own name if
+        the device shares none."""
         return self.name if self.access is None else self.access.name
 
     @property
@@ -185,7 +186,8 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a run will launch. In virtual time it launches nothing and assigns no cores."""
+    """Everything that a run will launch. In virtual time, a run launches nothing, and the plan assigns
+    no cores."""
 
     runtime: str
     """Name of the runtime in `testbed.traits.RUNTIMES`."""
@@ -221,8 +223,7 @@ class Plan:
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements for the plan. They were made on this host, or by the earlier run that this run
-    repeats."""
+    """Measurements for the plan, made on this host, or by the earlier run that this run repeats."""
     virtual: Virtual = field(default_factory=Virtual)
     """Costs in virtual time, given by the topology or measured. A cost is None until it is measured."""
     is_routed: bool = False

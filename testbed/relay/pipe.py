@@ -58,8 +58,8 @@ class _QueuedItem(NamedTuple, Generic[T]):
     size: int
     """Length of the payload in bytes."""
     at: float
-    """Time in seconds at which the item entered the queue. For an item in flight, it is the time at
-    which the item is due."""
+    """Time in seconds at which the item entered the queue. For an item in flight: time at which the item
+    is due."""
 
 
 class LinkPipe(Generic[T]):
@@ -88,7 +88,7 @@ class LinkPipe(Generic[T]):
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
         """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
-        / 8 bytes, but at most its depth."""
+        / 8 bytes, but at most as many as the depth of the bucket."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")

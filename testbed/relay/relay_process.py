@@ -29,7 +29,7 @@ from testbed.relay.traffic import Traffic
 _BROKER, _PROBES = range(2)
 """Indices of the targets. They are also the indices of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 30.0
-"""Seconds within which the relay must be ready to serve. This is longer than any round trip."""
+"""Seconds within which the relay must be ready to serve. The timeout is longer than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from functools import partial
 from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
-"""Maximum number of bytes that wait for a receiver that does not read, in addition to its kernel's
-buffer."""
+"""Maximum number of bytes that wait in this process for a receiver that does not read. Bytes in the
+kernel's buffers are not counted."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
 """Minimum and maximum size of the kernel's receive buffers in bytes. Between these bounds, a buffer
 holds one second of traffic at the link's rate.
@@ -104,7 +104,7 @@ class Relay:
         self._loop.call_soon_threadsafe(change)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` every `seconds` seconds, in the relay's thread. It is called between two
+        """Call `call` every `seconds` seconds, in the relay's thread. The calls take place between two
         packets."""
 
         def again() -> None:

@@ -73,8 +73,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
 
 
 def _is_of_this_host(directory: RunDirectory) -> bool:
-    """Whether a run was started on this host, or its host is unknown. Several hosts may share a folder
-    of runs."""
+    """Whether a run was started on this host, or the host of the run is unknown. Several hosts may share
+    a folder of runs."""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
         return host in (None, platform.node())
@@ -201,7 +201,7 @@ def take_down(live: LiveRun) -> None:
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller to end its run. Wait for at most `stop_timeout` until the controller has ended.
+    """Ask the controller to end the run. Wait for at most `stop_timeout` until the controller has ended.
     If the controller is not alive, do nothing."""
     from testbed.runtimes.process import runtime
 

@@ -32,8 +32,8 @@ _SHOWN = 4
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models made from the current version. Mixing these models has the same result as adding
-their deltas."""
+"""Rules that mix models made from the current version. Mixing such models has the same result as adding
+the models' deltas."""
 
 
 @dataclass(frozen=True, slots=True)

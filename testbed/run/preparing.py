@@ -1,4 +1,4 @@
-"""Preparation of a run before anything is started: its data, its code, and the first files of its
+"""Preparation of a run before anything is started: the data, the code, and the first files of the run
 directory."""
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
 
 
 def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """Return the manifest's entries on the run's own data files. Warn if a resumed run's files differ
-    from those at its beginning. Raises BadInputError."""
+    """Return the manifest's entries on the run's own data files. Warn if the data files have changed
+    since a resumed run began. Raises BadInputError."""
     files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(

@@ -23,7 +23,7 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 
 def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
     """Return the manifest's entries that are known before the start. `labels`: for each client, the
-    number of its samples of each class."""
+    number of the client's samples of each class."""
     weights = importance(spec)
     return {
         "format": events.FORMAT,

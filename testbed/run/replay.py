@@ -84,7 +84,8 @@ def replay(directory: RunDirectory) -> ReplayResult:
 _SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
 """Types of records that are not compared, because they are not written by the core alone."""
 _WORDED_RECORDS = (events.Disrupted, events.UpdateRejected)
-"""Types of records whose reason is a sentence for people. Another version may use other words."""
+"""Types of records whose reason is a sentence for people. Another version of the testbed may use other
+words."""
 
 
 def _without_words(record: events.Record | None) -> events.Record | None:

@@ -52,8 +52,8 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because a file that it started from
-    has changed."""
+    """Raise BadInputError if the run in `directory` cannot continue, because a file that the run started
+    from has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):

@@ -46,7 +46,7 @@ def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
 
 
 def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """Return the smallest list of actions that leads each device from its initial state to its state
+    """Return the smallest list of actions that brings each device from the initial state to the state
     after `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()

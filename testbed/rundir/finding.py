@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.errors import BadInputError
 
 MANIFEST = "manifest.json"
-"""Name of the file that every run directory has. A folder without it is no run directory."""
+"""Name of the file that every run directory has. A folder without this file is no run directory."""
 
 
 def runs_in(folder: Path) -> dict[str, Path]:

@@ -20,7 +20,8 @@ to read. The second number is much larger, because many records may follow the l
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run. A figure is None if it is not in the part of the file that was read."""
+    """Latest figures of a run. A figure is None if the figure is not in the part of the file that was
+    read."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""
