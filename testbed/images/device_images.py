@@ -90,7 +90,7 @@ def _group_tag(
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Files that a user's image is built from: the folder of its Dockerfile."""
+    """Files that a user's image is built from: the folder of the image's Dockerfile."""
 
     dockerfile: Path
     """Path of the Dockerfile."""

@@ -24,7 +24,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 """Files that exist if an NVIDIA driver is loaded, on Linux or on the Windows Subsystem for Linux."""
 _ANSWER_SECONDS = 3.0
-"""Time limit for the index's answer, including the look-up of its name."""
+"""Time limit in seconds for the index's answer, including the look-up of the index's host name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
 """Names of pip's settings for the sources of packages."""
 
@@ -80,7 +80,7 @@ def _settings() -> list[str]:
 
 
 def _problem(index: str) -> str | None:
-    """Return why `index` does not list PyTorch's builds; None if it lists them in time."""
+    """Return why `index` does not list PyTorch's builds; None if the index lists the builds in time."""
     problems: list[str | None] = []
 
     def ask() -> None:

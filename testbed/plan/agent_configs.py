@@ -1,4 +1,4 @@
-"""Configuration files of a run's agents, made from its topology and plan."""
+"""Configuration files of a run's agents, made from the run's topology and plan."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RunSpec:
     plan: Plan
     """The plan of the topology on this host."""
     samples: Mapping[str, int]
-    """Client -> number of its training samples."""
+    """Client -> number of the client's training samples."""
     verbose: bool = False
     """Whether clients log each round."""
     remarks: Sequence[str] = ()

@@ -225,7 +225,7 @@ def _requests(
 
 
 def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
-    """Return `device` with its CPU share and cores on its node."""
+    """Return `device` with the CPU share and the cores that the device has on `node`."""
     cpu = catalog.cpu.get(device.group, {}).get(node.id, device.cpu)
     return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 

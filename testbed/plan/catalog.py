@@ -24,7 +24,7 @@ from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
 HERE = ""
-"""Id of this host in `Catalog.cpu` if it is the only machine."""
+"""Id of this host in `Catalog.cpu` if this host is the only machine."""
 _WORDS = {
     "convolution": "convolutions",
     "depthwise": "depthwise convolutions",
@@ -63,8 +63,8 @@ class Catalog:
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """Return a group's `link` at the start of the run, without its trace; None if the group has no
-        link. Values that the topology leaves out come from the link class."""
+        """Return a group's `link` at the start of the run, without the link's trace; None if the group
+        has no link. Values that the topology leaves out come from the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)

@@ -162,7 +162,8 @@ def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
 
 
 def step_time(virtual: Virtual) -> StepTime | None:
-    """Return the time of a step from the settings `virtual`; None if they do not have it."""
+    """Return the time of a step from the settings `virtual`; None if the settings do not give the
+    time."""
     if virtual.step_time is None:
         return None
     return StepTime(virtual.step_time, virtual.sliced_step_time)
@@ -198,7 +199,7 @@ def cache_step_time(
 
 
 def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
-    """Return the time of a step as it was last measured on this host; None if it was never measured."""
+    """Return the last measured time of a step on this host; None if the time was never measured."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:

@@ -115,7 +115,8 @@ class UnplacedDevice:
 def place(
     requests: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
 ) -> dict[str, str] | UnplacedDevice:
-    """Place the devices. Return device -> id of its node, or the first device that does not fit."""
+    """Place the devices. Return device -> id of the device's node, or the first device that does not
+    fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}

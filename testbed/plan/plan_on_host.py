@@ -20,7 +20,8 @@ from testbed.traits import traits
 
 
 def check_model(topology: Topology) -> None:
-    """Check the task's model, and its initial state. Raises BadInputError."""
+    """Check the task's model, and the model's initial state. Raises BadInputError if either is
+    invalid."""
     model_check.check(topology)
     if topology.task.initial is not None:
         from testbed.plan import models  # imports torch, which takes a second

@@ -46,7 +46,7 @@ def weight_alone(weight: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """Plan of one device, with every value that its host needs."""
+    """Plan of one device, with every value that the host needs to emulate the device."""
 
     name: str
     """Name of the device."""
@@ -67,7 +67,7 @@ class PlannedDevice:
     trace: tuple[LinkSeries, ...] = ()
     """Changes of the device's own link during the run."""
     access: SharedLink | None = None
-    """Access link that the device shares with others; None if it shares none."""
+    """Access link that the device shares with other devices; None if the device shares none."""
     think: DrawnDuration | None = None
     """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None
@@ -86,7 +86,7 @@ class PlannedDevice:
     thermal: Thermal | None = None
     """Settings for the loss of CPU share by heat; None if heat has no effect."""
     gpu: PlannedGpu | None = None
-    """GPU that the device trains on; None if it trains on the CPU."""
+    """GPU that the device trains on; None if the device trains on the CPU."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
@@ -317,7 +317,8 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def duration_text(duration: DrawnDuration | None) -> str | None:
-    """Format a duration as `200ms`, or as the name of its distribution. Return None for None."""
+    """Format a duration as `200ms`, or as the name of the duration's distribution. Return None for
+    None."""
     if duration is None:
         return None
     if duration.distribution == "constant":

@@ -103,8 +103,8 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Return the time of a step. It comes from the plan, or from the last measurement on this host for
-    virtual time. None if it is unknown."""
+    """Return the time of a step from the plan, or from the last measurement on this host for virtual
+    time; None if the time is unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)

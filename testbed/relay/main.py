@@ -58,7 +58,7 @@ class RelayConfig:
 
 
 class OwnLink:
-    """A device's own link, without the access link that it may share with others."""
+    """A device's own link, without the access link that the device may share with other devices."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -138,7 +138,7 @@ def main() -> None:
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
     def apply(event: ReceivedMessage) -> None:
-        """Carry out an order, or report that it is invalid. Called in paho's thread."""
+        """Carry out an order, or report that the order is invalid. Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:

@@ -134,7 +134,7 @@ async def _accept(
     device_reader: asyncio.StreamReader,
     device_writer: asyncio.StreamWriter,
 ) -> None:
-    """Serve a new connection of a device until it ends."""
+    """Serve a new connection of a device until the connection ends."""
     try:
         reader, writer = await _connect(target, _buffer(down))
     except OSError:

@@ -130,8 +130,8 @@ class Controller:
         """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders for the aggregator that are held back during its restart or a flood, because they would
-        be lost. None if orders are sent at once."""
+        """Orders for the aggregator that are held back during a restart of the aggregator or a flood,
+        because these orders would be lost. None if orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -148,7 +148,8 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """State of each device after the actions on it. Devices without an action are left out."""
+        """State of each device after the actions on the device. Devices without an action are left
+        out."""
         self._stopped_since: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
         somebody else. Processes that are not stopped are left out."""
@@ -168,7 +169,7 @@ class Controller:
         """Other host with devices -> its load samples. The samples are taken less often than once per
         second."""
         self._used: dict[str, float] = {}
-        """CPU seconds of each device in its last sample."""
+        """CPU seconds of each device in the device's last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan

@@ -158,11 +158,8 @@ def _check_access(run: Path) -> None:
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
-    """Return the reason why a run has ended as planned, from its records; None if it has not ended as
-    planned.
-
-    After a crash, the manifest may lack the reason.
-    """
+    """Return the reason why a run has ended as planned, from its records; None if the run has not ended
+    as planned. After a crash, the manifest may lack the reason."""
     if not directory.events.is_file():
         return None
     try:
@@ -226,8 +223,8 @@ def stop_timeout(directory: RunDirectory) -> float:
 
 
 def _own_directory(live: LiveRun) -> RunDirectory | None:
-    """Return the run's directory; None if the run has no directory, or its label names the directory of
-    another run."""
+    """Return the run's directory; None if the run has no directory, or if the run's label names the
+    directory of another run."""
     if live.directory is None or live.directory.name != live.run:
         return None
     found = finding.find_exact(str(live.directory), Path())

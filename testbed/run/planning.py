@@ -17,7 +17,7 @@ from testbed.traits import emulated_runtime_names, runtime_names, traits
 
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
-    """Load the topology at `path` and plan it on this host. Raises BadInputError."""
+    """Load the topology at `path`, and plan the topology on this host. Raises BadInputError."""
     topology = load(path)
     return topology, plan_topology(topology, options)
 

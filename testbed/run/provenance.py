@@ -74,7 +74,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """Return the shaper of the links, and the reason why it was chosen."""
+    """Return the shaper of the links, and the reason why this shaper was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
     linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)

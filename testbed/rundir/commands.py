@@ -59,8 +59,8 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
 
 
 def _await_answer(path: Path) -> str | None:
-    """Wait for the answer to an order. Return the reason why the order failed; None if it was carried
-    out. Raises TimeoutError."""
+    """Wait for the answer to an order. Return the reason why the order failed; None if the order was
+    carried out. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):

@@ -164,7 +164,7 @@ class RunDirectory:
         return found
 
     def claim(self) -> None:
-        """Record in the manifest that the run is live, and that this process is its controller."""
+        """Record in the manifest that the run is live, and that this process is the run's controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         self.write_manifest(controller=me, outcome=None, error=None)
 
@@ -237,7 +237,8 @@ def _object(texts: dict[str, str], margin: str = "") -> str:
 
 
 def last_log_lines(path: Path, lines: int) -> list[str]:
-    """Return the last `lines` lines of a text file, from its last 4 MiB. Raises OSError."""
+    """Return the last `lines` lines of a text file. Only the last 4 MiB of the file are read. Raises
+    OSError."""
     with files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))
         return last_lines(file.read(_MAX_TAIL_BYTES), lines)

@@ -18,8 +18,8 @@ def runs_in(folder: Path) -> dict[str, Path]:
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs called `name`, such as a sweep's folder; None if it does not exist.
-    `name` is a path, or the name of a folder in `runs`."""
+    """Return the folder of runs called `name`, such as a sweep's folder; None if the folder does not
+    exist. `name` is a path, or the name of a folder in `runs`."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
