@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _TEXTS = ("device", "profile", "state")
 """Columns of a `number_table` that hold words and are aligned left. All other columns hold numbers."""
 _WORTH_SECONDS = 2.0
-"""Minimum seconds that work must have taken, and must still take, for its remaining time to be
-reported."""
+"""The remaining time of some work is reported only if the work has taken at least this many seconds, and
+will take at least this many more."""
 _RAREST_SECONDS = 30.0
 """Maximum time between two progress lines, in seconds."""
 _ANY_WIDTH = 10_000
@@ -58,7 +58,7 @@ def err() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    """Make a console. If it is not a terminal, its tables are as wide as their contents."""
+    """Make a console. If its stream is not a terminal, tables are as wide as their contents."""
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, markup=False)
@@ -70,7 +70,8 @@ def _console(*, stderr: bool) -> Console:
 
 
 class _Unpadded:
-    """A stream of `sys` without the trailing blanks that rich writes in the lines of a table."""
+    """Wrapper of a stream of `sys`. It removes the trailing blanks that rich writes in the lines of a
+    table."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,7 +84,8 @@ class _Unpadded:
 
 
 def print_text(text: str) -> None:
-    """Print text unchanged: it is not read as markup, and only a terminal wraps its lines."""
+    """Print `text` unchanged. Markup in the text has no effect, and lines are wrapped only on a
+    terminal."""
     out().print(text, soft_wrap=True)
 
 
@@ -166,8 +168,8 @@ def _finite(value: Any) -> Any:
 
 
 def print_last_line(result: str, following: str) -> None:
-    """Print the last line of a command: its result, if it has one, and what the user can do next. With
-    `--quiet`, print only the result."""
+    """Print the last line of a command: `result`, if it is not empty, and `following`, which says what
+    the user can do next. With `--quiet`, print only `result`."""
     line = " · ".join(filter(None, (result, f"Next: {following}" if verbosity >= 0 else "")))
     if line:
         print_text(line)
@@ -185,7 +187,7 @@ def print_files(files: Sequence[Path], *, as_json: bool) -> None:
 def show(rows: list[dict[str, Any]], empty: str, *, as_json: bool, spare: Sequence[str] = ()) -> None:
     """Print `rows` as an aligned table, or as JSON. If there are no rows, print `empty` instead of a
     table. If the terminal is too narrow, columns are left out in the order of `spare`, and a remark
-    names them."""
+    names the columns that were left out."""
     if as_json:
         print_json(rows)
     elif not rows:

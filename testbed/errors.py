@@ -63,7 +63,7 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
 
 
 def _is_new(path: Path) -> bool:
-    """Whether `path` does not exist yet, in a folder that this user may enter."""
+    """Whether `path` does not exist yet, and this user may enter its folder."""
     return os.access(path.parent, os.X_OK) and not path.exists()
 
 
@@ -108,7 +108,7 @@ def _may_write(path: Path) -> bool:
 @contextmanager
 def reading_run(run: Path) -> Iterator[None]:
     """Convert errors of reading the run directory `run` (a missing or damaged file) to BadInputError.
-    Use it only around code that does nothing but read."""
+    Use this context only around code that only reads the run."""
     try:
         yield
     except (OSError, ValueError, KeyError) as error:

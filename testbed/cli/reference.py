@@ -153,8 +153,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _findings(findings: Sequence[Finding], *last: str) -> Table:
-    """Return the table of findings. `last`: title of the column with the fixes. If there is no title,
-    the table has no such column."""
+    """Return the table of findings. `last`: title of the column with the fixes. Without `last`, the
+    table has no such column."""
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "missing": "red"}

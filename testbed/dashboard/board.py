@@ -21,18 +21,18 @@ from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
 from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
-"""Maximum number of runs that each have a column. If there are more runs, only the charts of all runs
-are shown."""
+"""Maximum number of runs for which the page has one column per run. If there are more runs, the page
+shows only charts that contain all runs."""
 BY_DEVICE = "loss-by-device"
-"""Name of the chart of all runs that is shown if a run evaluates by device."""
+"""Name of a chart that contains all runs. It is shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Names of the charts of single runs."""
+"""Names of the charts that contain only one run."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Names of the charts of single emulated runs. A run in virtual time has none of them, because nothing
-is measured."""
+"""Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
+time, nothing is measured."""
 _LIVE_LANE_UPDATES = 10_000
-"""Maximum number of updates in the lanes of a live run. Only the newest updates are shown, because
-lanes are computed and sent twice a second."""
+"""Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
+are shown, because this chart is computed and sent twice a second."""
 _REFRESH_INTERVAL_SECONDS = 0.45
 """Minimum time between two readings of the files. The time is longer if reading is slow, so that
 `_MAX_CPU_SHARE` and `_MAX_TIME_SHARE` are kept."""
@@ -45,17 +45,17 @@ on a busy host."""
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A figure of the page."""
+    """A chart of the page."""
 
     name: str
-    """Name of the figure. It stays the same in all updates of the page."""
+    """Name of the chart. It stays the same in all updates of the page."""
     column: int | None
-    """Column of the run; None for a chart of all runs."""
+    """Number of the run's column, from 0; None if the chart contains all runs."""
     chart: Chart
 
     @property
     def shown(self) -> bool:
-        """Whether there is enough data to show."""
+        """Whether the chart has enough data to be shown."""
         return not self.chart.is_bare
 
 
@@ -70,10 +70,10 @@ class Board:
         self.tables: tuple[DeviceTable, ...] = ()
         """Tables of the devices, one per column."""
         self.marks: tuple[ActionMarks, ...] = ()
-        """Marks of actions on the charts, one entry per column. If there are several runs, a last entry
-        has the marks on the charts of all runs."""
+        """Marks of actions on the charts: one entry per column. If there are several runs, a last entry
+        has the marks on the charts that contain all runs."""
         self.remarks: tuple[tuple[str, ...], ...] = ()
-        """Remarks that are true of several charts, one entry per entry of `marks`."""
+        """Remarks that apply to several charts. There is one tuple of sentences per entry of `marks`."""
         self._due = 0.0
 
     @property
@@ -94,7 +94,7 @@ class Board:
 
     @property
     def tasks(self) -> Mapping[str, Sequence[Run]]:
-        """Task -> its runs. Runs of different tasks cannot be compared."""
+        """Task -> runs of the task. Runs of different tasks cannot be compared."""
         return comparison.by_task(self.runs)
 
     def refresh(self, *, at_once: bool = False) -> None:
@@ -126,7 +126,7 @@ class Board:
         together = [runs] if len(runs) > 1 else []
         self.marks = tuple(marks(own) for own in (*([runs[c]] for c in self.columns), *together))
         places = (*self.columns, *[None] * len(together))
-        alone = len(runs) == 1  # if so, the charts of all runs are the run's
+        alone = len(runs) == 1  # then all charts show this run
         self.remarks = tuple(
             remarks(one.chart for one in drawn if alone or one.column == place) for place in places
         )
@@ -157,7 +157,8 @@ def _evaluates_by_device(run: Run) -> bool:
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:
-    """Return the chart `name` of one run, with a note on what is left out."""
+    """Return the chart `name` of one run. If the chart leaves records out, it has a remark that says
+    so."""
     if name == "devices":
         chart = lanes([run], _LIVE_LANE_UPDATES) if feed.live else lanes([run])
         # No fixed start of the time axis: it would be set again in every update and undo the visitor's

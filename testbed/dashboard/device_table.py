@@ -17,11 +17,11 @@ from testbed.traits import is_simulated
 from testbed.watching.screen import rate
 
 MAX_ROWS = 40
-"""Maximum number of devices that are all shown. If there are more, groups and `SOME_ROWS` devices are
-shown."""
+"""Maximum number of devices for which the table shows every device. If there are more devices, the table
+shows the groups and `SOME_ROWS` devices."""
 SOME_ROWS = 15
-"""Number of devices that are shown if there are more than `MAX_ROWS`. They are the first ones in the
-order that the visitor chooses."""
+"""Number of devices that are shown if there are more than `MAX_ROWS`. The visitor chooses the order of
+the devices, and the first ones are shown."""
 _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
@@ -43,10 +43,11 @@ class DeviceTable:
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
-    (share of its rate that a link carried while packets waited). NaN if unknown."""
+    (share of the link's rate that was carried while packets waited). NaN if unknown."""
     live: bool
-    """Whether the run is live. If so, `used`, `up` and `down` are of the last seconds, and `memory` is
-    the latest value. Otherwise they are means over the run, and `memory` is the maximum."""
+    """Whether the run is live. In a live run, `used`, `up` and `down` are means over the last seconds,
+    and `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the
+    run, and `memory` is the maximum."""
 
     @property
     def caption(self) -> str:
@@ -87,8 +88,8 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Return one row per group, with the columns of `DeviceTable.devices` and a name such as `fast
-    ×500`. A row has the sums of updates and shares, and the means of other figures. Its state is the
-    number of offline devices."""
+    ×500`. A row has the sums of updates and shares, and the means of other figures. The `state` of a row
+    is the number of the group's devices that are offline."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
         mean = own.mean(numeric_only=True)
@@ -106,8 +107,8 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
 
 
 def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
-    """Return the devices with `matching` in their name, group or state, in an order of `SORTS`.
-    Devices with unknown figures come last."""
+    """Return the devices whose name, group or state contains the text `matching`. `sort`: order of the
+    rows, a key of `SORTS`. Devices whose figure is unknown come last."""
     pattern = matching.casefold().strip()
     if pattern:
         texts = devices.index + " " + devices["group"] + " " + devices["state"]
@@ -119,8 +120,8 @@ def select(devices: pd.DataFrame, sort: str, matching: str) -> pd.DataFrame:
 
 
 def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of text. Columns without any known value are left out. `grouped`: whether
-    `devices` has one row per group, as `groups` returns them."""
+    """Return the table as text: headings, and rows of cells. Columns without any known value are left
+    out. `grouped`: whether `devices` has one row per group, as `groups` returns them."""
     shown = {
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],
@@ -152,9 +153,9 @@ def _text(value: float, form: str) -> str:
 
 
 def _used(run: Run, seconds: float) -> pd.DataFrame:
-    """Return a table with one row per device: the growth of its counters per second of device time, over
-    the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links carried and
-    could have carried while packets waited."""
+    """Return a table with one row per device: the growth of the device's counters per second of device
+    time, over the last `seconds`. The counters are `cpu`, `sent`, `received`, and the bytes that links
+    carried and could have carried while packets waited."""
     carried = [f"{way}_{what}" for way in ("up", "down") for what in ("left", "allowed")]
     samples = run.telemetry[["device", "at", "cpu", "sent", "received", *carried]]
     samples = samples[samples["at"] >= max(0.0, float(samples["at"].max()) - seconds)]
@@ -175,8 +176,8 @@ def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[s
     """Return the present state of each device, in the order of `devices`.
 
     The activity of a device for an update is recorded only when the update is applied. Until then,
-    telemetry shows whether the device works. In virtual time there is no telemetry: every device that is
-    neither offline nor paused is shown as `online`.
+    telemetry shows whether the device is working or waiting. In virtual time there is no telemetry:
+    every device that is neither offline nor paused is shown as `online`.
     """
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS

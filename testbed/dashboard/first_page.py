@@ -1,8 +1,8 @@
-"""The list of runs, and the first page of runs: their names and main facts, while their charts are
-prepared.
+"""The list of runs, and the first page of a set of runs. The first page shows names and main facts of
+the runs while the charts are prepared.
 
-On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs
-neither, so `serving` shows these pages until the web server can take over.
+On a busy host it takes long to import Bokeh and pandas and to compute charts. This module needs neither
+Bokeh nor pandas nor charts, so `serving` shows these pages until the web server can take over.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _RETRY_MS = 1000
 
 
 class VisibleRuns:
-    """The runs that visitors may see: those in `named` or, if it is empty, all in the folder `runs`."""
+    """The runs that visitors may see: the runs in `named`. If `named` is empty, visitors may see all
+    runs in the folder `runs`."""
 
     def __init__(self, named: Sequence[RunDirectory], runs: Path) -> None:
         self._named = {directory.run: directory.path for directory in named}
         self.runs = runs
         self._rows: dict[Path, tuple[float, dict[str, Any]]] = {}
-        """Rows of finished runs, with the modification time of their manifest. Cached, because browsers
-        request the list every few seconds."""
+        """Directory of a finished run -> modification time of the run's manifest, and row of the run in
+        the list. Rows are cached because browsers request the list every few seconds."""
 
     def paths(self) -> list[Path]:
-        """Return the directories of all runs."""
+        """Return the directories of all runs that visitors may see."""
         return [*self._named.values()] or [path.parent for path in self.runs.glob("*/manifest.json")]
 
     def path(self, run: str) -> Path | None:
@@ -56,7 +57,8 @@ class VisibleRuns:
         return {path.name: path for path in self.paths()}.get(run)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the list of runs: live runs first, then the newest."""
+        """Return the rows of the list of runs. Live runs come first. Newer runs come before older
+        ones."""
         rows = [self._row(path) for path in self.paths()]
         rows.sort(key=lambda row: row["created"] or "", reverse=True)
         return sorted(rows, key=lambda row: row["outcome"] != "running")
@@ -95,7 +97,7 @@ def _sorted_by(row: dict[str, Any], name: str) -> str:
 
 def variables(paths: Sequence[Path], theme: str | None, retry_ms: int = 0) -> dict[str, Any]:
     """Return the variables of the template `wait.html` for the runs in `paths`. If `theme` is None, the
-    page asks the browser for its theme. The page asks again after `retry_ms` milliseconds."""
+    page asks the browser for its theme. The page repeats its request after `retry_ms` milliseconds."""
     rows = [text_row(run_row(RunDirectory(path))) for path in paths]
     shown = [(row, [(name, row[name]) for name in _FACTS if row[name] != "–"]) for row in rows]
     return {"rows": shown, "theme": theme, "retry_ms": retry_ms, "unreadable": {}}
@@ -108,8 +110,9 @@ def title(paths: Sequence[Path]) -> str:
 
 @contextmanager
 def served(listening: socket.socket, visible: VisibleRuns) -> Iterator[None]:
-    """Answer requests in threads until the context ends. Pages other than the list of runs ask again.
-    `listening` stays open."""
+    """Answer requests in threads until the context ends. Visitors get the list of runs, or the first
+    page of the runs that they request. The first page repeats its request until the web server has taken
+    over. `listening` stays open."""
     server = _FirstPageServer(listening, visible)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True)
     thread.start()

@@ -20,8 +20,8 @@ _RATE_SECONDS = 10.0
 
 
 def header(feed: Feed, name: str = "") -> str:
-    """Return the header of the run in `feed`. `name`: short name of the run among several runs; empty if
-    there is only one run."""
+    """Return the header of the run in `feed`. `name`: short name of the run; empty if the page shows
+    only one run."""
     run = feed.run
     if run is None:
         return escape(feed.error)
@@ -70,8 +70,8 @@ class _Stop(NamedTuple):
 
 
 def _stop(run: Run) -> _Stop:
-    """Return the stop conditions of the run. All conditions are None if they cannot be read,
-    because the topology has another version."""
+    """Return the stop conditions of the run. If the topology has another version and cannot be read, all
+    conditions are None."""
     with suppress(ValueError, TypeError):
         stop = StopSettings.model_validate(run.topology.get("stop")).build()
         return _Stop(stop.after, stop.updates, stop.target_accuracy)

@@ -40,8 +40,9 @@ def _table(run: Run, figure: str, requested: pd.Series[float], got: pd.Series[fl
 
 
 def requested_cpu(run: Run) -> pd.Series[float]:
-    """Return the share of a core that was requested for each device. This is the share that the
-    last action on the device's CPU has set. Without such an action, it is the planned share."""
+    """Return the share of a core that was requested for each device. This is the share that the last
+    action on the device's CPU has set. If there was no action on the device's CPU, return the planned
+    share."""
     requested = run.devices.set_index(run.devices["device"].astype(object))["cpu"].astype(float)
     # Parse only actions on the CPU, because there may be very many on links.
     shares = run.scenario["details"].str.contains('"cpu"', regex=False)
@@ -53,7 +54,8 @@ def requested_cpu(run: Run) -> pd.Series[float]:
 
 
 def _used(run: Run) -> pd.Series[float]:
-    """Return the share of a core, in device time, that each device used over the last seconds."""
+    """Return the CPU share that each device used over the last seconds: CPU seconds per second of device
+    time."""
     samples = run.telemetry[["device", "monotonic", "cpu"]]
     dilation = run.manifest.get("dilation", 1.0)
     since = samples["monotonic"].max() - CPU_WINDOW_SECONDS * dilation

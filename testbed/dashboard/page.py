@@ -26,12 +26,12 @@ from testbed.dashboard.header import header
 from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
-"""Milliseconds between two checks for news on the board."""
+"""Milliseconds between two checks whether the board has changed."""
 _RETRY_MS = 1000
 """Milliseconds until the page asks again whether a run has a plan."""
 _FEW_DEVICES = 8
-"""Maximum number of devices without controls. If there are more, the page has controls to find and
-sort them."""
+"""Maximum number of devices for which the page has no controls. If there are more devices, the page has
+controls to find and sort devices."""
 _COLUMN_WRAP = {1: 80, 2: 80, 3: 52}
 """Number of columns -> characters per line of text in a chart."""
 
@@ -60,8 +60,8 @@ def fill(document: Document, board: Board, theme: Theme | None) -> None:
 
 
 def wait(document: Document, board: Board, theme: Theme | None, retry_ms: int = 0) -> None:
-    """Show the first page, which asks again after `retry_ms` milliseconds. If a run of `board` cannot be
-    read, show the reason instead."""
+    """Show the first page, which repeats its request after `retry_ms` milliseconds. If a run of `board`
+    cannot be read, show the reason instead."""
     document.title = first_page.title([feed.path for feed in board.feeds])
     document.template = TEMPLATES.get_template("wait.html")
     known = first_page.variables([feed.path for feed in board.feeds], theme, retry_ms)
@@ -158,7 +158,8 @@ class _PageView:
         return div
 
     def _join_times(self) -> None:
-        """Link the time axes of charts that are compared, so that they zoom together."""
+        """Link the time axes of charts that are compared. Zooming in one chart then zooms the others,
+        too."""
         pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
@@ -167,7 +168,8 @@ class _PageView:
 
 
 def _rows(panels: tuple[Panel, ...]) -> list[list[str]]:
-    """Return the names of the charts of single runs, one row per kind of chart."""
+    """Return the names of the charts that contain only one run. Each row has the charts of one kind, one
+    per run."""
     kinds: dict[str, list[str]] = {}
     for panel in panels:
         if panel.column is not None:

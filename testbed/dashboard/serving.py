@@ -1,4 +1,4 @@
-"""Serving of runs: the page, in its own process, and Prometheus metrics."""
+"""Serving of the dashboard's page, in its own process, and of Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -94,9 +94,10 @@ def serve_page(
     """Serve the page of the runs `named` until the context ends. If `named` is empty, the page shows all
     runs in the folder `runs`.
 
-    The page has its own process, which has a lower priority than runs in real time. It ends when this
-    process ends, for whatever reason. `cpus`: cpuset of the page's process; empty for any CPU. `log`:
-    file for the errors of the page's process; None for this process's stderr.
+    The page has its own process, which has a lower priority than runs in real time. The page's process
+    always ends when this process ends, even if this process is killed. `cpus`: cpuset of the page's
+    process; empty for any CPU. `log`: file for the errors of the page's process; None for this process's
+    stderr.
 
     Raises BadInputError if `port` is in use.
     """
@@ -114,12 +115,12 @@ def serve_page(
             stdout=subprocess.DEVNULL,
             stderr=None if log is None else stack.enter_context(log.open("ab")),
             pass_fds=(listening.fileno(),),
-            start_new_session=True,  # so that Ctrl-C does not reach it; it is terminated below
+            start_new_session=True,  # Ctrl-C does not reach the page's process, which ends below
         )
     try:
         yield page
     finally:
-        page.terminate()  # before it ends, it shows the end of the run
+        page.terminate()  # the page shows the end of the run before its process ends
         try:
             page.wait(_STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -129,7 +130,7 @@ def serve_page(
 
 def _listen(port: int, option: str = "--port") -> socket.socket:
     """Return a socket that listens on `port` of the loopback interface. If `port` is 0, the socket
-    listens on any free port. If the port is in use, this raises BadInputError, which names `option`."""
+    listens on any free port. Raises BadInputError if the port is in use; the message names `option`."""
     try:
         return socket.create_server((HOST, port), backlog=128)
     except OSError as error:

@@ -37,13 +37,15 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching.hosts import OwnHosts
 
 _LOG_LINES = 500
-"""Number of lines at the end of a log that are shown."""
+"""Maximum number of lines of a log that are shown. They are the last lines of the log."""
 _ANSWER_SECONDS = 0.05
-"""Seconds until the charts of a new board are computed, so that the first page is sent before."""
+"""Seconds to wait before the charts of a new board are computed. During this time the server sends the
+first page."""
 _KEEP_SECONDS = 60.0
-"""Seconds for which a new board is kept until its visitor requests the charts."""
+"""Seconds for which a new board is kept after its charts were computed, so that its visitor can request
+the charts."""
 _FLUSH_SECONDS = 0.3
-"""Seconds to wait at the end, so that sent data can arrive."""
+"""Seconds between sending the final state and stopping the server, so that the sent data can arrive."""
 
 
 class Site:
@@ -56,7 +58,8 @@ class Site:
         self._boards = WeakValueDictionary[tuple[Path, ...], Board]()
 
     def board(self, paths: tuple[Path, ...]) -> Board:
-        """Return the board of the run directories `paths`. All visitors get the same board."""
+        """Return the board of the run directories `paths`. All visitors of the same runs get the same
+        board."""
         board = self._boards.get(paths)
         if board is None:
             feeds = [self._feeds.get(path) or Feed(path) for path in paths]
@@ -89,13 +92,13 @@ class Site:
 
 
 def _prepare(board: Board) -> None:
-    """Compute the charts of a new board, and keep it until its visitor requests them."""
+    """Compute the charts of a new board, and keep the board until its visitor requests the charts."""
     board.refresh()
     IOLoop.current().call_later(_KEEP_SECONDS, lambda kept: None, board)
 
 
 class _ListHandler(tornado.web.RequestHandler):
-    """The list of runs."""
+    """Request handler of the list of runs."""
 
     def initialize(self, site: Site) -> None:
         self._site = site
@@ -105,7 +108,7 @@ class _ListHandler(tornado.web.RequestHandler):
 
 
 class _LogsHandler(tornado.web.RequestHandler):
-    """The log of one process of a run."""
+    """Request handler of the page with the log of one process of a run."""
 
     def initialize(self, site: Site) -> None:
         self._site = site
@@ -142,8 +145,8 @@ def _logs(path: Path, component: str | None) -> tuple[list[str], str, str]:
 
 
 class _OwnRequests(Matcher):
-    """Matches requests that are sent to this server's own names and do not come from foreign
-    pages."""
+    """Matches requests that are sent to one of this server's own host names, and that no page of another
+    site has caused."""
 
     def __init__(self, hosts: OwnHosts) -> None:
         self._hosts = hosts
@@ -169,7 +172,7 @@ def serve(listening: socket.socket, site: Site) -> None:
     logging.getLogger("tornado.application").addFilter(is_not_early_leave)
     logging.getLogger("bokeh.server.views.ws").setLevel(
         logging.ERROR
-    )  # no messages on visitors who left
+    )  # no messages about visitors who left
     settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
     bokeh = BokehTornado(

@@ -27,7 +27,8 @@ Array = NDArray[Any]
 _CHANNELS = (1, 3, 4)
 """Possible numbers of channels of an image: grey, colour, colour with opacity."""
 _ID_DIGITS = 20
-"""Number of digits to which a client's number is padded to become a name. All numbers of 64 bits fit."""
+"""Number of digits in a client's name that is made from a number. The number is padded with zeros. Every
+64-bit number fits."""
 
 
 class DataError(BadInputError):
@@ -44,14 +45,14 @@ class RawSplit:
     """Undecoded samples of one split (training, test or validation)."""
 
     name: str
-    """Name of the split or its files, for errors."""
+    """Name of the split or of its files, for error messages."""
     rows: int
     """Number of samples."""
     columns: Mapping[str, Sequence[str]]
     """File name -> names of the file's columns."""
     batches: Callable[[Sequence[str]], Iterator[Mapping[str, Any]]]
-    """Function that takes names of columns and yields batches of rows. A batch is column -> Arrow or
-    numpy array."""
+    """Function that takes names of columns and yields batches of rows. A batch maps each column's name
+    to an Arrow or numpy array."""
     fixed: bool = False
     """Whether the arrays keep their shape. Otherwise channels come first, and one-hot labels become
     classes."""
@@ -62,7 +63,7 @@ class Names:
     """Numbering of texts in alphabetical order, from 0."""
 
     known: dict[str, int] = field(default_factory=dict)
-    """Text -> its number."""
+    """Text -> number of the text. The numbers are provisional until `order` is called."""
 
     def add(self, texts: Array) -> NDArray[np.int64]:
         """Return provisional numbers of `texts`. The method `order` converts provisional numbers to
@@ -89,8 +90,8 @@ class DecodedSplit:
     classes: tuple[str, ...]
     """Texts of the classes, in the order of the class numbers; empty if the labels are not texts."""
     clients: NDArray[np.int64] | None
-    """Number of the client that each sample belongs to, shape (n,), in the order of `client_names`; None
-    if no column names the client."""
+    """Index in `client_names` of the client that each sample belongs to, shape (n,); None if no column
+    names the client."""
     client_names: tuple[str, ...]
     """Names of the clients, sorted."""
     remarks: tuple[str, ...] = ()
@@ -105,9 +106,9 @@ def read(
 ) -> DecodedSplit:
     """Decode all samples of `split`.
 
-    `train`: the decoded training samples, if `split` is another split. `count` is called from time to
-    time with the number of samples read so far. The function holds the returned arrays and one batch in
-    memory. Raises DataError.
+    `train`: the decoded training samples; None if `split` has the training samples. `count` is called
+    from time to time with the number of samples read so far. The function holds the returned arrays and
+    one batch in memory. Raises DataError.
     """
     inputs = data.input or ()
     wanted = {"input": inputs, "label": (data.label,), "client": (data.client,)}
@@ -185,7 +186,7 @@ def _channels_first(x: Array) -> Array:
 
 
 def _is_one_hot(y: Array) -> bool:
-    """Whether each row of `y` has one 1 and otherwise 0."""
+    """Whether each row of `y` contains a single 1 and otherwise zeros."""
     if y.ndim != 2 or y.shape[1] < 2:
         return False
     ones = y == 1
@@ -207,8 +208,8 @@ def _as_classes(
 
 
 def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
-    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. They are
-    read as tokens if `length` is set, and refused otherwise."""
+    """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. Such lists
+    are read as tokens if `length` is set. If `length` is not set, DataError is raised."""
     array = _array(column, data, place, first)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
         return array
@@ -260,8 +261,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
 
 
 def _compact(tokens: Array) -> Array:
-    """Convert tokens to the smallest sufficient signed type. A signed type marks tokens, and uint8 marks
-    pixels."""
+    """Convert tokens to the smallest signed integer type that holds all of them. The type distinguishes
+    tokens from pixels: pixels are uint8."""
     most = int(tokens.max(initial=0))
     kinds = (np.int8, np.int16, np.int32, np.int64)
     return tokens.astype(next(kind for kind in kinds if most <= np.iinfo(kind).max))
@@ -272,7 +273,7 @@ def _labels(
 ) -> Array:
     """Return a column of labels: numbers, classes, or provisional numbers of texts.
 
-    `named`: whether all texts are names of classes. If they are not, and if there is an alphabet, texts
+    `named`: whether all texts are names of classes. If `named` is False and there is an alphabet, texts
     of one character are looked up in the alphabet.
     """
     kind = array.dtype.kind
@@ -345,8 +346,8 @@ def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
 
 
 def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[[int], int]) -> Array:
-    """Convert Arrow values to an array. `row`: function that returns the row in the file of the value at
-    an index."""
+    """Convert Arrow values to an array. `row`: function that converts the index of a value to the number
+    of the value's row in the file, for errors."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -500,6 +501,6 @@ def _holds_tokens(x: Array) -> bool:
 
 
 def _scale(x: Array) -> float:
-    """Return the factor that scales the inputs. It maps pixels to the range from 0 to 1; for all other
-    inputs it is 1."""
+    """Return the factor by which inputs are multiplied. For pixels, the factor maps values to the range
+    from 0 to 1. For all other inputs, the factor is 1."""
     return 1 / 255 if x.dtype == np.uint8 else 1.0

@@ -20,7 +20,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.topology.data_settings import DataSettings
 
 _ROWS = 1_000
-"""Number of rows that are decoded at a time."""
+"""Number of rows that are decoded together."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks of a download's progress."""
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
@@ -29,18 +29,18 @@ _TABLES = ("parquet", "npz", "csv", "tsv")
 _IMAGES = ("jpeg", "jpg", "png")
 """File types whose files hold one sample each, in a folder that is named like the sample's class."""
 _CSV_BLOCK = 2**26
-"""Number of bytes of a CSV file from which the types of its columns are inferred."""
+"""The types of a CSV file's columns are inferred from this many bytes at its start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Files of each split; empty if the split does not exist."""
+    """Files of each split; no files if the dataset does not have the split."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     validation: tuple[Path, ...]
     in_one_file: bool = False
-    """Whether all splits are in one .npz file. Then the name of each array contains its split:
+    """Whether all splits are in one .npz file. Then the name of each array contains the name of a split:
     `train_images` or `x_train`."""
 
     @property
@@ -49,7 +49,7 @@ class Splits:
         return tuple(dict.fromkeys((*self.train, *self.test, *self.validation)))
 
     def named(self, split: str | None) -> str | None:
-        """Return the parameter `name` of `open_split` for `split`."""
+        """Return the argument `name` with which `open_split` opens `split`."""
         return split if self.in_one_file else None
 
 
@@ -110,8 +110,8 @@ def _in_file(path: Path, data: DataSettings) -> Splits:
 
 
 def _columns_of_split(names: Iterable[str], split: str) -> dict[str, str]:
-    """Return the names of the arrays of `split` by column. In the split `train`, the array
-    `train_images` is the column `images`, and `x_train` is the column `x`."""
+    """Return column -> name of the array that holds this column of `split`. In the split `train`, the
+    array `train_images` is the column `images`, and `x_train` is the column `x`."""
     return {
         name.removeprefix(f"{split}_").removesuffix(f"_{split}"): name
         for name in names
@@ -145,7 +145,8 @@ def _no_files_message(folder: Path, data: DataSettings) -> str:
 def open_split(paths: Sequence[Path], name: str | None = None) -> RawSplit:
     """Open the samples in the files `paths`, in this order. All files must have the same type.
 
-    `name`: name of the split if one .npz file has all splits, else None. Raises DataError."""
+    `name`: name of the split if one .npz file has all splits; None otherwise. Raises DataError.
+    """
     if name is not None:
         return _npz_of_splits(paths[0], name)
     openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
@@ -180,7 +181,7 @@ def _parquet(paths: Sequence[Path]) -> RawSplit:
 
 
 def _npz_of_splits(path: Path, split: str) -> RawSplit:
-    """Open one split of a .npz file that has several."""
+    """Open one split of a .npz file that has several splits."""
     arrays = _arrays(path, list(_columns_of_split(_array_names(path), split).values()))
     return split_of_arrays(
         f"{path}, split {split}",
@@ -282,7 +283,8 @@ def _array_names(path: Path) -> list[str]:
 
 
 def _arrays(path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the arrays named `wanted`; None for all."""
+    """Return the arrays of the .npz file `path` that `wanted` names. If `wanted` is None, return all
+    arrays."""
     with _npz_errors(path), np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in (file.files if wanted is None else wanted)}
 
@@ -306,7 +308,7 @@ def _split_name(paths: Sequence[Path]) -> str:
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
     Raises HostError."""
-    # The libraries read this at import. It keeps them from sending usage statistics.
+    # The libraries read this variable when they are imported. They then send no usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
     import huggingface_hub
@@ -333,7 +335,7 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage of a download: files that the hub's library writes."""
+    """A stage of a download. The size of the files that the hub's library writes shows the progress."""
 
     what: str
     """Text for progress lines."""
@@ -353,8 +355,8 @@ class _Stage:
 
 
 def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Stage]:
-    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if it is
-    unknown. `known`: the dataset's files according to the hub."""
+    """Return the stages of `builder`'s work (downloading, unpacking). The size of a stage is 0 if the
+    size is unknown. `known`: the dataset's files according to the hub."""
     from huggingface_hub import constants
 
     wanted = {str(url) for urls in (builder.config.data_files or {}).values() for url in urls}
@@ -377,7 +379,7 @@ def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Sta
 
 @contextlib.contextmanager
 def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
-    """Report the progress of consecutive `stages` while the `with` block runs."""
+    """Report the progress of `stages`, which follow one another, while the `with` block runs."""
     over = threading.Event()
 
     def watch() -> None:

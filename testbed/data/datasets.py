@@ -59,22 +59,23 @@ class LocatedDataset:
     """A dataset that was found, but not decoded."""
 
     fingerprint: str
-    """Fingerprint of the files. It changes whenever `read` might return something else."""
+    """Fingerprint of the files. The fingerprint changes whenever `read` might return something else."""
     read: Callable[[Report], Dataset]
-    """Function that decodes all samples and reports progress. It takes seconds. Raises BadInputError,
-    HostError."""
+    """Function that decodes all samples and reports progress. Decoding takes seconds. Raises
+    BadInputError, HostError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A dataset in columns of files. The files are on this machine or on the Hugging Face hub."""
+    """A dataset whose samples are in columns of files. The files are on this machine or on the Hugging
+    Face hub."""
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
     """Shape of one input; None if the shape is unknown until the data is read. Without the shape, the
     work of a step cannot be counted."""
     tokens: bool = False
-    """Whether inputs are sequences of tokens, which a model gets as integers."""
+    """Whether inputs are sequences of tokens. A model gets tokens as integers."""
 
     @property
     def name(self) -> str:
@@ -82,8 +83,8 @@ class Columns:
         return self.data.name
 
     def find(self, root: Path | None) -> LocatedDataset:
-        """Find the dataset on this machine or, if it is not there, on the hub. `root`: data root; None
-        if there is none."""
+        """Find the dataset on this machine. If this machine does not have the dataset, find it on the
+        hub. `root`: data root; None if there is none."""
         splits = data_files.local_splits(self.data, root)
         if splits is None:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
@@ -121,7 +122,8 @@ class Columns:
         validation: RawSplit | None,
         report: Report = silent,
     ) -> Dataset:
-        """Decode the splits. A split is None if it does not exist. Raises DataError."""
+        """Decode the splits. `test` and `validation` are None if the dataset does not have such a split.
+        Raises DataError."""
         data = self.data
         total = sum(split.rows for split in (train, test, validation) if split is not None)
         progress, read = console.ProgressReporter(report, f"Decoding {self.name}"), 0
@@ -169,8 +171,8 @@ def _check_alike(train: Shard, other: Shard, name: str) -> None:
 
 
 def _split(samples: DecodedSplit, test: Shard | None, validation: Shard | None, split: Split) -> Dataset:
-    """Return the dataset. If it lacks test or validation samples, set training samples aside for them,
-    according to `split`."""
+    """Return the dataset. If test or validation samples are missing, training samples are set aside as
+    such samples, according to `split`."""
     shard, clients = samples.shard, samples.clients
     shares = [0.0 if test else split.test, 0.0 if validation else split.validation]
     if test is None and not split.test:
@@ -371,7 +373,7 @@ def source(topology: Topology) -> Source | None:
 
 def own_files_digest(topology: Topology) -> str:
     """Return a digest of the names, sizes and modification times of the data files that `topology`
-    names; empty if it names none. Raises BadInputError."""
+    names; empty if the topology names no data files. Raises BadInputError."""
     data = topology.task.data
     if data is None or data.path is None:
         return ""
@@ -388,7 +390,8 @@ def topology_error(topology: Topology, where: tuple[str | int, ...], message: st
 
 @contextlib.contextmanager
 def located_errors(topology: Topology) -> Iterator[None]:
-    """Convert each DataError of the `with` block to an error that names its place in the topology."""
+    """Convert each DataError of the `with` block to an error that names the faulty setting in the
+    topology."""
     try:
         yield
     except DataError as error:
@@ -432,7 +435,7 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         if decoded.clients is not None:
             with files.atomic_write(folder / "clients.safetensors") as partial:
                 save_file({"clients": decoded.clients}, partial)
-        with files.atomic_write(folder / _CONTENTS) as partial:  # last: the files that it names exist
+        with files.atomic_write(folder / _CONTENTS) as partial:  # last: all files named here exist
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
             partial.write_text(
@@ -446,8 +449,8 @@ _CONTENTS = "contents.json"
 
 
 def _load_decoded(folder: Path) -> Dataset:
-    """Load a decoded dataset. Raises OSError, ValueError, SafetensorError, KeyError or TypeError if it
-    is missing or incomplete."""
+    """Load a decoded dataset from `folder`. Raises OSError, ValueError, SafetensorError, KeyError or
+    TypeError if the dataset is missing or incomplete."""
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None

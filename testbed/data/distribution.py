@@ -18,8 +18,8 @@ from testbed.topology import Topology
 _MAX_DRAWN = 2_000
 """Maximum number of devices in a chart. If there are more devices, only every n-th device is shown."""
 _MAX_NAMED = 10
-"""Maximum number of devices whose names a chart shows. If there are more devices, they are sorted by
-group and number of samples."""
+"""Maximum number of devices whose names a chart shows. If there are more devices, the chart shows names
+of groups, and devices are sorted by group and number of samples."""
 _APART = 0.12
 """Minimum distance between names of groups, as a share of the chart's width. Closer names would
 overlap."""
@@ -61,8 +61,8 @@ class SampleDistribution:
     @property
     def skew(self) -> float:
         """Mean total variation distance between the class shares of a device that has samples and the
-        class shares of all devices together. It is 0 if all devices have the same shares, and near 1 if
-        each device has its own class."""
+        class shares of all devices together. The distance is 0 if all devices have the same shares, and
+        near 1 if each device has a class of its own."""
         whole = self.counts.sum(axis=0) / self.counts.sum()
         own = self.counts[self.samples > 0]
         own = own / own.sum(axis=1, keepdims=True)

@@ -1,4 +1,5 @@
-"""Preparation of a run's data: the samples of each device, the evaluation set, and their files.
+"""Preparation of a run's data: the samples of each device, the evaluation set, and the files that hold
+both.
 
 Partitions are kept in the user's cache, because importing the partitioners takes seconds.
 """
@@ -54,9 +55,9 @@ class Prepared:
 
 
 def known_samples(topology: Topology, root: Path | None) -> Mapping[str, int] | None:
-    """Return client -> number of its samples, without decoding or partitioning the data. The numbers
-    come from the cache, or follow from the partition scheme. Return None if the data must be prepared
-    first. Raises BadInputError if `root` is not a folder, or the data is missing."""
+    """Return client -> number of the client's samples, without decoding or partitioning the data. The
+    numbers come from the cache, or follow from the partition scheme. Return None if the data must be
+    prepared first. Raises BadInputError if `root` is not a folder, or the data is missing."""
     task, clients = topology.task, topology.device_names
     dataset = datasets.source(topology)
     if dataset is None:
@@ -173,7 +174,7 @@ def _load_dataset(
 
 
 def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology: Topology) -> Prepared:
-    """Return `prepared` with the samples that `topology.evaluate` requests as `test`."""
+    """Return `prepared` with a new `test`: the samples that `topology.evaluate` requests."""
     on, samples = topology.evaluate.on, topology.evaluate.samples
     if on == "validation":
         if dataset.validation is None:
@@ -334,13 +335,13 @@ def _partition_path(
 
 
 _MAX_CLASSES = 1_000
-"""Upper bound of class numbers. If a label reaches it, the labels do not count as classes, because they
-may be tokens."""
+"""Upper bound of class numbers. If one label reaches this bound, no label counts as a class, because the
+labels may be tokens."""
 
 
 def label_counts(prepared: Prepared) -> dict[str, list[int]]:
-    """Return client -> its number of samples of class 0, 1, ...; empty lists if labels are not
-    classes."""
+    """Return client -> number of the client's samples of class 0, 1, ...; the lists are empty if labels
+    are not classes."""
     labels = prepared.train.y
     if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= int(labels.max()) < _MAX_CLASSES:
         return {client: [] for client in prepared.indices}
@@ -359,8 +360,8 @@ def write(prepared: Prepared, directory: RunDirectory) -> None:
 
 
 def write_device_set(prepared: Prepared, topology: Topology, directory: RunDirectory) -> None:
-    """Save the samples on which the global model is evaluated per device, if the topology requests that.
-    Raises HostError."""
+    """If the topology requests evaluation by device, save the samples for this evaluation. Raises
+    HostError."""
     if (device_set := evaluation_parts(prepared, topology).device_set) is not None:
         _save_readable(device_set, directory.device_set)
 

@@ -15,7 +15,7 @@ from testbed.topology.data_settings import Transform
 from testbed.topology.partition import Indices
 
 _AT_ONCE = 1_000
-"""Number of samples that are transformed at a time, in float64."""
+"""Number of samples that are transformed together, in float64."""
 
 
 def apply(

@@ -22,7 +22,8 @@ CPU, RATES, DELAYS = "cpu", ("up", "down"), ("rtt", "jitter", "loss")
 """Names of the figures, as in `fidelity.json`."""
 ENOUGH_SECONDS = 3.0
 """Minimum measuring time of a CPU figure, in seconds. A figure from a shorter time does not count
-against a run: within one second, a single CFS period more or less changes it by some per cent."""
+against a run: within one second, a single CFS period more or less changes such a figure by some per
+cent."""
 ENOUGH_DEMAND_SECONDS = 0.5
 """Minimum measuring time of the figure `demand`, in seconds: the time in which the client ran or waited
 for a CPU. A figure from a shorter time does not count against a run, because the device cannot have lost
@@ -35,11 +36,12 @@ _UNREQUESTED_RTT_SECONDS = 0.01
 """Tolerance for a round trip if no delay was requested, in seconds. The time to send the probe is
 allowed in addition."""
 _ECHO_BITS = 1000
-"""Upper bound of the bits of a probe's echo on the wire."""
+"""Upper bound for the size of a probe's echo on the wire, in bits."""
 _LOSS_SLACK = 0.02
 """Tolerance for the share of lost round trips, in addition to random deviations."""
 _CHANCE_SIGMAS = 4.0
-"""Deviations up to this many standard deviations count as random."""
+"""Maximum number of standard deviations by which a random deviation differs from the expected value.
+Larger deviations do not count as random."""
 _CONTEXT_BYTES = 512 * 2**20
 """Upper bound of the GPU memory of a process's CUDA context, in bytes. NVML counts this memory, but the
 process does not request it. Usual values are some hundred MB; they were not measured here."""
@@ -58,9 +60,8 @@ class RequestedCpu:
     """Length of a CFS period in seconds, as set in the kernel; None if no control group limits the
     device."""
     at: float = 0.0
-    """Device time from which the request was in force, in seconds. For a change, this is the time at
-    which the change was completed.
-    """
+    """Device time from which the request was in force, in seconds. If an action changed the request,
+    `at` is the time at which the action was completed."""
     limits: RequestedLimits | None = None
     """Limits of the device's control group; None if no control group limits the device."""
 
@@ -117,10 +118,10 @@ class GpuFidelity:
     memory: int | None
     """Largest memory use in a sample, in bytes; None if NVML does not report it."""
     sm: float | None
-    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report it.
-    NVML does not report it for clients of MPS."""
+    """Mean share of the time in which a GPU kernel of the client ran; None if NVML does not report this
+    share. NVML never reports it for clients of MPS."""
     outside: int
-    """Number of samples in which the client was not under MPS, although MPS has to limit it."""
+    """Number of samples that show the client outside MPS, although MPS has to limit the client."""
 
     @property
     def over_memory(self) -> bool:
@@ -165,7 +166,8 @@ class Requested:
     """Requested links in the order of time; empty if no link was requested."""
     away: tuple[Interval, ...] = ()
     """Intervals in which the device was frozen, down or starting. An interval begins when the action is
-    ordered or the client goes offline. It ends when the device's CPU limit is in effect again."""
+    ordered or the client goes offline. The interval ends when the device's CPU limit is in effect
+    again."""
     gpu: RequestedGpu | None = None
     """Requested part of a GPU; None if no GPU was requested."""
     node: str | None = None
@@ -183,7 +185,7 @@ class Carried:
     None if packets never waited."""
     slow: tuple[float, float, float] | None = None
     """Worst period in which the link was too slow: begin and end in seconds of device time, and the
-    share of its rate that it carried. None if the link was never too slow."""
+    share of the link's rate that the link carried. None if the link was never too slow."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the direction's entry in `fidelity.json`: a figure with a requested value of 1."""
@@ -243,7 +245,7 @@ class DeviceFidelity:
     """Share of one core that the device used over the whole run, including starts after a crash; None if
     there is no telemetry."""
     probes: int
-    """Number of probes that the link's figures are based on."""
+    """Number of probes from which the link's figures were computed."""
     round_trips: int = 0
     """Number of round trips of all probes."""
     gpu: GpuFidelity | None = None
@@ -253,10 +255,11 @@ class DeviceFidelity:
     wrong_limits: tuple[str, ...] = ()
     """One short text per limit in the kernel that differs from the requested limit."""
     unread_limits: str | None = None
-    """Sentence on the requested limits that could not be read from the kernel; None if all were read."""
+    """Sentence on the requested limits that could not be read from the kernel; None if all limits could
+    be read."""
     carried: Mapping[str, Carried] = field(default_factory=dict)
-    """Direction of the link (`up`, `down`) -> its traffic. Directions without a rate limit are left
-    out."""
+    """Direction of the link (`up`, `down`) -> traffic in that direction. Directions without a rate limit
+    are left out."""
 
     def judged_figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield the name and the figure of each figure whose error can count against a run.
@@ -282,8 +285,8 @@ class DeviceFidelity:
 
     @property
     def loss_is_off(self) -> bool:
-        """Whether the share of lost round trips differs from the requested one (0 if none was requested)
-        by more than chance."""
+        """Whether the share of lost round trips differs from the requested share by more than random
+        deviations explain. If no loss was requested, the requested share is 0."""
         loss = self.figures["loss"]
         if loss.got is None:
             return False
@@ -319,8 +322,8 @@ class DeviceFidelity:
             yield from self.gpu.unjudged()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the device's entry in `fidelity.json`. A value is None if it was not requested or is
-        unknown."""
+        """Return the device's entry in `fidelity.json`. A value that was not requested or is unknown is
+        None."""
         entries: dict[str, Any] = {"group": self.group}
         if self.node is not None:
             entries["node"] = self.node
@@ -372,8 +375,8 @@ class Fidelity:
 
     devices: tuple[DeviceFidelity, ...]
     clocks: Mapping[str, float] = field(default_factory=dict)
-    """Name of another host -> maximum error of the times of its devices, in seconds. Empty if there is
-    only one host."""
+    """Name of each other host -> maximum error, in seconds, of the times that are recorded for devices
+    on that host. Empty if there is only one host."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -384,15 +387,15 @@ class Fidelity:
         the `error` in %. The figure `cpu` also has the values of `measured`, `used`, `demand` and
         `wanted` of DeviceFidelity.
 
-        `clocks` has the `uncertainty` of the clock of each other host, in seconds. It is left out if
-        there is only one host.
+        `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
+        if there is only one host.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
         return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
 
     def save(self, path: Path) -> None:
-        """Write `fidelity.json`. If that fails, this raises OSError and leaves no partial file."""
+        """Write `fidelity.json`. Raises OSError if writing fails; then no partial file is left."""
         text = json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
         with files.atomic_write(path) as partial:
             partial.write_text(text, encoding="utf-8")
@@ -410,5 +413,5 @@ class Fidelity:
 
 
 def _round(value: float | None) -> float | None:
-    """Round `value` to six significant digits. Return None if it is None or not finite."""
+    """Round `value` to six significant digits. Return None if `value` is None or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -14,8 +14,8 @@ import psutil
 from agents.texts import quantity
 
 _COUNTED = 0.5
-"""Minimum share of the elapsed time that the kernel's counters must account for. If they account for
-less, for example because they stepped back, they are not used."""
+"""Minimum share of the elapsed time that the kernel's counters must account for. The counters are not
+used if they account for less, for example because a counter stepped back."""
 _NICE_FIELD = 16
 """Index of the niceness in `/proc/<pid>/stat`, counted from 0 after the name."""
 _STAT = Path("/proc/stat")
@@ -47,8 +47,8 @@ class HostSample:
 
 
 def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
-    """Return the entry of the manifest: the mean of each load over the run (None if unknown), and the
-    largest lateness of a timer in seconds (None if there are no samples)."""
+    """Return the entry on the host's load for the manifest: the mean of each load over the run (None if
+    unknown), and the largest lateness of a timer in seconds (None if there are no samples)."""
     names = ("server_load", "foreign", "elsewhere", "device_busy", "steal")
     latest = max((sample.tick_lateness for sample in samples), default=None)
     means = {name: mean(samples, name) for name in names}
@@ -57,8 +57,8 @@ def summary(samples: Sequence[HostSample]) -> dict[str, float | None]:
 
 
 def mean(samples: Iterable[HostSample], name: str) -> float | None:
-    """Return the mean of the load `name` over the time in which it is known; None if the load is never
-    known."""
+    """Return the mean of the load `name` over the time in which this load is known; None if the load is
+    never known."""
     known = [(value, one.seconds) for one in samples if (value := getattr(one, name)) is not None]
     seconds = sum(duration for _, duration in known)
     return sum(value * duration for value, duration in known) / seconds if seconds else None
@@ -69,8 +69,8 @@ class FreeCores:
     made. The load of this process is not counted."""
 
     QUIET_SECONDS, SECONDS, LONGEST = 0.5, 2.0, 5.0
-    """Seconds to measure before a host can be called quiet, seconds to measure before it can be called
-    busy, and maximum seconds to wait if the kernel's counters lag behind."""
+    """Times of the measurement, in seconds: minimum before a host can be called quiet, minimum before a
+    host can be called busy, and maximum if the kernel's counters lag behind."""
     _QUIET, _BUSY = 0.05, 0.2
 
     def __init__(self, cpus: Set[int]) -> None:
@@ -187,8 +187,8 @@ class Sampler:
 
     def _demands(self) -> Iterator[tuple[str, float]]:
         """Yield each thread of the servers, with the seconds in which it ran or waited for a CPU.
-        Threads of evaluations are left out. They are recognized by their niceness, which is higher than
-        that of the other threads of their process."""
+        Threads of evaluations are left out. Such a thread is recognized by its niceness: the other
+        threads of the process have a lower niceness."""
         for pid in self._servers():
             try:
                 threads = list((self._proc / str(pid) / "task").iterdir())
@@ -220,8 +220,8 @@ class CpuTimes(NamedTuple):
 
 
 def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
-    """Parse `/proc/stat`; return the times of each online CPU by its number. `ticks`: clock ticks per
-    second, 100 on every Linux."""
+    """Parse `stat`, the text of `/proc/stat`; return CPU number -> times of the CPU. CPUs that are
+    offline are left out. `ticks`: clock ticks per second, 100 on every Linux."""
     lines = (line.split() for line in stat.splitlines())
     return {
         int(fields[0].removeprefix("cpu")): CpuTimes(*(int(field) / ticks for field in fields[1:9]))
@@ -231,8 +231,8 @@ def cpu_times(stat: str, ticks: int = 100) -> dict[int, CpuTimes]:
 
 
 def _counters() -> Mapping[int, Any]:
-    """Return the counters of each CPU of this host by number. On Linux psutil is not used, because it
-    lists online CPUs by position and not by number."""
+    """Return CPU number -> counters, for each CPU of this host. On Linux psutil is not used, because
+    psutil lists online CPUs by position and not by number."""
     try:
         return cpu_times(_STAT.read_text(encoding="ascii"))
     except OSError:  # not Linux
@@ -269,14 +269,14 @@ class _CountersAt(NamedTuple):
 
 
 def _foreign_share(spent: _Times, own: float) -> float:
-    """Return the share of the time `spent` on some CPUs that foreign processes used. `own`: CPU seconds
-    of all processes that are not foreign."""
+    """Return the share of CPU time that foreign processes used. `spent`: times of some CPUs. `own`: CPU
+    seconds of all processes that are not foreign."""
     return _share(spent.total - spent.idle - spent.steal - own, spent)
 
 
 def _share(part: float, spent: _Times) -> float:
-    """Return `part` as a share of the time `spent`. It is clipped to the range from 0 to 1, because the
-    kernel's counters may step back."""
+    """Return `part` as a share of the time `spent`. The share is clipped to the range from 0 to 1,
+    because the kernel's counters may step back."""
     return min(1.0, max(0.0, part / spent.total)) if spent.total > 0 else 0.0
 
 

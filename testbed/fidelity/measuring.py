@@ -2,13 +2,12 @@
 
 CPU. A device that waits for the network rightly uses less than its share. So the share is measured only
 in intervals (between two samples) in which the device demanded more CPU than it had. An interval counts
-if it shows one of two signs:
-- The kernel throttled the device in nearly all CFS periods in which the device ran. The measured share
-  is the CPU seconds divided by the seconds of these periods, so pauses between them do not count.
-- The device trained nearly all the time, according to the records of its updates. The measured share is
-  the CPU seconds divided by the seconds of the interval. If a host has less CPU than requested, no
-  device is throttled, and only this sign appears. The same is true of the `process` runtime, which has
-  no throttling counters.
+if it shows one of two signs: - The kernel throttled the device in nearly all CFS periods in which the
+device ran. The measured share is the CPU seconds divided by the seconds of these periods, so pauses
+between them do not count. - The device trained nearly all the time, according to the records of its
+updates. The measured share is the CPU seconds divided by the seconds of the interval. If a host has less
+CPU than requested, no device is throttled, and only the second sign appears. The same is true of the
+`process` runtime, which has no throttling counters.
 
 Unnoticed pauses make the measured share too small: by a few per cent, at most by 10 %. A device without
 either sign was never busy, and its measured share is None.
@@ -76,7 +75,7 @@ _TRAINED_SHARE = 0.95
 """Minimum share of an interval spent in training for a device to count as busy. The value is below 1
 because a client waits for a moment between two trainings."""
 _SETTLE_SECONDS = 0.5
-"""Seconds from setting a limit until it is in effect."""
+"""Seconds from setting a limit until the limit is in effect."""
 
 _LIMITS_SETTLE_SECONDS = 3.0
 """Seconds before and after a change in which readings of the limits are not compared. A device's init
@@ -87,8 +86,8 @@ _SLOW_SHARE, _SLOW_SECONDS = 0.9, 2.0
 """A link is slow if it carries less than this share of its rate for this many seconds while packets
 wait."""
 _WAITED_SHARE = 0.9
-"""Minimum share of the time between two samples in which packets must wait to count as waiting all the
-time."""
+"""Packets count as waiting all the time between two samples if they waited for at least this share of
+the time."""
 _LINKS = {"up": "uplink", "down": "downlink"}
 """Direction of a link -> field of a sample with the traffic of that direction."""
 
@@ -96,13 +95,13 @@ _LARGEST_VALUE = 1e18
 """Upper bound of the numbers in a valid sample."""
 
 _Coverage = Callable[[float, float], float]
-"""Function that takes the begin and the end of an interval, and returns how many of its seconds are
-covered."""
+"""Function that takes the begin and the end of an interval, and returns how many seconds of this
+interval are covered."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentClock:
-    """Clock of a segment of a run, and the time that is measured."""
+    """Clock of a segment of a run, with the device times at which the segment begins and ends."""
 
     epoch: float
     """Reading of the samples' monotonic clock at device time 0, in seconds."""
@@ -123,10 +122,10 @@ def measure(
     `samples`: telemetry (`agents.device.resource_usage`), probes of links, and limits, in any order.
     `trainings`: trainings of each device. Values that are not numbers are ignored.
 
-    A sample with the key `probe` is a probe of a link. It may have `up` and `down` (bit/s on the wire),
-    `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds), and `loss`
-    (share of lost round trips). A probe before `clock.begin` belongs to the first requested link. A
-    sample with the key `limits` has the limits of the device's control group from that time on.
+    A sample with the key `probe` is a probe of a link. Such a sample may have `up` and `down` (bit/s on
+    the wire), `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds),
+    and `loss` (share of lost round trips). A probe before `clock.begin` belongs to the first requested
+    link. A sample with the key `limits` has the limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -259,7 +258,7 @@ def _gpu(requested: RequestedGpu, samples: Iterable[Mapping[str, Any]]) -> GpuFi
 
 def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: SegmentClock) -> Iterator[str]:
     """Yield a text for each limit that differed from the requested one. Limits are checked at each
-    reading. They are also checked some seconds after each request and each absence, because a request
+    reading. Limits are also checked some seconds after each request and each absence, because a request
     without any effect causes no reading."""
     away = _coverage((begin, end + _LIMITS_SETTLE_SECONDS) for begin, end in requested.away)
     changes = [max(one.at, clock.begin) for one in requested.cpu] + [end for _, end in requested.away]
@@ -337,7 +336,8 @@ def _has_restarted(before: _UsageAt, after: _UsageAt) -> bool:
 
 @dataclass(slots=True)
 class _Cpu:
-    """CPU seconds that a device used, and the duration in which it used them."""
+    """CPU share of a device during some time: the requested share, the CPU seconds that the device used,
+    and the length of that time in seconds."""
 
     requested: float
     """Requested share of one host core."""
@@ -445,8 +445,8 @@ def _link_figure(
 
 
 def _coverage(intervals: Iterable[Interval]) -> _Coverage:
-    """Return a function that takes the begin and the end of an interval, and returns how many of its
-    seconds `intervals` cover. Overlaps count once."""
+    """Return a function that takes the begin and the end of an interval, and returns how many seconds of
+    this interval `intervals` cover. Overlaps count once."""
     begins: list[float] = []
     ends: list[float] = []
     total: list[float] = []  # seconds covered before each begin
@@ -465,8 +465,8 @@ def _coverage(intervals: Iterable[Interval]) -> _Coverage:
 
 
 def _number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return the value `name` of a device's sample; None if it is not a finite number of at least 0.
-    Devices are not trusted."""
+    """Return the value `name` of a device's sample; None if the value is not a finite number of at least
+    0. Devices are not trusted."""
     value = values.get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LARGEST_VALUE:
         return float(value)

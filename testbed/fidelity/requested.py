@@ -56,7 +56,7 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
 ) -> dict[str, list[TrainingSpan]]:
-    """Return device -> its trainings for updates that were applied."""
+    """Return device -> trainings of the device for updates that were applied."""
     by_device = {one.device: one for one in requested}
     found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:
@@ -90,7 +90,7 @@ class _DeviceRequests:
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
-    """State of the device after the actions since the run began or was resumed."""
+    """State of the device after all actions since the run began or was resumed."""
     _current_link: AccessLink = field(default_factory=AccessLink)
     _absent_since: dict[str, float] = field(default_factory=dict)
     """Reason for an absence -> device time at which the absence began, in seconds."""
@@ -123,7 +123,7 @@ class _DeviceRequests:
 
     def on_resume(self, at: float, *, ready: bool) -> None:
         """Handle the resumption of the run. The device has its planned settings again. `ready`: whether
-        the device is ready. If it is not, it counts as absent."""
+        the device is ready. A device that is not ready counts as absent."""
         self._state = DeviceState()
         self._request_cpu(at)
         if self._link:

@@ -1,5 +1,5 @@
-"""Durations of training steps and of client starts, measured in finished runs. Virtual time uses them to
-predict other runs."""
+"""Durations of training steps and of client starts, measured in finished runs. Virtual time uses these
+durations to predict other runs."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
     count. `step`: mean CPU time of a step, in seconds.
 
     A training does not count if the device's CPU share changed before its end, or if an action was
-    carried out on the device during it. It begins with the arrival of its model, or with the end of the
-    previous training if that is later. The cost of an update in addition to its steps is subtracted.
+    carried out on the device during the training. A training begins when its model arrives, or when the
+    previous training ends, whichever is later. The cost of an update in addition to its steps is
+    subtracted.
 
     Raises BadInputError if there is no row, or if a step is not the same work in all runs.
     """
@@ -59,9 +60,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def fit(devices: pd.DataFrame) -> StepTime:
-    """Fit a line to the step times of `devices` as a function of their depth, by least squares.
-    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not
-    take longer with smaller shares, the result is the mean step time for every share."""
+    """Fit a line to the step times of `devices` as a function of `depth`, by least squares. `devices`:
+    rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not take longer
+    with smaller shares, the result is the mean step time for every share."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)

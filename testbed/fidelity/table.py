@@ -32,7 +32,8 @@ _UNITS = {
     "jitter": ("jitter ms", 1e3),
     "loss": ("loss %", 1e2),
 }
-"""Figure -> title of its column, and factor that converts the figure to the unit in the title."""
+"""Name of a figure -> title of the figure's column, and factor that converts the figure to the unit in
+the title."""
 
 
 def rows(fidelity: Fidelity) -> tuple[DeviceFidelity, ...]:
@@ -157,7 +158,8 @@ def _gpu_table(shown: Iterable[DeviceFidelity]) -> Table:
 
 def _by_demand(one: DeviceFidelity) -> tuple[str, str]:
     """Return the cells `got` and `error` for a device that was never busy for long. The cells come from
-    the device's CPU share while its client wanted to run."""
+    the device's CPU share while its client wanted to run. A device that got at least the requested share
+    has the cell `enough`."""
     if one.demand.got is None or (one.wanted or 0.0) < ENOUGH_DEMAND_SECONDS:
         return "hardly used", _NONE
     if one.demand.error is not None and one.demand.error < 0:
@@ -176,8 +178,8 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
 
 
 def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
-    """Return the table of traffic: the seconds in which packets waited, and the share of its rate that a
-    link carried in that time."""
+    """Return the table of traffic: the seconds in which packets waited, and the share of the link's rate
+    that was carried in that time."""
     ways = [way for way in RATES if any(way in one.carried for one in shown)]
     table = console.number_table(
         "device", *(title for way in ways for title in (f"{way} while queued", "seconds"))

@@ -30,21 +30,20 @@ _FULL_SECONDS = 3.0
 large share of the time."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
-other work between two of its time slices may evict its data from the caches. Engine and controller took
-up to 8 % in runs of 8 s, two busy loops took 16 %.
-"""
+other work that runs between two time slices of the device may evict the device's data from the caches.
+Engine and controller took up to 8 % in runs of 8 s, two busy loops took 16 %."""
 _ELSEWHERE_SHARE = 0.18
 """Maximum share of the host's CPU time that other work may take. Engine and kernel took up to 12 % of
-two cores. Work on other cores does not change the shares of devices, but it competes for caches and
-memory. Copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not show the
-kind of work (docs/guide/verdict.md)."""
+two cores. Work on other cores does not change the shares of devices, but such work competes for caches
+and memory. Copies of 64 MB and a busy disk made steps longer; busy loops did not. CPU times do not show
+the kind of work (docs/guide/verdict.md)."""
 _STEAL_SHARE = 0.05
 """Maximum share of CPU time that the hypervisor may take. Many kernels charge the stolen time to the
-device that was running, so no figure of a device shows it."""
+device that was running, so no figure of a device shows the loss."""
 _LATE_SECONDS = 0.25
 """Minimum lateness of a timer, in seconds, to count as late. At this lateness, the process runtime
-leaves devices suspended or running for several of its periods, and time stamps are off by as much as a
-training may take."""
+leaves devices suspended or running for several periods of the runtime, and time stamps are off by as
+much as a training may take."""
 _LATE_SHARE_OF_RUN = 0.05
 """Maximum share of the run with late timers. Single late timers are normal, for example when a cron job
 runs."""
@@ -60,11 +59,11 @@ rate."""
 FAILED_LINK_PERCENT = 25.0
 """Error of a link's rate, in %, above which a run does not start. A busy host causes smaller errors:
 with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
-busy host may delay them: one of 80 ms once took 44 % longer."""
+busy host may delay them: a round trip of 80 ms once took 44 % longer."""
 _DRIFT = 1.25
-"""Minimum ratio of the training times in one window of a run to those in the rest, for the run to count
-as disturbed. Other guests of a hypervisor change training times by some per cent from second to
-second."""
+"""Maximum ratio between the training times in one window of a run and the training times in the rest of
+the run. A run with a larger ratio, in either direction, counts as disturbed. Other guests of a
+hypervisor change training times by some per cent from second to second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
 """Number of windows into which a run is divided, and minimum number of trainings in a window."""
 _MIN_SECONDS = 3.0
@@ -75,7 +74,7 @@ link."""
 _TITLES = {"up": "uplink", "down": "downlink", "rtt": "round trip"}
 """Names of a link's figures in a sentence."""
 _DOUBT = ": this run will not be valid"
-"""End of a note with a reason that already stands against the whole run."""
+"""End of a note that gives, during a run, a reason why the run will not be valid."""
 _STEP_LATE_SECONDS = 0.5
 """Maximum lateness of a step of the scenario, in seconds. A change of many devices takes some tenths of
 a second, and samples of its effect are a second apart."""
@@ -160,7 +159,7 @@ _VERDICTS: dict[bool | None, Literal["valid", "not valid", "not judged"]] = {
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Assessment of the emulation over a whole run."""
+    """Assessment of a whole run: the devices' fidelity, the verdict, and the steps of the scenario."""
 
     fidelity: Fidelity
     validity: Validity
@@ -214,12 +213,13 @@ def verdict(
 
 
 def doubt_note(doubt: str) -> str:
-    """Return the text of a note that says during a run that it will not be valid, because of `doubt`."""
+    """Return the text of a note that says during a run that the run will not be valid, because of
+    `doubt`."""
     return f"{doubt}{_DOUBT}"
 
 
 def recorded_reasons(records: Sequence[Note | Disrupted | WrongSum]) -> tuple[str, ...]:
-    """Return the reasons against a run that its records already show while it is running."""
+    """Return the reasons against a run that are already in its records while the run continues."""
     notes = [record.message for record in records if isinstance(record, Note)]
     doubts = [note.removesuffix(_DOUBT) for note in notes if note.endswith(_DOUBT)]
     disruptions = [record for record in records if isinstance(record, Disrupted)]
@@ -279,8 +279,8 @@ def _slow_links(fidelity: Fidelity) -> Iterator[str]:
 
 
 def _unrequested_effects(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if round trips were lost that should not have been, and a reason if there was a
-    delay although none was requested."""
+    """Yield a reason if the share of lost round trips differs from the requested share, and a reason if
+    there was a delay although no delay was requested."""
     lossy = [one for one in fidelity.devices if one.loss_is_off]
     if lossy:
         worst = max(lossy, key=lambda one: one.figures["loss"].got or 0.0)
@@ -428,7 +428,7 @@ def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:
 
 
 def _clock_errors(fidelity: Fidelity) -> Iterator[str]:
-    """Yield a reason if the times of devices on other hosts are not known well enough."""
+    """Yield a reason if the times of devices on another host may have too large an error."""
     delays = [rtt / 2 for one in fidelity.devices if (rtt := one.figures["rtt"].requested)]
     limit = min([_CLOCK_SECONDS, *(_OF_A_DELAY * delay for delay in delays)])
     off = {host: one for host, one in fidelity.clocks.items() if one > limit}

@@ -1,10 +1,10 @@
 """Control groups of a run on this host: one for its devices and one for its infrastructure, next to the
 groups of other processes.
 
-The engine makes a group with its first container and does not remove it. A new group has the weight of a
-single process, so two busy processes of the host would take two thirds of a core from all devices
-together. Therefore the testbed raises the weight. The quotas of the containers still limit what a
-group can use.
+The engine makes a group when it starts the group's first container, and never removes the group. A new
+group has the weight of a single process, so two busy processes of the host would take two thirds of a
+core from all devices together. Therefore the testbed raises the weight. The quotas of the containers
+still limit what a group can use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SLICE = ".slice"
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))
-"""File, weight of a single process, and maximum weight, for cgroup v1 and v2."""
+"""For cgroup v1 and v2: name of the file with a group's CPU weight, weight of a single process, and
+maximum weight."""
 
 
 def parent(run: str, group: str, driver: str) -> str:

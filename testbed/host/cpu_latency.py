@@ -1,10 +1,10 @@
 """CPU wake-up latency: keep cores awake while a run measures.
 
-A throttled device works in slices of milliseconds. If a core sleeps in between, waking it can take
-longer than the work of the slice, and the kernel counts the wake-up as CPU time of the device (measured:
-docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0 µs to wake
-up while a process keeps the device file open. The setting therefore ends with the process, even if the
-process is killed.
+A throttled device works in slices of milliseconds. If a core sleeps between two slices, waking the core
+can take longer than the work of the slice, and the kernel counts the wake-up as CPU time of the device
+(measured: docs/evidence/cpu.md). The kernel's PM QoS prevents all sleep states that need longer than 0
+µs to wake up while a process keeps the device file open. The setting therefore ends with the process,
+even if the process is killed.
 """
 
 from __future__ import annotations

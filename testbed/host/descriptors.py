@@ -9,7 +9,7 @@ import resource
 from testbed.errors import HostError
 
 _SELECTABLE = 1024
-"""Limit of select(), which paho calls. select() supports only descriptors with lower numbers."""
+"""select(), which paho calls, supports only descriptors below this number."""
 _OWN = 100
 """Number of descriptors that this process needs for itself."""
 

@@ -2,11 +2,11 @@
 
 `python -I -S die_with_parent.py PARENT_PID CPUS -- PROGRAM ARGUMENT...` asks the kernel for SIGKILL at
 the parent's death, restricts itself to the CPUs (such as `0,1,5`), and executes the program. This needs
-Linux. On other systems the program just runs, and `testbed down` must end what a killed controller
-leaves.
+Linux. On other systems, the program may outlive its parent, and `testbed down` must end the programs of
+a killed controller.
 
 `setpriv --pdeathsig` would start 8 ms faster. But it needs util-linux 2.33, which is newer than our
-oldest kernel (4.18), and does not notice if the parent has ended before it starts.
+oldest kernel (4.18), and if the parent ends before `setpriv` starts, `setpriv` does not notice.
 
 The kernel acts on the end of the *thread* that started this process. So start programs from a thread
 that lives as long as the run. The request survives exec, except for set-user-ID programs.

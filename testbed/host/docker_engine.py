@@ -100,7 +100,7 @@ def _address() -> _Address | None:
         return None
     try:
         found = ContextAPI.get_context(name)
-    except Exception as error:  # the SDK raises it for a damaged file
+    except Exception as error:  # the SDK raises a plain Exception for a damaged file
         reason = f"The Docker context {name} cannot be read ({error})"
         raise NoEngineError(reason, _NEW_CONTEXT) from error
     if found is None or not found.Host:
@@ -138,7 +138,7 @@ def connect_if_present() -> Iterator[docker.DockerClient | None]:
 @contextmanager
 def connect_fit() -> Iterator[docker.DockerClient]:
     """Connect to the engine for the `with` block. Raises HostError with the fix if no engine answers, or
-    if it cannot run devices."""
+    if the engine cannot run devices."""
     with closing(connect(_PRESENCE_TIMEOUT_SECONDS)) as client:
         client.api.timeout = REQUEST_TIMEOUT_SECONDS
         try:
@@ -162,7 +162,8 @@ def is_available() -> bool:
 
 
 def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
-    """Return why the engine described by `info` (`docker info`) cannot run devices; None if it can."""
+    """Return why the engine described by `info` (`docker info`) cannot run devices; None if the engine
+    can."""
     if "BuildahVersion" in info:
         return Unfit(
             "the engine is Podman: isolated devices cannot reach its name server, which is on the host",
@@ -183,8 +184,8 @@ def unfit_reason(info: Mapping[str, Any]) -> Unfit | None:
 
 
 def _engine_place(info: Mapping[str, Any]) -> str | None:
-    """Return where the engine runs if it is in a VM or on another machine; None if it uses the kernel of
-    this process."""
+    """Return where the engine runs if it is in a VM or on another machine; None if the engine uses the
+    kernel of this process."""
     kernel, own = info.get("KernelVersion"), platform.release()
     if kernel and _full_release(kernel) != _full_release(own):
         return f"in a VM or on another machine (its kernel is {kernel}, the one here {own})"
@@ -195,13 +196,14 @@ def _engine_place(info: Mapping[str, Any]) -> str | None:
 
 
 def _full_release(release: str) -> str:
-    """Complete a kernel release to three numbers: `6.8-rc1`, as Docker writes it, is `6.8.0-rc1`."""
+    """Complete a kernel release to three numbers. For example, Docker reports `6.8-rc1`, and the result
+    is `6.8.0-rc1`."""
     return re.sub(r"^(\d+\.\d+)(?![.\d])", r"\1.0", release)
 
 
 def shares_files(info: Mapping[str, Any]) -> bool:
-    """Whether this process sees the engine's files. If not, this process or the engine runs in a
-    container."""
+    """Whether this process sees the engine's files. If the result is False, this process or the engine
+    runs in a container."""
     try:
         os.stat(info.get("DockerRootDir", "/"))  # noqa: PTH116
     except FileNotFoundError:
@@ -233,7 +235,7 @@ def run_output(
     engine.
 
     The container has no rights except `rights` (options of the SDK). The container is always removed,
-    also after Ctrl-C. Raises ContainerError if the command fails, and another one of ERRORS if the
+    also after Ctrl-C. Raises ContainerError if the command fails, and another exception of ERRORS if the
     engine fails.
     """
     options: dict[str, Any] = {
@@ -276,7 +278,7 @@ def _fix(error: BaseException, address: _Address | None) -> str:
 
 
 def _release_socket(error: BaseException) -> None:
-    """Close the socket that the SDK leaves open if it cannot connect."""
+    """Close the socket that the SDK leaves open after a failed connection."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         for link in _chain(error):

@@ -1,5 +1,6 @@
-"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because it
-has the modules already, and shares their memory with the other forks until it writes to that memory.
+"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because the
+modules are already imported. It shares the memory of the modules with the other forks until it writes to
+that memory.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
@@ -13,7 +14,8 @@ that it cannot import, and runs the user's main module in each program.
 
 Other processes find a fork by its environment, like a program that was started in the usual way. The
 kernel shows the environment block with which the fork server was started. In that block, the value of
-one variable has room for the longest program name, and each fork writes its own name into its copy.
+one variable has room for the longest program name, and each fork writes its own name into its copy of
+the block.
 """
 
 from __future__ import annotations
@@ -154,7 +156,7 @@ class ForkedProgram(psutil.Process):
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the program has ended; return its exit code. `timeout` is ignored, because callers
-        end the program before."""
+        end the program before they wait."""
         return self._server.wait(self.pid)
 
     def send_signal(self, sig: int) -> None:
@@ -178,7 +180,8 @@ def main() -> None:
 
 def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
     """Carry out orders until the controller ends, or until SIGTERM was received and all forks have
-    ended. Returns None in the fork server, and the order to carry out in a fork."""
+    ended. In a fork, return the order that the fork has to carry out. In the fork server, return
+    None."""
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
@@ -230,8 +233,8 @@ def _serve(orders: socket.socket, variable: str) -> dict[str, Any] | None:
 
 
 def _ended_forks(living: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield the forks that have ended, with their exit codes. A fork is not reaped until the
-    controller knows that it has ended, so that no other process can get its id."""
+    """Yield the forks that have ended, with their exit codes. A fork is reaped only when the controller
+    knows that the fork has ended. Until then, no other process can get the fork's id."""
     for pid in living:
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:

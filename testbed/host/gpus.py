@@ -1,5 +1,5 @@
-"""NVIDIA GPUs of this host, by NVML: which GPUs exist, what is missing to use them, and how much of them
-each process uses."""
+"""NVIDIA GPUs of this host, by NVML: which GPUs exist, what is missing to use them, and how much of a
+GPU each process uses."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Gpus:
     found: tuple[HostGpu, ...] = ()
     """GPUs that are not divided by MIG."""
     lack: Lack | None = None
-    """Why containers cannot use a GPU; None if they can."""
+    """Reason why containers cannot use a GPU; None if containers can use a GPU."""
     lack_of_mps: Lack | None = None
-    """Why a GPU cannot be shared with limits; None if it can."""
+    """Reason why a GPU cannot be shared with limits; None if a GPU can be shared with limits."""
 
 
 NOT_LOOKED_FOR = Gpus(lack=Lack("GPUs were not looked for", "look for them"))
@@ -142,7 +142,7 @@ def _has_toolkit(engine: Mapping[str, Any]) -> bool:
 
 def _undivided_gpus(nvml: Any) -> Iterator[HostGpu]:
     """Yield the GPUs that are not divided by MIG. Divided GPUs are left out, because a process can use
-    only a part of them."""
+    only a part of a divided GPU."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if not _is_divided(nvml, handle):
@@ -172,19 +172,19 @@ class Use:
     """Whether the process is a client of MPS."""
     sm: float | None
     """Share of the time since the previous reading in which the process had a kernel running; None if
-    NVML does not report it. NVML never reports this share for clients of MPS, because it counts their
-    time as time of MPS's server."""
+    NVML does not report it. NVML never reports this share for clients of MPS, because it counts the time
+    of MPS clients as time of the MPS server."""
 
 
 class GpuMeter:
-    """Meter of the use of some GPUs by the processes of this host."""
+    """Meter of how much the processes of this host use some GPUs."""
 
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
         """`uuids`: UUIDs of the GPUs to measure. `nvml`: the module pynvml, or a replacement for
         tests. Raises OSError if NVML does not answer."""
         self._nvml = nvml = nvml or _nvml()
         self._seen: dict[Any, int] = {}
-        """Index of a GPU -> NVML's time of its latest sample, in µs."""
+        """Index of a GPU -> time of the GPU's latest sample, in µs on NVML's clock."""
         try:
             nvml.nvmlInit()
             self._handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]

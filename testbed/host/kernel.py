@@ -25,7 +25,7 @@ class Feature:
     purpose: str
     """Purpose of the feature, in words."""
     needed: bool = True
-    """Whether a link needs the feature even if it has only a rate."""
+    """Whether a link needs the feature even if only the link's rate is limited."""
 
 
 _ROOT = "tc qdisc add dev lo root"
@@ -50,11 +50,11 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
     """Return the TCP congestion control for containers; None if this is not Linux. The result is CUBIC,
-    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise it
-    is Reno, which every kernel allows and which is most similar to CUBIC.
+    the default of Linux, if the kernel allows it outside the host's own network namespace. Otherwise the
+    result is Reno: every kernel allows Reno, and Reno is most similar to CUBIC.
 
-    Without this setting, containers would inherit the congestion control of the host. If that is BBR,
-    the loss of a link would have hardly any effect.
+    Without this setting, containers would inherit the congestion control of the host. On a host with
+    BBR, the loss of a link would have hardly any effect.
     """
     try:
         names = allowed.read_text(encoding="ascii").split()

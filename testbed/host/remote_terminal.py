@@ -18,9 +18,9 @@ def is_interactive() -> bool:
 
 
 def connect(other: socket.socket, resize: Callable[[int, int], None]) -> None:
-    """Forward keys to `other` and its output to the screen, unchanged, until `other` closes. Ctrl-C is
-    forwarded like any key. `resize` is called with the screen's rows and columns, now and whenever they
-    change."""
+    """Forward the user's keys to `other`, and data from `other` to the screen, until `other` closes.
+    Both are forwarded unchanged. Ctrl-C is forwarded like any key. `resize` is called with the screen's
+    rows and columns, now and whenever the size changes."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
 
     def send_size(*_: object) -> None:

@@ -1,7 +1,8 @@
 """`python -P run_module.py MODULE ARGUMENT...` runs a module of the testbed as a program.
 
-Unlike `python -m`, it always finds the modules of the package that started it, also those inside a wheel
-(`testbed.bundle`). Folders called `agents` or `testbed` in the working directory are ignored (-P).
+Unlike `python -m`, the new process always imports the modules of the package that started it, even if
+the package is inside a wheel (`testbed.bundle`). Folders called `agents` or `testbed` in the working
+directory are ignored (-P).
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import sys
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs `module` (dotted name; for a package its `__main__`) as a program."""
+    """Return the command that runs `module` as a program. `module`: dotted name. For a package, the
+    command runs its module `__main__`."""
     return [sys.executable, "-P", __file__, module, *arguments]
 
 
 def main() -> None:
     """Run the module that the arguments name."""
-    import importlib.util  # here, because `command` does not need them
+    import importlib.util  # here, because `command` does not need these modules
     import runpy
     from pathlib import Path
 

@@ -45,7 +45,7 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
 
 def interrupt_at_end_of_input() -> None:
     """Make this process receive SIGTERM when its standard input ends. Standard input ends when the
-    process that holds the other end closes it, or ends for any reason."""
+    process at the other end closes the pipe, or when that process ends for any reason."""
 
     def wait() -> None:
         with suppress(OSError):

@@ -16,7 +16,7 @@ from typing import IO
 from testbed.errors import HostError
 
 _GRACE_SECONDS = 4.0
-"""Seconds that a program has for its own cleanup before it is killed."""
+"""Seconds between SIGTERM and SIGKILL. A program can use this time for its own cleanup."""
 
 
 class StoppedError(Exception):
@@ -32,11 +32,12 @@ def run(
 ) -> None:
     """Run `command` to its end.
 
-    The program runs in its own session, so Ctrl-C reaches only this process. This process then ends the
-    program and all its children. `stop`: if another thread sets it, the program is ended. `output`: file
-    for standard output; None if it is shown only in errors. `temporary`: folder for temporary files, for
-    a program that does not remove them when it is killed; None for the default folder. Raises HostError
-    with the last lines of the program's output if the program fails, and StoppedError if `stop` was set.
+    The program runs in its own session, so Ctrl-C reaches only this process. After Ctrl-C, this process
+    ends the program and all its children. `stop`: event with which another thread can end the program.
+    `output`: file for standard output; None to show the output only in errors. `temporary`: folder for
+    the program's temporary files; None for the default folder. Use such a folder if the program leaves
+    temporary files behind when it is killed. Raises HostError with the last lines of the program's
+    output if the program fails, and StoppedError if `stop` was set.
     """
     folder = {} if temporary is None else {"TMPDIR": str(temporary)}
     with tempfile.TemporaryFile() as log:

@@ -63,8 +63,8 @@ def ensure(
     force: bool = False,
     cuda: bool = False,
 ) -> Images:
-    """Return the images for this version of the code; build the missing ones and report each to
-    `progress`.
+    """Return the images for this version of the code. Build missing images first, and report each of
+    these builds to `progress`.
 
     `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
     GPU, too. `force`: whether to build all images again, with the newest packages.

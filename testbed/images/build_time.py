@@ -15,8 +15,8 @@ _FILE = "image-seconds.json"
 
 
 class BuildTime:
-    """Estimate of the time left in a build. `str` returns it as text, such as `about 90 s left`. The
-    text is empty if one of the images was never built on this host."""
+    """Estimate of the time left in a build. `str` returns the estimate as text, such as `about 90 s
+    left`. The text is empty if one of the images was never built on this host."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
         self._left = set(kinds)
@@ -26,7 +26,8 @@ class BuildTime:
         self._mark = time.monotonic()
 
     def record_built(self, kind: str) -> None:
-        """Record that an image is finished, and the seconds since the previous image or the start."""
+        """Record that an image of `kind` is finished. Its build time is the time since the previous
+        image was finished, or since the start of the build."""
         now = time.monotonic()
         self._left.discard(kind)
         self._seconds[kind], self._mark = round(now - self._mark, 1), now

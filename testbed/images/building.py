@@ -40,12 +40,13 @@ from testbed.images.tags import (
 )
 
 _BUILD_LABEL = "testbed.build"
-"""Label with a different value for each build. It identifies the containers of an interrupted build."""
+"""Label with a different value for each build. The label identifies the containers of an interrupted
+build."""
 _SCRATCH = "build-"
 """Prefix of folder names for temporary files in the cache."""
 _DISCARD_TIMEOUT_SECONDS = 5.0
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""Architectures that PyTorch has wheels for: Docker's (and Debian's) name -> pip's name."""
+"""Architectures for which PyTorch has wheels: Docker's (and Debian's) name -> pip's name."""
 Progress = Callable[[str], None]
 
 
@@ -78,8 +79,8 @@ def build_lock() -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder for temporary files. It is in the cache, because /tmp may be in memory. Leftovers of
-    killed builds are removed first, so the caller must hold the build lock."""
+    """Make a folder for temporary files. The folder is in the cache, because /tmp may be in memory.
+    Leftovers of killed builds are removed first, so the caller must hold the build lock."""
     for left in cache.folder().glob(f"{_SCRATCH}*"):
         shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=cache.folder()))
@@ -92,12 +93,12 @@ def scratch_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Builder of images, parents first."""
+    """Builder of images. A parent is built before its children."""
 
     client: docker.DockerClient
     """Client of the engine that builds."""
     tags: Tags
-    """Kind of image -> its tag, parents first."""
+    """Kind of image -> tag of the image. Parents come before their children."""
     scratch: Path
     """Folder for temporary files."""
     progress: Progress
@@ -105,7 +106,7 @@ class Builder:
     expected: BuildTime
     """Estimate of the time left."""
     own: ImageAdditions | None = None
-    """Code and packages that the run adds; None if it adds nothing."""
+    """Code and packages that the run adds; None if the run adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
 
@@ -129,7 +130,7 @@ class Builder:
                     for kind in ("libraries", "libraries-cuda")
                     if kind in kinds
                 }
-                # First: what cannot be installed is reported before anything is built.
+                # First, so that an error in the run's requirements is reported before anything is built.
                 for kind in (f"{OWN[0]}{variant}" for variant in ("", CUDA)):
                     if kind in kinds and self.own is not None:
                         pool.submit(self._fetch_own_wheels, kind, self.own, machine, stop).result()
@@ -181,13 +182,13 @@ class Builder:
     def _fetch_own_wheels(
         self, kind: str, own: ImageAdditions, machine: str, stop: threading.Event
     ) -> Path:
-        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without those of
-        the agents."""
+        """Return the folder with the wheels of `requirements` or `requirements-cuda`, without the wheels
+        of the agents' libraries."""
         ours = self._fetch_wheels(_libraries(kind), machine, stop)
         return wheels.fetch_more_wheels(own.requirements, ours, machine, self.scratch, stop)
 
     def _context(self, kind: str, files: Mapping[str, Path]) -> Path:
-        """Write the tar archive that the engine builds from: the Dockerfile and `files`.
+        """Write the tar archive from which the engine builds an image: the Dockerfile and `files`.
 
         `files`: path in the archive -> path on this host.
         """
@@ -199,8 +200,8 @@ class Builder:
         return context
 
     def _base(self, architecture: str, stop: threading.Event) -> None:
-        """Make the base image from Debian's image. If no registry answers, bootstrap it from Debian's
-        packages."""
+        """Make the base image from Debian's image. If no registry answers, bootstrap the base image from
+        Debian's packages."""
         packages = FOLDER / "base" / "packages.txt"
         if image_exists(self.client, debian.IMAGE) or docker_engine.registry_has(debian.IMAGE):
             self._image("base", self._context("base", {packages.name: packages}))
@@ -215,8 +216,8 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image. Its Dockerfile gets the parent's tag as a build argument with the parent's
-        name."""
+        """Build one image. The Dockerfile gets the tag of the image `parent` as a build argument: PARENT
+        if the run adds the image, otherwise the name of the parent in capitals."""
         arguments = {}
         if parent is not None:
             name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)
@@ -236,7 +237,7 @@ class Builder:
         self._report(f"{self.tags[kind]}: {what}, {size / 1e6:.0f} MB, in {seconds:.0f} s")
 
     def _report(self, text: str) -> None:
-        """Report progress, with the time left if it is known."""
+        """Report `text`, followed by the remaining time if that time is known."""
         self.progress("; ".join(filter(None, (text, str(self.expected)))))
 
 
@@ -266,8 +267,8 @@ def engine_build(
 
     `network`: Docker's network mode for the build; None for the engine's default mode. By default a
     build has no network. If the Dockerfile labels its containers and layers with the build argument
-    BUILD, a build that fails or is interrupted leaves none of them. Raises HostError with the engine's
-    last lines.
+    BUILD, a build that fails or is interrupted leaves no containers and no layers. Raises HostError with
+    the engine's last lines.
     """
     token = secrets.token_hex(6)
     output: deque[str] = deque(maxlen=15)

@@ -1,4 +1,4 @@
-"""Root file system with a few Debian packages, made without a registry."""
+"""Root file system with a few Debian packages, made without a container registry."""
 
 from __future__ import annotations
 

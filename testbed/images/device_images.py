@@ -1,4 +1,5 @@
-"""Users' own images for device groups: checked, or built by a Dockerfile on top of the testbed's image.
+"""Users' own images for device groups. The testbed checks each image. If a group names a Dockerfile, the
+testbed builds the image on top of the testbed's image.
 
     devices:
       - {name: nano, cpu: 0.25, image: my-agent:1}        # built by the user, FROM the testbed's image
@@ -41,7 +42,9 @@ def group_images(
     progress: Progress,
     labels: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return group -> tag of its image, for the groups that have their own image. Build missing images.
+    """Return device group -> tag of the group's own image. Build missing images.
+
+    Groups without their own image are left out.
 
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
     problems and their places. Raises HostError if the engine fails.
@@ -87,7 +90,7 @@ def _group_tag(
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Files that a user's image is built from: the folder of its Dockerfile."""
+    """Files that a user's image is built from: the folder of the image's Dockerfile."""
 
     dockerfile: Path
     """Path of the Dockerfile."""
@@ -139,8 +142,8 @@ class BuildContext:
 
 
 def _build(client: docker.DockerClient, context: BuildContext, base: str, progress: Progress) -> str:
-    """Build the user's image on top of `base` if it is missing. Raises BadInputError with the engine's
-    last lines."""
+    """Build the user's image on top of `base` if it is missing. Raises BadInputError, with the engine's
+    last lines, if the build fails."""
     tag, folder = context.tag(base), str(context.dockerfile.parent)
     images.register_images({KIND: tag}, str(context.dockerfile))
     if images.image_exists(client, tag):
@@ -168,7 +171,7 @@ def _build(client: docker.DockerClient, context: BuildContext, base: str, progre
 
 def _check(client: docker.DockerClient, tag: str, base: str, labels: Mapping[str, str]) -> None:
     """Check the image `tag` in a container that is started from it. The check runs once per image and
-    version of the testbed. Raises BadInputError."""
+    version of the testbed. Raises BadInputError if the image cannot run a device."""
     image = client.images.get(tag)
     expected = image_check.digest(images.AGENTS)
     known = cache.folder() / "checked-images" / f"{str(image.id).partition(':')[2][:16]}-{expected[:16]}"

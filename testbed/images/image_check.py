@@ -1,8 +1,6 @@
-"""Check of a user's own image. It runs inside a container of that image.
-
-The text of this file is run by the image's own Python (`python3 -c`), so it imports nothing of the
-testbed. The check writes what is missing as JSON to standard output.
-"""
+"""Check of a user's own image. The check runs inside a container of that image. The image's own Python
+runs the text of this file (`python3 -c`), so this file imports nothing of the testbed. The check writes
+what is missing as JSON to standard output."""
 
 import hashlib
 import importlib

@@ -1,8 +1,5 @@
 """Register of the images that this user's checkouts, code and Dockerfiles use. The register is in the
-cache.
-
-`testbed images prune` keeps these images.
-"""
+cache. `testbed images prune` keeps the registered images."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from testbed.host import cache
 from testbed.images.tags import FOLDER, Tags
 
 _REGISTER = "images-in-use"
-"""Name of the folder in the cache with one file per checkout. A file lists the images that the checkout
-uses."""
+"""Name of a folder in the cache. The folder has one file per checkout, code or Dockerfile. Each file
+lists images in use."""
 
 
 def register_images(tags: Tags, own: str = "") -> None:

@@ -34,11 +34,11 @@ class StoredImage:
     alone: int
     """Size in bytes of the layers that no other image shares."""
     user: str
-    """`containers`, or the path of the checkout, code or Dockerfile that the image was built for; empty
-    if the image is unused."""
+    """User of the image: `containers`, `this checkout`, or the path of the checkout, code or Dockerfile
+    that the image was built for. Empty if the image is unused."""
     is_kept: bool
-    """Whether `prune` always keeps the image, because a container uses it, or because it belongs to this
-    checkout and version."""
+    """Whether `prune` always keeps the image, because a container uses the image, or because the image
+    belongs to this checkout and version."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -96,7 +96,8 @@ def prune(client: docker.DockerClient, *, everything: bool) -> tuple[list[Stored
 
 
 def remove_images(client: docker.DockerClient, chosen: Sequence[StoredImage]) -> list[StoredImage]:
-    """Remove the `chosen` images; return the removed ones. Raises one of `docker_engine.ERRORS`."""
+    """Remove the `chosen` images, and return the removed images. Images that a container has begun to
+    use are kept. Raises one of `docker_engine.ERRORS`."""
     gone = []
     for one in chosen:
         with suppress(APIError):  # a container uses it by now

@@ -55,8 +55,8 @@ class Images:
     gpu: str = ""
     """Image of clients with CUDA; empty if no device of the run has a GPU."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Device group -> its own image (`testbed.images.device_images`). Groups without an image of their
-    own are left out."""
+    """Device group -> tag of the group's own image (`testbed.images.device_images`). Groups without
+    their own image are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ class ImageAdditions:
     """Code and packages that a run adds to the agents' image."""
 
     name: str
-    """Name in the register of images in use. A newer entry of the same name replaces the older one."""
+    """Name of the code in the register of images in use. A newer entry replaces an older entry of the
+    same name."""
     digest: str
     """Hash of the code."""
     copy: Callable[[Path], None]
@@ -96,8 +97,8 @@ def current_tags(folder: Path, sources: Path) -> dict[str, str]:
 def build_files(folder: Path, kind: str) -> dict[str, Path]:
     """Return the files that an image of `kind` is built from: file name -> path.
 
-    A kind with CUDA also has the files of the kind without CUDA. Its own files replace files of the same
-    name.
+    An image with CUDA has the files of its kind without CUDA, too. If both kinds have a file of the same
+    name, the file of the kind with CUDA is used.
     """
     own = folder / kind
     return _inputs(folder / kind.removesuffix(CUDA)) | (_inputs(own) if own.is_dir() else {})
@@ -115,7 +116,8 @@ def added_tags(own: ImageAdditions, agent: str) -> dict[str, str]:
 
 
 def agent_kind(tags: Tags, variant: str = "") -> str:
-    """Return the kind of image that clients and aggregator are started from."""
+    """Return the kind of image that clients and aggregator are started from. `variant`: `CUDA` for
+    clients with a GPU, otherwise empty."""
     return f"code{variant}" if f"code{variant}" in tags else f"agent{variant}"
 
 

@@ -1,7 +1,7 @@
 """Packages that are compiled for one version and one build of PyTorch, such as torchvision.
 
-A user's requirements must accept the PyTorch of the images, and what pip finds for them must be for the
-same build: a torchvision that is linked to CUDA cannot be imported beside a CPU build of PyTorch.
+A user's requirements must accept the PyTorch of the images, and the packages that pip finds must be for
+the same build: a torchvision that is linked to CUDA cannot be imported beside a CPU build of PyTorch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from testbed.images.tags import FOLDER
 CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
 """Versions of the companions of PyTorch, as constraints of pip."""
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libc10_cuda.so")
-"""Libraries of PyTorch's builds with CUDA. A library that is linked to one of them has its name."""
+"""Names of libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of these
+libraries contains the name of the library."""
 _COMPILED = ".so"
 
 
 def pinned_versions() -> dict[str, str]:
-    """Return the versions of torch and its companions in the images, by name."""
+    """Return name -> version, for torch and its companions in the images."""
     lines = (FOLDER / "libraries" / "requirements.txt", CONSTRAINTS)
     texts = [line for path in lines for line in path.read_text(encoding="utf-8").splitlines()]
     pins = (line.partition("==") for line in texts if line.startswith("torch"))
@@ -35,7 +36,8 @@ def pinned_versions() -> dict[str, str]:
 
 def refusal(requirement: Requirement) -> str | None:
     """Return why `requirement` cannot be installed beside the PyTorch of the images, with what to write
-    instead; None if the name is neither torch's nor a companion's, or if the pinned version fits."""
+    instead; None if the package is neither torch nor a companion of torch, or if the pinned version
+    satisfies `requirement`."""
     pins = pinned_versions()
     name = canonicalize_name(requirement.name)
     if name not in pins:
@@ -55,7 +57,7 @@ def install_command(*requirements: str, again: bool = False) -> str:
     """Return the command that installs `requirements` in this environment, without replacing PyTorch.
     Companions of PyTorch get the version and the build that fit this environment's torch.
 
-    `again`: whether they are installed already, in another build.
+    `again`: whether the packages are installed already, but in another build.
     """
     pins = pinned_versions()
     names = {text: canonicalize_name(Requirement(text).name) for text in requirements}
@@ -102,7 +104,7 @@ def unfit_installed() -> dict[str, str]:
 
 
 def cpu_wheels(wheels: Sequence[Path]) -> list[str]:
-    """Return the names and versions of the wheels that are CPU builds by their version."""
+    """Return the names and versions of the wheels with a version that ends with `+cpu`."""
     named = (path.name.split("-")[:2] for path in wheels)
     return [f"{name} {version}" for name, version in named if _is_cpu_build(version)]
 

@@ -5,8 +5,8 @@ PyTorch's own index of CPU builds has `2.13.0+cpu` for both architectures. This 
 `torch==2.13.0`. pip prefers it to `2.13.0` from any index, because a version with a local part counts as
 newer (PEP 440).
 
-The Makefile runs this file before anything is installed, so it uses the standard library only. It prints
-pip's options to stdout, and to stderr which build pip will install and why.
+The Makefile runs this file before anything is installed, so it uses the standard library only. This file
+prints pip's options to stdout. To stderr, it prints which build pip will install and why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 """Files that exist if an NVIDIA driver is loaded, on Linux or on the Windows Subsystem for Linux."""
 _ANSWER_SECONDS = 3.0
-"""Time limit for the index's answer, including the look-up of its name."""
+"""Time limit in seconds for the index's answer, including the look-up of the index's host name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
 """Names of pip's settings for the sources of packages."""
 
@@ -39,8 +39,8 @@ class TorchSource(NamedTuple):
 
 
 def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -> TorchSource:
-    """Choose the source for this machine: CPU builds, unless it has an NVIDIA driver or does not run
-    Linux."""
+    """Choose the source for this machine: CPU builds, unless this machine has an NVIDIA driver or does
+    not run Linux."""
     if sys.platform != "linux":
         return TorchSource((), "the Python Package Index's build, which has CUDA on Linux only")
     if driver := next((path for path in drivers if path.exists()), None):
@@ -52,8 +52,8 @@ def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -
 
 
 def cpu_source(index: str = CPU_INDEX) -> TorchSource:
-    """Choose the CPU builds of `index`. pip's own settings decide if they name a source of packages,
-    or if the index does not answer in time."""
+    """Choose the CPU builds of `index`. If pip's own settings name a source of packages, or if the index
+    does not answer in time, pip's own settings decide."""
     if settings := ", ".join(_settings()):
         return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
@@ -80,7 +80,7 @@ def _settings() -> list[str]:
 
 
 def _problem(index: str) -> str | None:
-    """Return why `index` does not list PyTorch's builds; None if it lists them in time."""
+    """Return why `index` does not list PyTorch's builds; None if the index lists the builds in time."""
     problems: list[str | None] = []
 
     def ask() -> None:

@@ -1,7 +1,8 @@
 """The agents' Python libraries: wheels downloaded with the user's own pip configuration, then unpacked.
 
-The wheels are for Python 3.11, glibc, and the engine's architecture, whatever this host runs. They are
-unpacked on the host while the base image is built, so neither pip nor a wheel enters a layer.
+The wheels are for Python 3.11, glibc, and the engine's architecture, even if this host has another
+Python or architecture. The wheels are unpacked on the host while the base image is built, so neither pip
+nor a wheel enters a layer.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ def fetch_more_wheels(
 ) -> Path:
     """Download the wheels for a user's `requirements`, unless the cache has them; return their folder.
 
-    `ours`: folder with the agents' wheels. The agents' wheels are not downloaded again, and pip must not
-    choose other versions of them. Raises BadInputError, with pip's last lines, if the requirements
-    cannot be satisfied, or if a wheel is for another build of PyTorch than that of `ours`.
+    `ours`: folder with the agents' wheels. These wheels are not downloaded again, and pip must not
+    choose other versions of the same packages. Raises BadInputError, with pip's last lines, if the
+    requirements cannot be satisfied, or if a wheel is for another build of PyTorch than the wheel of
+    torch in `ours`.
     """
     there = {wheel.name for wheel in ours.glob("*.whl")}
     versions = ["==".join(name.split("-")[:2]) for name in sorted(there)]
@@ -132,7 +134,7 @@ def _refuse_other_builds(
 
 def _resolve(arguments: Sequence[str], scratch: Path, stop: threading.Event) -> list[str]:
     """Return the names of all packages that pip would download. Nothing is downloaded, because the
-    packages may have gigabytes."""
+    packages may have a size of gigabytes."""
     report = scratch / "report.json"
     options = ["--dry-run", "--ignore-installed", f"--report={report}", f"--target={scratch / 'none'}"]
     run([*_PIP, "install", *options, *arguments], temporary=scratch, stop=stop)
@@ -195,7 +197,7 @@ def prefer_cpu(requirements: Sequence[str], torch: str | None) -> list[str]:
 
 def platform_options(machine: str) -> list[str]:
     """Return pip's options for wheels that run in the image. The options name the tags of older glibc
-    versions, too, because pip does not add them."""
+    versions, too, because pip does not add these tags itself."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(_GLIBC, 4, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
     options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON}"]

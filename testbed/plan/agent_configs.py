@@ -1,4 +1,4 @@
-"""Configuration files of a run's agents, made from its topology and plan."""
+"""Configuration files of a run's agents, made from the run's topology and plan."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RunSpec:
     plan: Plan
     """The plan of the topology on this host."""
     samples: Mapping[str, int]
-    """Client -> number of its training samples."""
+    """Client -> number of the client's training samples."""
     verbose: bool = False
     """Whether clients log each round."""
     remarks: Sequence[str] = ()
@@ -108,7 +108,8 @@ class Places:
     """Path of the file with the estimate of the aggregator's clock; None if the aggregator and the
     clients use the same clock."""
     are_files_mounted: bool = False
-    """Whether files are mounted in containers. If they are not, processes use the host's paths."""
+    """Whether files are mounted in containers. If files are not mounted, processes use the host's
+    paths."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Return host and port of the broker for `client`."""
@@ -140,7 +141,7 @@ def container_places(certificate: str | None) -> Places:
 
 
 def files_to_send(spec: RunSpec, device: str) -> dict[str, Path]:
-    """Return the files to send to a device on another host, as path in the container -> path on this
+    """Return the files to send to a device on another host: path in the container -> path on this
     host."""
     weights = initial_model(spec.topology, spec.directory).weights
     start = {} if weights is None else {START: Path(weights)}
@@ -154,7 +155,7 @@ def init_name(device: str) -> str:
 
 
 def broker_limits(topology: Topology) -> BrokerLimits:
-    """Compute the limits of the run's broker."""
+    """Compute the limits of the broker from the size of the model and the number of devices."""
     devices, secure = len(topology.device_names), topology.secure
     beside, hostile = 0.0, 1
     if secure is not None:  # shares for each client, for every update that may be in flight
@@ -166,8 +167,8 @@ def broker_limits(topology: Topology) -> BrokerLimits:
 
 
 def own_elements(topology: Topology) -> tuple[int, int]:
-    """Return the number of elements in the vectors that the rule sends with each model, and in those
-    that a client sends with each update."""
+    """Return the sizes of the rule's own vectors, in elements: first of all vectors sent with a model,
+    then of all vectors sent with an update."""
     side: ClientSide = topology.rule.build().client_side
     if not side.model_vectors and not side.update_vectors:
         return 0, 0
@@ -177,7 +178,7 @@ def own_elements(topology: Topology) -> tuple[int, int]:
 
 def keeps_models(topology: Topology, plan: Plan) -> bool:
     """Whether the aggregator must keep the models that it sends, because the rule compares updates with
-    these models, or because updates come back encoded as differences to them."""
+    these models, or because updates come back encoded as differences to these models."""
     rule = topology.rule.build()
     if rule.keeps_bases:
         return True
@@ -200,8 +201,8 @@ def initial_model(topology: Topology, directory: RunDirectory) -> InitialModel:
 
 
 def importance(spec: RunSpec) -> dict[str, float]:
-    """Return client -> its importance p_i: 1/N (uniform) or n_i/Σn (by samples), for every client that
-    trains. The sum of all p_i is 1."""
+    """Return client -> importance p_i of the client, for every client that trains. p_i is 1/N (uniform),
+    or n_i/Σn (by samples), with N clients and n_i samples. The sum of all p_i is 1."""
     idle = {*spec.topology.idle_devices(spec.samples)}
     samples = {client: n for client, n in spec.samples.items() if client not in idle}
     if spec.topology.task.importance == "uniform":
@@ -213,7 +214,7 @@ def importance(spec: RunSpec) -> dict[str, float]:
 def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> None:
     """Write the configurations of the aggregator, and of every client and device init.
 
-    The files contain passwords. They are in the folder `work/`, which other users cannot read.
+    The files contain passwords, so they are in the folder `work/`, which other users cannot read.
     """
     file = spec.directory.config
     spec.directory.state.mkdir(mode=0o700, exist_ok=True)
@@ -332,7 +333,7 @@ def client_setup(
 ) -> ClientSetup:
     """Return the part of a client's configuration that is equal in all runtimes.
 
-    `index`: number of the device in device order. `common`: pipeline steps of all devices.
+    `index`: number of the device in device order. `common`: pipeline steps that all devices have.
     """
     return ClientSetup(
         run=spec.directory.run,

@@ -31,8 +31,8 @@ from testbed.traits import Traits, traits
 _STRETCH = 1.02
 """Factor by which the dilation grows until the devices fit on the nodes."""
 _ROUNDING = 1e-9
-"""Tolerance, in hundredths, when a dilation is rounded up to two decimals. Without it, a floating-point
-error could add 0.01."""
+"""Tolerance, in hundredths, when a dilation is rounded up to two decimals. Without a tolerance, a
+floating-point error could add 0.01."""
 _NO_CATALOG = Catalog()
 
 
@@ -50,7 +50,8 @@ def plan(
     cores for them. The devices get all other cores.
 
     Raises BadInputError if the runtime is unknown, or cannot do what the topology requests. Unless
-    `oversubscribe` is true, it also raises BadInputError if the devices request more than there is.
+    `oversubscribe` is true, it also raises BadInputError if the devices request more than the machines
+    have.
     """
     found = traits(runtime)
     message = memory.message(catalog.model, topology.rule.build().client_side)
@@ -92,7 +93,8 @@ def _on_host(
     reserved: int,
     problems: list[Problem],
 ) -> Plan:
-    """Assign the cores of this host to the plan. Raises BadInputError with all `problems`."""
+    """Assign the cores of this host to the plan. `problems`: problems found so far. Raises BadInputError
+    with all problems, if there are any."""
     found, oversubscribe = made.traits, made.is_oversubscribed
     alone = len(host.cores) > 1
     evaluating = topology.evaluate.cores or 0
@@ -146,7 +148,8 @@ def _on_nodes(
     groups: Sequence[PlannedDevice],
     reserved: int,
 ) -> Plan:
-    """Place the devices of the plan on the nodes of `host`. Raises BadInputError."""
+    """Place the devices of the plan on the nodes of `host`. Raises BadInputError if the nodes cannot run
+    the devices."""
     found, source, oversubscribe = made.traits, topology.source, made.is_oversubscribed
     evaluating = topology.evaluate.cores or 0
     if problem := feasibility.no_cores_to_evaluate(topology, host.nodes[0].cores):
@@ -222,14 +225,14 @@ def _requests(
 
 
 def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
-    """Return `device` with its CPU share and cores on its node."""
+    """Return `device` with the CPU share and the cores that the device has on `node`."""
     cpu = catalog.cpu.get(device.group, {}).get(node.id, device.cpu)
     return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 
 
 def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> float:
-    """Return the topology's dilation. If it is `auto`, return the lowest dilation with which the
-    devices fit on `capacity` cores.
+    """Return the topology's dilation. If the topology's dilation is `auto`, return the lowest dilation
+    with which the devices fit on `capacity` cores.
 
     `cpu`: CPU share of a device of each group.
     """
@@ -259,14 +262,15 @@ def _groups(
 
 
 def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> list[int]:
-    """Return the memory limit, in bytes, of a device of each group.
+    """Return, for each group, the memory limit of one device in bytes.
 
-    The limit is the topology's if it has one, otherwise the memory of the group's profile. `free`: bytes
-    for all devices together; None if there is no bound.
+    The limit comes from the topology. If the topology gives none, the limit is the memory of the group's
+    profile, or a default if the group has no profile. `free`: bytes for all devices together; None if
+    there is no bound.
 
-    If `free` is too small, limits that come from profiles are lowered to a common value. With that value
-    they fit into the bytes that the other devices leave. The value is at least the default of a device
-    without a profile.
+    If `free` is too small, limits that come from profiles are lowered to a common value. With the common
+    value, these limits fit into the bytes that the other devices leave. The common value is at least the
+    default of a device without a profile.
     """
     own, given = [], 0
     for group in topology.devices:
@@ -289,8 +293,8 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
 def _measured_cpu(
     groups: Sequence[PlannedDevice], topology: Topology, runtime: Traits
 ) -> dict[str, float]:
-    """Return group -> CPU share that was computed from its profile on this host. Empty if the runtime
-    uses several machines."""
+    """Return group -> CPU share that was computed from the group's profile on this host. Empty if the
+    runtime uses several machines."""
     if runtime.many_hosts:
         return {}
     return {

@@ -24,7 +24,7 @@ from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
 HERE = ""
-"""Id of this host in `Catalog.cpu` if it is the only machine."""
+"""Id of this host in `Catalog.cpu` if this host is the only machine."""
 _WORDS = {
     "convolution": "convolutions",
     "depthwise": "depthwise convolutions",
@@ -48,8 +48,8 @@ class Catalog:
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements that are stored in the topology's folder, as in a run's directory. They are used
-    instead of new measurements."""
+    """Measurements that are stored next to the topology, for example in the directory of an earlier run.
+    These measurements are used instead of new ones."""
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Device group -> machine's id -> CPU share that follows from the group's profile, in cores."""
     cpu_notes: tuple[str, ...] = ()
@@ -63,8 +63,8 @@ class Catalog:
         return self.profiles.devices.get(name or "")
 
     def link(self, link: LinkSettings | None) -> config.AccessLink | None:
-        """Return a group's `link` at the start of the run, without its trace; None if the group has no
-        link. Values that the topology leaves out come from the link class."""
+        """Return a group's `link` at the start of the run, without the link's trace; None if the group
+        has no link. Values that the topology leaves out come from the link class."""
         if link is None or link.kind is None:
             return None if link is None else link.plain()
         by_class: LinkClass = self.profiles.link(link.kind)
@@ -148,9 +148,10 @@ def needs_speeds(topology: Topology, catalog: Catalog, *, many_hosts: bool) -> b
 def with_cpu(
     catalog: Catalog, topology: Topology, speeds: Mapping[str, Calibration], here: str = HERE
 ) -> Catalog:
-    """Return `catalog` with the CPU shares that follow from the profiles on each machine.
+    """Return `catalog` with the CPU shares that devices with a profile need on each machine.
 
-    `speeds`: machine's id -> its calibration. `here`: id of this machine. Raises BadInputError.
+    `speeds`: machine's id -> its calibration. `here`: id of this machine. Raises BadInputError if a
+    share cannot be computed.
     """
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}

@@ -41,17 +41,19 @@ _PUBACK = 4
 SMALL = 64
 """Length of a request's payload in bytes."""
 DIGITS = 72
-"""Bytes by which the header of a real update is longer than the header in `message_sizes`. There, each
-number is 0, so it has only one digit."""
+"""Bytes by which the header of a real update is longer than the header in `message_sizes`. In
+`message_sizes`, each number is 0, so each number has only one digit."""
 
 SLICED_SHARE = 1 / 8
 """Share of a core at which the time of a step in slices is measured."""
 _UPDATE_TIME = 0.003
-"""CPU seconds that an update costs on a whole core, in addition to its steps: for decoding the model,
-for encoding and sending the update, and for waking up. Measured (docs/evidence/virtual-time.md)."""
+"""CPU seconds that an update costs on a whole core, in addition to the training steps: for decoding the
+model, for encoding and sending the update, and for waking up. Measured
+(docs/evidence/virtual-time.md)."""
 _START_TIME = 3.0
-"""Seconds from the order to start a client until the client is ready. Most of them are for importing
-torch. The client's CPU is not limited during that time. Measured (docs/evidence/virtual-time.md)."""
+"""Seconds from the order to start a client until the client is ready. Most of this time is for importing
+torch. The client's CPU is not limited before the client is ready. Measured
+(docs/evidence/virtual-time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +81,33 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs of a mini-batch step, of an update in addition to its steps, and of a client's start."""
+    """Costs of a mini-batch step, of an update in addition to the steps, and of a client's start."""
 
     flops: float | None = None
     """Floating-point operations of a step, for devices with `gflops`; None if unknown."""
     time: StepTime | None = None
     """Time of a step on a core of this host, for devices with a `cpu` share; None if unknown."""
     update: float = 0.0
-    """CPU seconds of an update, on a core of this host, in addition to its steps."""
+    """CPU seconds of an update, on a core of this host, in addition to the training steps."""
     start: float = 0.0
-    """Seconds until a client that starts during the run is ready. They do not depend on its CPU
-    share."""
+    """Seconds from a client's start during the run until the client is ready. This time does not depend
+    on the client's CPU share."""
     exchange: ExchangeCost = NO_EXCHANGE
     """Costs of the other messages that clients exchange, as in secure aggregation."""
 
     def seconds_on(self, device: PlannedDevice, work: float) -> float:
         """Return the seconds that `work` takes on `device`. `work`: CPU seconds on a core of this host.
 
-        The result is 0 if the device's speed is not given as a share of this host's core.
+        The result is 0 if the topology does not give the device's speed as a share of a core of this
+        host.
         """
         if device.gflops is not None or device.cpu is None:
             return 0.0
         return work / (device.cpu * device.core_speed)
 
     def per_update(self, device: PlannedDevice) -> float:
-        """Return the seconds that an update takes on `device` in addition to its steps; 0 if the
-        device's speed is not a CPU share."""
+        """Return the seconds that an update takes on `device` in addition to the training steps; 0 if
+        the device's speed is not a CPU share."""
         return self.seconds_on(device, self.update)
 
     def per_start(self, device: PlannedDevice) -> float:
@@ -124,7 +127,7 @@ class StepCost:
 
 def bytes_on_link(size: int) -> int:
     """Return the bytes that a message of `size` bytes takes on a link, including the headers of the
-    message and of its packets."""
+    message and of the packets."""
     size += _MQTT
     return size + _HEADERS * math.ceil(size / MSS)
 
@@ -134,8 +137,8 @@ def acknowledgement_bytes(size: int) -> int:
     other direction.
 
     MQTT acknowledges the message, and TCP acknowledges each packet except the last. If packets arrive
-    less than 40 ms apart, TCP acknowledges only every second one, but on a link that fast the difference
-    matters little.
+    less than 40 ms apart, TCP acknowledges only every second packet. The result ignores this, because
+    the difference matters little on such a fast link.
     """
     return _PUBACK + math.ceil((size + _MQTT) / MSS) * _HEADERS
 
@@ -159,7 +162,8 @@ def step_cost(virtual: Virtual, flops: float | None) -> StepCost:
 
 
 def step_time(virtual: Virtual) -> StepTime | None:
-    """Return the time of a step from the settings `virtual`; None if they do not have it."""
+    """Return the time of a step from the settings `virtual`; None if the settings do not give the
+    time."""
     if virtual.step_time is None:
         return None
     return StepTime(virtual.step_time, virtual.sliced_step_time)
@@ -195,7 +199,7 @@ def cache_step_time(
 
 
 def cached_step_time(task: Task, local: LocalTraining, frozen: Sequence[str] = ()) -> StepTime | None:
-    """Return the time of a step as it was last measured on this host; None if it was never measured."""
+    """Return the last measured time of a step on this host; None if the time was never measured."""
     if (path := _step_time(task, local, frozen)) is None:
         return None
     try:
@@ -220,7 +224,7 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
 
     Loss recovery limits the rate (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30: Mathis et al. 1997 and
     time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5). For a short round trip or
-    many losses, W is that of Reno, the first argument of the maximum:
+    many losses, W is Reno's mean window, which is the first argument of the maximum:
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
@@ -245,8 +249,8 @@ def message_sizes(
     clients: Sequence[str] = (),
     side: ClientSide | None = None,
 ) -> tuple[int, int]:
-    """Return the sizes of a model and of an update on the wire, in bytes. The update has passed the
-    pipeline `steps`.
+    """Return the sizes of a model and of an update on the wire, in bytes. `steps`: pipeline steps that
+    the update has passed.
 
     `clients`: names of all clients. `side`: the rule's requirements on clients, which name the vectors
     that the rule sends; None if the rule sends none. Each number in a header counts as one digit; real

@@ -34,7 +34,7 @@ class DrawnGroup:
     link: str
     """Each device's own link."""
     cell: str | None = None
-    """Name of the access link shared with other groups; None if it is not shared."""
+    """Name of the access link that the group shares with other groups; None if the group shares none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Checks whether a host can run a topology. Each problem names its place in the file and a fix."""
+"""Checks whether a host can run a topology. Each problem names the place in the topology file and a
+fix."""
 
 from __future__ import annotations
 
@@ -134,8 +135,8 @@ def too_little(cpu: float, dilation: float) -> str | None:
 
 
 def too_little_cpu(topology: Topology, groups: Groups, dilation: float) -> Iterator[Problem]:
-    """Yield a problem for each group, and each entry of the scenario, with less CPU than a container can
-    have."""
+    """Yield a problem for each group, and for each entry of the scenario, that gives a device less CPU
+    than a container can have."""
     shares: list[tuple[Where, float | None]] = [
         *((("devices", index, "cpu"), group.cpu) for index, group in enumerate(groups)),
         *(
@@ -181,10 +182,11 @@ def _host_has(cores: int) -> str:
 
 
 def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float) -> Iterator[Problem]:
-    """Yield a problem for each group with a device that requests more than `capacity`. If there is no
-    such group, yield a problem if all devices together request more.
+    """Yield a problem for each group with a device that requests more than `capacity`. If no group has
+    such a device, but all devices together request more than `capacity`, yield one problem.
 
-    `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time."""
+    `cores`: number of the host's cores. `capacity`: cores that the devices can have, in device time.
+    """
     have = f"{_host_has(cores)}; broker and aggregator keep {'one' if cores > 1 else 'half'}"
     if topology.evaluate.cores:
         have += f", and evaluations {topology.evaluate.cores} (evaluate.cores)"
@@ -214,11 +216,11 @@ def too_much_cpu(topology: Topology, groups: Groups, cores: int, capacity: float
 def too_much_later(
     topology: Topology, capacity: float, begin: Mapping[str, float], node: str = ""
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry of the scenario that gives devices more CPU than `capacity`, in
-    cores.
+    """Yield a problem for each entry of the scenario after which all devices together have more CPU than
+    `capacity`.
 
-    `begin`: device -> CPU share at the start. `node`: name of the node with these devices; empty if
-    one machine has all devices.
+    `capacity`: cores that all devices together can have. `begin`: device -> CPU share at the start.
+    `node`: name of the node with these devices; empty if one machine has all devices.
     """
     by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
     shares = dict(begin)
@@ -256,8 +258,8 @@ def too_much_memory(topology: Topology, groups: Groups, free: int, reserved: int
 
 
 def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
-    """Return the problem that `device` fits on no node. `why`: reason, as the rest of a sentence that
-    begins with the device's name."""
+    """Return a problem which says that `device` fits on no node. `why`: reason, as the rest of a
+    sentence that begins with the device's name."""
     index = next(n for n, group in enumerate(topology.devices) if device in group.device_names)
     return topology.source.problem(
         ("devices", index),

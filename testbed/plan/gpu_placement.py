@@ -25,7 +25,7 @@ class PlannedGpu:
     share: float
     """Maximum share of the GPU's multiprocessors."""
     memory: int | None
-    """Maximum memory in bytes; None if it is not limited."""
+    """Maximum memory in bytes; None if the memory is not limited."""
     limited: bool
     """Whether MPS limits the device's part."""
 
@@ -62,8 +62,8 @@ class _Room:
 
 
 def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Problem]:
-    """Yield a problem for each reason why devices cannot have the GPU that they request: a dilation, or
-    something that the host lacks."""
+    """Yield a problem for each reason why devices cannot have the GPUs that they request. Reasons are a
+    dilation, and features that the host lacks."""
     if dilation != 1 and any(group.gpu is not None for group in topology.devices):
         yield topology.source.problem(
             ("dilation",),
@@ -100,11 +100,12 @@ def gpu_problems(topology: Topology, gpus: Gpus, dilation: float) -> Iterator[Pr
 def place_on_gpus(
     topology: Topology, gpus: Gpus, *, oversubscribe: bool
 ) -> tuple[Mapping[str, PlannedGpu], Problem | None]:
-    """Assign a GPU to each device that requests one. Return device -> its GPU, and the problem if the
-    devices do not fit (None if they fit).
+    """Assign a GPU to each device that requests one. Return device -> the device's GPU, and a problem.
+    The problem is None if the devices fit.
 
-    Devices with the largest shares are placed first, each on the first GPU that has room for it. With
-    `oversubscribe`, a device that fits on no GPU gets the GPU with the largest unassigned share.
+    Devices with the largest shares are placed first. Each device gets the first GPU that has room for
+    the device. With `oversubscribe`, a device that fits on no GPU gets the GPU with the largest
+    unassigned share.
     """
     wanted = [
         (group.gpu, name) for group in topology.devices if group.gpu for name in group.device_names

@@ -24,7 +24,7 @@ class HostResources:
     lack_of_netem: str | None = "netem was not tried"
     """Why the kernel's netem cannot be used; None if it can."""
     nodes: tuple[Node, ...] = ()
-    """Machines for the devices, this one first; empty if the runtime uses one machine."""
+    """Machines for the devices, this machine first; empty if the runtime uses one machine."""
     gpus: Gpus = NOT_LOOKED_FOR
     """GPUs that containers can use."""
     lack_of_cuda: str | None = "CUDA was not tried"

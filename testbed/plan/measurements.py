@@ -1,5 +1,5 @@
-"""Measurements on a host for a run. They are stored next to the run's topology, so that the run can be
-repeated with the same figures."""
+"""Measurements on a host for a run. The measurements are stored next to the run's topology, so that the
+run can be repeated with the same figures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Measurements(Model):
 
     @classmethod
     def read(cls, folder: Path) -> Measurements:
-        """Read the measurements in a topology's folder. Return empty ones if the folder has none. Raises
-        BadInputError."""
+        """Read the measurements in a topology's folder. Return empty measurements if the folder has
+        none. Raises BadInputError if the file is invalid."""
         path = folder / FILE
         return validation_errors.validate(cls, yamlfile.read(path)) if path.is_file() else cls()
 

@@ -1,9 +1,9 @@
 """Maximum memory of the processes of a run, in bytes, computed from the size of the model.
 
-Figures are resident memory, measured with BERT-base (docs/concepts/models.md). A client's data and the
-intermediate results of a step are not included. The updates that a rule keeps in the aggregator
-(`fedfa`, `port`, `trim`) and the models that compression keeps there are not included either. Each of
-them needs as much memory as one model.
+Figures are resident memory, measured with BERT-base (docs/concepts/models.md). The figures do not
+include a client's data and the intermediate results of a step. They do not include the updates that a
+rule keeps in the aggregator (`fedfa`, `port`, `trim`), or the models that the aggregator keeps for
+compression. Each such update or model needs as much memory as one model.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ROUTER, _ROUTED = 256 * _MIB, 32 * _MIB
 """Memory limit of a router's container, in bytes: for the router itself, and per device for delayed
 packets."""
 _MPS, _MPS_CLIENT = 4096 * _MIB, 512 * _MIB
-"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. Chosen, not
-measured."""
+"""Memory limit of the container of NVIDIA's MPS, in bytes: for MPS itself, and per device. These values
+are not measured."""
 
 
 class HasMemoryLimit(Protocol):
@@ -42,9 +42,9 @@ def client(model: int, local: LocalTraining, side: ClientSide, steps: Sequence[N
 
     A client holds six vectors of the model's size: the parameters, the gradient, the received model, the
     end point, the difference, and one in reserve. It also holds the state of the optimizer and the
-    memory of the pipeline steps. If a proximal term or clipping needs the starting point, or if the rule
-    keeps a memory on the client, adds terms to the objective or sends vectors of its own, it holds
-    these, too.
+    memory of the pipeline steps. If a proximal term or clipping needs the starting point, the client
+    holds that point. If the rule keeps a memory on the client, adds terms to the objective or sends its
+    own vectors, the client holds these vectors, too.
     """
     kept = {"sgd": int(local.momentum > 0)}.get(local.optimizer, 3)
     near = int(local.proximal > 0 or local.clip is not None)
@@ -74,13 +74,14 @@ def aggregator(model: int, devices: int) -> int:
 
 
 def broker(model: int, devices: int) -> int:
-    """Return the memory of the broker, in bytes. It holds one model or update in flight per device."""
+    """Return the memory of the broker, in bytes. The broker holds one model or update in flight per
+    device."""
     return _BROKER + model * devices
 
 
 def server_memory(model: int, devices: int) -> int:
-    """Return the memory of aggregator and broker together, in bytes. A message in flight is in only one
-    of the two."""
+    """Return the memory of aggregator and broker together, in bytes. A message in flight is counted
+    once, because it is either in the aggregator or in the broker."""
     return _RESERVED + model * (7 + devices)
 
 
@@ -100,9 +101,9 @@ def aggregator_limit(free: int, devices: Iterable[HasMemoryLimit], reserved: int
     """Return the memory limit of the aggregator's container, in bytes, on a machine with `free` bytes of
     free memory.
 
-    The limit is the memory that the limits of the `devices` on the machine leave. It is half of `free`
-    if that is more, because devices seldom reach their limits. It is at least `reserved` bytes. How much
-    memory a rule and an evaluation need is unknown.
+    The limit is `free` without the memory limits of the `devices` on the machine. If half of `free` is
+    more, the limit is that half, because devices seldom reach their limits. The limit is at least
+    `reserved` bytes. How much memory a rule and an evaluation need is unknown.
     """
     return max(reserved, free // 2, free - sum(device.memory for device in devices))
 

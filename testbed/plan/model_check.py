@@ -1,8 +1,9 @@
 """Check of a task's model before anything is launched: whether the model can be exchanged, and how large
 it is.
 
-Building a model needs PyTorch, and importing PyTorch takes a second. So a good result is cached. It is
-used again only for the same source files, parameters and version of PyTorch.
+Building a model needs PyTorch, and importing PyTorch takes a second. So the result is cached if the
+model passes the check. The cached result is used only for the same source files, parameters and version
+of PyTorch.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ that every label occurs."""
 def check(topology: Topology) -> int:
     """Return the number of the model's parameters that are trained and sent, buffers included.
 
-    Raises BadInputError if the parameters are not float32, if the model has other state that changes, or
-    if a user's task names an unknown dataset.
+    Raises BadInputError if the parameters are not float32, if the model has other state that changes, if
+    the topology has privacy settings and the model has buffers, or if a user's task names an unknown
+    dataset.
     """
     count, _, buffers = _counts(topology)
     if buffers and topology.privacy is not None:
@@ -59,7 +61,7 @@ def check(topology: Topology) -> int:
 def _check_rounding(topology: Topology, size: int) -> None:
     """Raise BadInputError if rounding may lengthen an update by more than half of the clipping bound.
 
-    The server's noise must hide the additional length, too.
+    With differential privacy at the server, the server's noise must hide the additional length, too.
     """
     secure, differential = topology.secure, topology.differential
     if secure is None or differential is None or differential.at != "server":
@@ -74,8 +76,8 @@ def _check_rounding(topology: Topology, size: int) -> None:
 
 
 def buffers(topology: Topology) -> int:
-    """Return how many of the numbers counted by `check` are in buffers. Raises the same errors as
-    `check`."""
+    """Return the number of values in the model's buffers. The result of `check` includes this number.
+    Raises the same errors as `check`."""
     return _counts(topology)[2]
 
 
@@ -127,8 +129,9 @@ def _counts(topology: Topology) -> tuple[int, int, int]:
 def try_step(topology: Topology, prepared: Prepared) -> None:
     """Try a training step of a user's task on some samples, and an evaluation on others.
 
-    The samples contain every label if there are not too many. The own `fit` of a task is tried on the
-    shard of one device. Raises BadInputError if a trial fails.
+    The samples contain every label if there are not too many labels. If the task has its own `fit`,
+    `fit` is tried on the shard of one device instead of the training step. Raises BadInputError if a
+    trial fails.
     """
     task = topology.task.build()
     if not isinstance(task, TaskStandIn):
@@ -159,10 +162,7 @@ def _smallest_client(topology: Topology, prepared: Prepared) -> str:
 
 def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> None:
     """Try a step on one sample if some device has a mini-batch of only one sample. BatchNorm refuses
-    such a mini-batch.
-
-    Raises BadInputError.
-    """
+    such a mini-batch. Raises BadInputError if the step fails."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for group in topology.devices:
         local = group.local.build()
@@ -195,8 +195,8 @@ def _without_single(local: LocalTraining, samples: int) -> str:
 
 
 def _sample_shard(whole: Shard) -> Shard:
-    """Return the first samples of `whole`, and one sample of every label if there are not too many
-    labels."""
+    """Return the first samples of `whole`, and one sample of every label. If there are more than
+    `_TRIED` labels, some labels are left out."""
     _, first = np.unique(whole.y, return_index=True, axis=0)
     firsts = np.arange(min(len(whole), _TRIED))
     return whole.subset(np.unique(np.concatenate([firsts, np.sort(first)[-_TRIED:]])))

@@ -1,9 +1,9 @@
 """The model that a run begins with, and the models that a run saved, as plain state dicts.
 
 If a topology gives `task.initial`, or if some parameters are not trained, the run directory gets
-`start.safetensors`. This file has the module's whole state by name. Every process of the run builds its
-module from that file, so all processes have the same module. The directory can be read without any other
-file.
+`start.safetensors`. This file has the module's whole `state_dict`. Every process of the run builds its
+module from this file, so all processes have the same module. The run directory can then be read without
+the file of `task.initial`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _problem(topology: Topology, message: str) -> BadInputError:
 
 
 def _save_initial(topology: Topology, path: Path, to: str) -> None:
-    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError.
+    """Write the state dict in the file `path` to the file `to`, as safetensors. Raises BadInputError if
+    `path` cannot be read.
 
     `path`: a model that a run saved, safetensors with one tensor per name, or a `torch.save` file.
     """
@@ -123,8 +124,8 @@ def _pickled(path: Path) -> State:
 
 
 def saved_model(directory: RunDirectory, version: int | None = None) -> Path:
-    """Return the file with the model `version` that the run saved. `version`: None for the final model.
-    Raises BadInputError."""
+    """Return the file in which the run saved the model of `version`. `version`: None for the final
+    model. Raises BadInputError if there is no such file."""
     path = directory.models / f"{Save(version or 0, final=version is None).name}.safetensors"
     if not path.is_file():
         names = sorted(each.stem for each in directory.models.glob("*.safetensors"))

@@ -1,10 +1,8 @@
-"""Placement of devices on nodes, for runtimes with several machines. No I/O and no clock.
-
-Each node keeps its first core for the processes that serve its devices, as a single host does. On the
-first node, broker and aggregator are among these processes. The devices with the largest requests are
-placed first. Each is placed on the allowed node with the most cores left, so that all nodes are equally
-busy.
-"""
+"""Placement of devices on nodes, for runtimes with several machines. The module uses neither I/O nor a
+clock. As on a single host, the first core of each node is kept for the processes that serve the node's
+devices. On the first node, broker and aggregator are among these processes. The devices with the largest
+requests are placed first. Each device is placed on the allowed node with the most cores left, so that
+all nodes are equally busy."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from dataclasses import dataclass
 from testbed.host.nodes import Node
 
 SHARED_CAPACITY = 0.5
-"""Cores that all devices together get on a machine with only one core. The devices share the core with
-the processes that serve them."""
+"""Cores that all devices together get on a machine with only one core. The processes that serve the
+devices use the rest of that core."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in a sum of shares."""
 
@@ -32,7 +30,8 @@ class PlannedNode:
     here: bool
     """Whether the node is this machine."""
     infrastructure: tuple[int, ...]
-    """Numbers of the CPUs of the router; on this machine also of broker and aggregator."""
+    """Numbers of the CPUs of the node's router. On this machine, broker and aggregator use these CPUs,
+    too."""
     devices: tuple[int, ...]
     """Numbers of the CPUs of the devices."""
     evaluation: tuple[int, ...] = ()
@@ -70,13 +69,13 @@ def divide_node(node: Node, reserved: int, evaluating: int = 0) -> PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Request of a device for a node."""
+    """Resources and properties that a device requests of a node."""
 
     device: str
     """Name of the device."""
     share: float
-    """CPU share in the host's time, in cores. It is the largest share that the device needs on any
-    node."""
+    """CPU share in the host's time, in cores. If the share differs between nodes, this is the
+    largest."""
     memory: int
     """Requested memory in bytes."""
     hosts: tuple[str, ...] = ()
@@ -92,7 +91,8 @@ class NodeRequest:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key that is equal for devices with the same allowed nodes."""
+        """The device's requirements on its node. Devices with equal requirements are allowed on the same
+        nodes."""
         return self.hosts, self.labels
 
     def may_be_on(self, node: PlannedNode) -> bool:
@@ -115,7 +115,8 @@ class UnplacedDevice:
 def place(
     requests: Iterable[NodeRequest], nodes: Sequence[PlannedNode], *, oversubscribe: bool = False
 ) -> dict[str, str] | UnplacedDevice:
-    """Place the devices. Return device -> id of its node, or the first device that does not fit."""
+    """Place the devices. Return device -> id of the device's node, or the first device that does not
+    fit."""
     cores = {node.id: node.capacity for node in nodes}
     memory = {node.id: node.memory for node in nodes}
     order = {node.id: number for number, node in enumerate(nodes)}

@@ -1,4 +1,4 @@
-"""Planning of a topology on this host, with the measurements on the host that a plan needs."""
+"""Planning of a topology on this host. The module also makes the measurements that a plan needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from testbed.traits import traits
 
 
 def check_model(topology: Topology) -> None:
-    """Check the task's model, and its initial state. Raises BadInputError."""
+    """Check the task's model, and the model's initial state. Raises BadInputError if either is
+    invalid."""
     model_check.check(topology)
     if topology.task.initial is not None:
         from testbed.plan import models  # imports torch, which takes a second
@@ -29,8 +30,8 @@ def check_model(topology: Topology) -> None:
 
 
 def check_requirements(topology: Topology, *, installed: bool) -> None:
-    """Raise BadInputError if packages that the user's own code requires are for another PyTorch than
-    ours; if `installed` is true, also if this host lacks them."""
+    """Raise BadInputError if the user's own code requires packages that are for another PyTorch than the
+    testbed's. If `installed` is true, the packages must also be installed on this host."""
     if not topology.requirements:
         return
     from testbed.images import torch_companions  # imports the Docker SDK, which takes half a second
@@ -73,8 +74,8 @@ def plan_on_host(
 ) -> Plan:
     """Plan `topology` on this host.
 
-    `nodes`: the machines, this one first; empty if the runtime uses only one. `speeds`: function that
-    measures the speed of a core of each node, and returns node's id -> calibration. Raises
+    `nodes`: the machines, this machine first; empty if the runtime uses only one. `speeds`: function
+    that measures the speed of a core of each node, and returns node's id -> calibration. Raises
     BadInputError.
     """
     if needs_speeds(topology, catalog, many_hosts=bool(nodes)):

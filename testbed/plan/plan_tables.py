@@ -33,9 +33,9 @@ def device_table(plan: Plan) -> list[dict[str, Any]]:
 
 
 def node_table(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row per node: the resources that its devices request, and the resources that the node
-    has for devices. The column `core` is the speed of the node's cores relative to this host's cores, if
-    it was measured."""
+    """Return one row per node: the resources that the node's devices request, and the resources that the
+    node has for devices. The column `core` is the speed of the node's cores relative to this host's
+    cores, if it was measured."""
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
     for device in plan.devices:
         on[plan.placement[device.name]].append(device)

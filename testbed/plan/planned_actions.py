@@ -30,9 +30,11 @@ def has_steps(topology: Topology, plan: Plan) -> bool:
 
 
 def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
-    """Return the lowest rate of each device's path during the run, in bit/s, without outages.
+    """Return the lowest planned rate of each device's path during the run, in bit/s. Outages do not
+    count.
 
-    The rate is infinite if none is given. A user may lower a rate further (`testbed set`).
+    The rate is infinite if the path is never limited. A user may set a lower rate during the run
+    (`testbed set`).
     """
     rates: dict[str, list[float | None]] = {
         device.name: [

@@ -26,7 +26,8 @@ SHARES_OF_A_PROCESS, _SHARES_OF_A_CORE, _MAX_SHARES = 1024, 10_000, 262_144
 """CPU weights on the scale of container engines: weight of a single process, weight of a device with a
 whole core among the devices of its run, and the kernel's maximum."""
 DEVICES_WEIGHT = 50.0
-"""CPU weight of all devices of a run per core, relative to a single process of the host."""
+"""CPU weight that all devices of a run have together on a core, relative to the weight of a single
+process of the host."""
 _MIN_SLICE_MICROSECONDS = 5_000
 """Shortest slice of work in µs. Each slice begins with cold caches, and filling the caches takes a part
 of the slice."""
@@ -36,7 +37,7 @@ _MIN_RATE_BITS_PER_SECOND = 8
 
 def weight_alone(weight: int) -> int:
     """Return the CPU weight of a device outside its run's control group. `weight`: the device's weight
-    among the devices.
+    among the devices of the run.
 
     The result is the device's part of the weight that the control group would have.
     """
@@ -45,7 +46,7 @@ def weight_alone(weight: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """A device with every number that its host needs."""
+    """Plan of one device, with every value that the host needs to emulate the device."""
 
     name: str
     """Name of the device."""
@@ -66,7 +67,7 @@ class PlannedDevice:
     trace: tuple[LinkSeries, ...] = ()
     """Changes of the device's own link during the run."""
     access: SharedLink | None = None
-    """Access link that the device shares with others; None if it shares none."""
+    """Access link that the device shares with other devices; None if the device shares none."""
     think: DrawnDuration | None = None
     """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None
@@ -85,12 +86,13 @@ class PlannedDevice:
     thermal: Thermal | None = None
     """Settings for the loss of CPU share by heat; None if heat has no effect."""
     gpu: PlannedGpu | None = None
-    """GPU that the device trains on; None if it trains on the CPU."""
+    """GPU that the device trains on; None if the device trains on the CPU."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
     def step_kind(self, step: str) -> str | None:
-        """Return the kind of the device's own pipeline step `step`; None if it has no such step."""
+        """Return the parameter `kind` of the device's own pipeline step `step`; None if the device has
+        no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
 
     @property
@@ -135,8 +137,8 @@ class PlannedDevice:
 
     @property
     def shared_name(self) -> str:
-        """Name of the access link that the device shares with others; the device's own name if it shares
-        none."""
+        """Name of the access link that the device shares with other devices; the device's own name if
+        the device shares none."""
         return self.name if self.access is None else self.access.name
 
     @property
@@ -144,8 +146,9 @@ class PlannedDevice:
         """CFS period in µs, from 10 ms to 1 s (the kernel's maximum). The period is longer than 10 ms if
         a slice would otherwise be too short.
 
-        In stretched time the pauses between slices are longer, so caches are colder. Slices are made
-        longer, too, so that a CPU second does the same work. `make dilation` measures this.
+        In stretched time the pauses between slices are longer, so caches are colder. The minimum slice
+        is therefore longer, too, so that a CPU second does the same work. `make dilation` measures the
+        effect.
         """
         least = _MIN_SLICE_MICROSECONDS * math.sqrt(self.dilation)
         return min(max(10_000, round(least / self.host_cpu)), 1_000_000)
@@ -183,7 +186,8 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a run will launch. In virtual time it launches nothing and assigns no cores."""
+    """Everything that a run will launch. In virtual time, a run launches nothing, and the plan assigns
+    no cores."""
 
     runtime: str
     """Name of the runtime in `testbed.traits.RUNTIMES`."""
@@ -208,7 +212,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Sentences on properties of devices that are emulated differently, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()
-    """The machines, this one first; empty if the runtime uses one machine."""
+    """The machines, this machine first; empty if the runtime uses one machine."""
     placement: Mapping[str, str] = field(default_factory=dict)
     """Device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
@@ -219,15 +223,12 @@ class Plan:
     profiles: Profiles = field(default_factory=Profiles)
     """The device profiles and link classes that were used."""
     measured: Measurements = field(default_factory=Measurements)
-    """Measurements for the plan. They were made on this host, or by the earlier run that this run
-    repeats."""
+    """Measurements for the plan, made on this host, or by the earlier run that this run repeats."""
     virtual: Virtual = field(default_factory=Virtual)
     """Costs in virtual time, given by the topology or measured. A cost is None until it is measured."""
     is_routed: bool = False
-    """Whether devices reach the broker through a router.
-
-    They do if any device has a link, if any device gets a link later, or if there are several machines.
-    """
+    """Whether devices reach the broker through a router. This is true if any device has a link, if any
+    device gets a link later, or if there are several machines."""
     absent: frozenset[str] = frozenset()
     """Names of the devices that join during the run."""
 
@@ -256,8 +257,8 @@ class Plan:
 
     @property
     def measures_steps(self) -> bool:
-        """Whether the time of a step has to be measured on this host for virtual time. This is so if a
-        device's speed is a CPU share, and the time of a step is not known yet."""
+        """Whether the time of a step has to be measured on this host for virtual time. The time has to
+        be measured if a device's speed is a CPU share, and the time is not known yet."""
         shares = any(device.cpu is not None and device.gflops is None for device in self.devices)
         return shares and self.virtual.step_time is None
 
@@ -286,7 +287,7 @@ class Plan:
 
     @property
     def shared_gpus(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs that devices share under MPS's limits."""
+        """UUIDs of the GPUs on which MPS limits the devices' parts."""
         gpus = [device.gpu for device in self.devices if device.gpu is not None]
         return tuple(dict.fromkeys(gpu.uuid for gpu in gpus if gpu.limited))
 
@@ -316,7 +317,8 @@ def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:
 
 
 def duration_text(duration: DrawnDuration | None) -> str | None:
-    """Format a duration as `200ms`, or as the name of its distribution. Return None for None."""
+    """Format a duration as `200ms`, or as the name of the duration's distribution. Return None for
+    None."""
     if duration is None:
         return None
     if duration.distribution == "constant":

@@ -1,7 +1,8 @@
-"""Estimate of each device's round, and whether a round fits into the run.
+"""Estimate of each device's round, and check whether a round fits into the run.
 
-Figures are means in device time. They are computed from the links, shares and speeds at the start of the
-run, as if no device shared its access link. TCP's slow start and acknowledgements are not included.
+Figures are means in device time. The figures are computed from the links, shares and speeds at the start
+of the run, as if no device shared its access link. TCP's slow start and acknowledgements are not
+included.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from testbed.topology import Topology
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
 _PATIENCE = 20
-"""Longest expected round, as a multiple of the mean round. An exponentially distributed duration is
-longer once in 5e8 times."""
+"""Longest expected round, as a multiple of the mean round. An exponentially distributed duration exceeds
+20 times its mean once in 5e8 times."""
 
 Lack = Literal["step time", "samples", "mean"]
 """Inputs that an estimate may lack: the time of a step, the number of samples per epoch, or a finite
@@ -63,8 +64,8 @@ def estimate_rounds(
 ) -> dict[str, Round]:
     """Estimate a round of each device.
 
-    `parameters`: number of the model's parameters. `samples`: device -> number of its training samples;
-    None if the numbers are not known yet.
+    `parameters`: number of the model's parameters. `samples`: device -> number of the device's training
+    samples; None if the numbers are not known yet.
     """
     w, common = np.zeros(parameters, np.float32), topology.update_steps
     side: ClientSide = topology.rule.build().client_side
@@ -102,8 +103,8 @@ def estimate_rounds(
 
 
 def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
-    """Return the time of a step. It comes from the plan, or from the last measurement on this host for
-    virtual time. None if it is unknown."""
+    """Return the time of a step from the plan, or from the last measurement on this host for virtual
+    time; None if the time is unknown."""
     if (own := costs.step_time(plan.virtual)) is not None:
         return own
     shares = (device for device in plan.devices if device.cpu is not None)
@@ -116,8 +117,8 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
 ) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and the unknown parts. The device's `timing` is a
-    minimum."""
+    """Return the known seconds of local training, and the unknown parts. The result is at least the mean
+    of the device's `timing`, divided by the device's speed factor."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -151,7 +152,7 @@ def _transfer(
     update in bytes.
 
     `in_packets`: whether to count packets as `testbed.virtual.network` does. The links are assumed to be
-    idle before.
+    idle before the transfer.
     """
     link, access = device.link or AccessLink(), device.access or AccessLink()
     seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
@@ -172,10 +173,10 @@ def _seconds(bits: int, rate: float) -> float:
 
 
 def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
-    """Return the seconds for which each device may be silent.
+    """Return device -> seconds for which the device may be silent.
 
-    The result is infinite if a device's rounds vary at random and their mean is unknown. A device
-    without an entry is judged by its own past rounds.
+    The value is infinite if the device's rounds vary at random and the mean of the rounds is unknown. A
+    device without an entry is judged by its own past rounds.
     """
     found = {}
     for device in plan.devices:
@@ -189,7 +190,7 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return the rows of `device_table`, for programs. Each row also has the device's `samples`,
-    `transfer_s` and `round_s` (seconds), and what the estimate `lacks`."""
+    `transfer_s` and `round_s` (seconds), and in `lacks` the unknown inputs of the estimate."""
     return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
 
 
@@ -200,7 +201,7 @@ def _figures(one: Round) -> dict[str, Any]:
 
 
 def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
-    """Return one row per group, for people: number of `devices`, and ranges of their figures.
+    """Return one row per group, for people: number of `devices`, and ranges of the devices' figures.
 
     The figures are `samples`, `transfer` (both directions) and `round`. `> 12s` means that part of the
     round is unknown.

@@ -1,9 +1,9 @@
 """Shapers, which emulate a run's links.
 
-`netem`: the device's own network namespace has a tbf for each direction, with netem as its child qdisc.
-`tbf+delay`: the device has the same tbf, and the router between devices and broker has a delay line. In
-both cases, tbf limits the rates. `relay`: local processes share their host's network, so they use a
-relay (testbed.relay).
+`netem`: the device's own network namespace has a token bucket filter (tbf) for each direction, and netem
+is the child qdisc of each tbf. `tbf+delay`: the device has the same tbf, and the router between devices
+and broker has a delay line. In both cases, tbf limits the rates. `relay`: local processes share their
+host's network, so they use a relay (testbed.relay).
 """
 
 from __future__ import annotations

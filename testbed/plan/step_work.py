@@ -1,7 +1,7 @@
 """Work of a training step of a task: operations and memory traffic, counted while the step runs once.
 
-Counting takes a second, because it imports PyTorch. So the result is cached. It is used again only for
-the same source files, parameters, batch size and version of PyTorch.
+Counting takes a second, because it imports PyTorch. So the result is cached. The cached result is used
+only for the same source files, parameters, batch size and version of PyTorch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> Work | None:
     """Count the work of one mini-batch step of `task`, with the parameters `frozen` frozen.
 
-    Return None if the shape of the task's inputs is unknown, or if the step cannot be run here, as for a
-    user's own task.
+    Return None if the shape of the task's inputs is unknown, if the task is a user's own, or if the step
+    fails.
     """
     if isinstance(task, StandIn):
         return None

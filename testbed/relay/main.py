@@ -1,4 +1,5 @@
-"""The relay's process: `python -m testbed.relay.main CONFIG`. It runs until it is ended.
+"""The relay's process: `python -m testbed.relay.main CONFIG`. The process runs until it is ended from
+outside.
 
 In a run with local processes, the relay takes the place of the router. It logs in at the broker under
 the router's name, and receives the orders that change links.
@@ -57,7 +58,7 @@ class RelayConfig:
 
 
 class OwnLink:
-    """A device's own link, without the access link that it may share with others."""
+    """A device's own link, without the access link that the device may share with other devices."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -95,7 +96,8 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
 
 
 def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
-    """Return, for each device, the lanes of its shared access link: up and down."""
+    """Return device -> lanes of its shared access link, up and down. Devices with the same shared access
+    link get the same lanes. A direction without a rate has no lane."""
     made: dict[tuple[str, str], LinkLane] = {}
 
     def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[LinkLane]:
@@ -136,7 +138,7 @@ def main() -> None:
         connection.publish(names.telemetry(ROUTER), messages.encode(found))
 
     def apply(event: ReceivedMessage) -> None:
-        """Carry out an order, or report that it is invalid. Called in paho's thread."""
+        """Carry out an order, or report that the order is invalid. Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:

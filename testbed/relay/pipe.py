@@ -1,8 +1,8 @@
-"""One direction of a shaped link. Bytes enter, and leave when they are due. The module uses neither I/O
-nor a clock: the time is an argument.
+"""One direction of a shaped link. Items of payload enter the pipe, and leave when they are due. The
+module uses neither I/O nor a clock: the time is an argument.
 
 As in the kernel, each item first waits in a queue for a token bucket, which counts bytes on the wire.
-Then it is in flight for the link's delay. Order is kept, and nothing is lost.
+Then the item is in flight for the link's delay. Items keep their order, and none is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _MIN_QUEUE_BYTES = 12 * _PACKET
 _MAX_PIECE_BYTES = 64 * 1024
 """Maximum payload of an item in bytes, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
-"""Maximum number of bytes in the pipe, including those in flight, if no rate limits them."""
+"""Maximum number of payload bytes in the pipe, bytes in flight included. This limit applies even if the
+link has no rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class _QueuedItem(NamedTuple, Generic[T]):
     size: int
     """Length of the payload in bytes."""
     at: float
-    """Time in seconds at which the item entered the queue. For an item in flight, it is the time at
-    which the item is due."""
+    """Time in seconds at which the item entered the queue. For an item in flight: time at which the item
+    is due."""
 
 
 class LinkPipe(Generic[T]):
@@ -81,17 +82,17 @@ class LinkPipe(Generic[T]):
         """Total bytes on the wire that have passed the bucket."""
         self._waiting: deque[_QueuedItem[T]] = deque()
         self._queued = 0
-        """Size of the items in the queue on the wire, in bytes."""
+        """Number of bytes that the items in the queue take on the wire."""
         self._held = 0
-        """Size of the payload in the pipe in bytes, including payload in flight."""
+        """Number of payload bytes in the pipe, bytes in flight included."""
         self._under_way: deque[_QueuedItem[T]] = deque()
         self._empty_at = float("-inf")
         """Reference time of the bucket in seconds. At time t, the bucket holds (t − `_empty_at`) · rate
-        / 8 bytes, but at most its depth."""
+        / 8 bytes, but at most as many as the depth of the bucket."""
         self._open = True
         self._opened = float("-inf")
         self._last = float("-inf")
-        """Time in seconds at which the last item that has passed the bucket is due."""
+        """Due time in seconds of the item that passed the bucket last."""
 
     @property
     def rate(self) -> int | None:
@@ -140,8 +141,8 @@ class LinkPipe(Generic[T]):
         return found
 
     def next_due(self) -> float | None:
-        """Return the time of the next event; None if there is none. An event is an item that is due, or
-        an item that passes the bucket and so makes room."""
+        """Return the time of the next event; None if there is none. An event happens when an item is
+        due, or when an item passes the bucket and so makes room in the queue."""
         if not self._open:
             return None
         times = [self._under_way[0].at] if self._under_way else []

@@ -1,10 +1,10 @@
-"""Measurement of a relay's link, before any client uses it.
+"""Measurement of a relay's link before any client uses the link.
 
 The device's side opens a connection and sends one line, which is one of the following:
 
 - `echo`: the server sends one byte, then returns every byte that it gets;
 - `down SIZE`: the server sends SIZE bytes;
-- `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement, a line of JSON.
+- `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement (one JSON line).
 
 A rate is measured between the first and the last arrival of payload, so that neither delay nor handshake
 counts.
@@ -30,8 +30,8 @@ from testbed.relay.pipe import SEGMENT, on_wire
 _TRANSFER_SECONDS = 1.0
 """Seconds that a transfer at the requested rate takes."""
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
-"""Minimum and maximum size of a transfer in bytes. It has enough packets to measure a rate, and does not
-take too long for a start-up."""
+"""Minimum and maximum size of a transfer in bytes. A smaller transfer would have too few packets to
+measure a rate, and a larger transfer would take too long for a start-up."""
 _CHUNK_BYTES = 1 << 16
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
 """Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""
@@ -56,8 +56,8 @@ def measure(requested: AccessLink, host: str, port: int) -> LinkFigures:
 
 
 def round_trips(host: str, port: int, count: int, interval: float, timeout: float) -> list[float]:
-    """Send `count` single bytes to the server, one every `interval` seconds. Return the seconds until
-    each byte came back. Raises OSError if no byte comes back for `timeout` seconds."""
+    """Send `count` single bytes to the server, one every `interval` seconds. Return, for each byte, the
+    seconds until it came back. Raises OSError if no byte comes back for `timeout` seconds."""
     with _connect(host, port, "echo", timeout) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _receive(sock, 1)

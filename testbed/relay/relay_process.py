@@ -1,7 +1,7 @@
 """Start of a run's relay: its listening sockets, its configuration, and the measurement of its links.
 
-The controller opens the sockets, and the relay inherits them. Therefore nobody has to guess a port or
-wait for it.
+The controller opens the sockets, and the relay inherits them. Therefore no process has to guess a port,
+or wait until a socket is open.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from testbed.relay.traffic import Traffic
 _BROKER, _PROBES = range(2)
 """Indices of the targets. They are also the indices of a device's listening sockets."""
 _START_TIMEOUT_SECONDS = 30.0
-"""Seconds within which the relay must be ready to serve. This is longer than any round trip."""
+"""Seconds within which the relay must be ready to serve. The timeout is longer than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class StartedRelay:
     """Ports of a started relay, and the measurements of its links."""
 
     ports: Mapping[str, int]
-    """Port of each device that leads to the broker."""
+    """Device -> port that leads to the broker through the device's link."""
     probes: Sequence[LinkProbe]
     """Measurements of the links."""
     traffic: Traffic
@@ -58,9 +58,9 @@ def launch_relay(
 ) -> StartedRelay:
     """Start the relay, and measure the links.
 
-    `spawn`: function that starts the process. Its argument is the file descriptors that the process
-    inherits. `broker`: the relay's login. `port`: the broker's port for clients. Raises OSError if no
-    relay answers, and HostError if a link cannot be measured.
+    `spawn`: function that starts the process. The function's argument is a sequence of file descriptors,
+    which the process inherits. `broker`: the relay's login. `port`: the broker's port for clients.
+    Raises OSError if no relay answers, and HostError if a link cannot be measured.
     """
     devices = spec.plan.devices
     host = broker.host
@@ -95,8 +95,8 @@ def launch_relay(
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the links of `devices` at the same time. If devices have the same shared access link,
-    measure one after the other. Raises HostError."""
+    """Measure the links of `devices` in parallel. Links behind the same shared access link are measured
+    one after the other. Raises HostError."""
     sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
     for device in devices:
         sharing[device.shared_name].append(device)

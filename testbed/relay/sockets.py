@@ -1,8 +1,8 @@
 """The relay's sockets: the connections of each device. Each direction of a connection goes through the
 pipes of its route.
 
-The relay has one thread and uses only loopback. It reads only a little more than a pipe has room for.
-Its memory is therefore bounded, and the sender is slowed down to the rate.
+The relay has one thread and uses only loopback. The relay reads only a little more than a pipe has room
+for. The relay's memory is therefore bounded, and the sender is slowed down to the link's rate.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from functools import partial
 from testbed.relay.pipe import LinkPipe, Shape
 
 _MAX_BACKLOG_BYTES = 256 * 1024
-"""Maximum number of bytes that wait for a receiver that does not read, in addition to its kernel's
-buffer."""
+"""Maximum number of bytes that wait in this process for a receiver that does not read. Bytes in the
+kernel's buffers are not counted."""
 _MIN_BUFFER_BYTES, _MAX_BUFFER_BYTES = 16 * 1024, 128 * 1024
 """Minimum and maximum size of the kernel's receive buffers in bytes. Between these bounds, a buffer
 holds one second of traffic at the link's rate.
@@ -35,8 +35,8 @@ _CONNECT_TIMEOUT_SECONDS = 1.0
 
 
 class LinkLane(LinkPipe[Callable[[], None]]):
-    """One direction of a link, shared by all connections behind it. Its items are functions, which are
-    called when they are due.
+    """One direction of a link, shared by all connections that use the link. Its items are functions,
+    which are called when they are due.
 
     Used only in the relay's thread.
     """
@@ -69,14 +69,14 @@ class LinkLane(LinkPipe[Callable[[], None]]):
 
 
 class Relay:
-    """Mover of bytes between sockets. `serve` runs in one thread. The other methods may be called from
-    any thread."""
+    """Transfer of bytes between sockets, through the lanes of links. `serve` runs in one thread. The
+    other methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.SelectorEventLoop(_PreciseSelector())
         self._connections: set[asyncio.Task[None]] = set()
-        """Tasks of the open connections. They are stored here because asyncio holds only weak references
-        to a task after its device has closed its end."""
+        """Tasks of the open connections. They are stored here because asyncio holds only a weak
+        reference to a task after the device has closed its end of the connection."""
 
     def listen(
         self,
@@ -104,7 +104,7 @@ class Relay:
         self._loop.call_soon_threadsafe(change)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call `call` every `seconds` seconds, in the relay's thread. It is called between two
+        """Call `call` every `seconds` seconds, in the relay's thread. The calls take place between two
         packets."""
 
         def again() -> None:
@@ -134,7 +134,7 @@ async def _accept(
     device_reader: asyncio.StreamReader,
     device_writer: asyncio.StreamWriter,
 ) -> None:
-    """Serve a new connection of a device until it ends."""
+    """Serve a new connection of a device until the connection ends."""
     try:
         reader, writer = await _connect(target, _buffer(down))
     except OSError:

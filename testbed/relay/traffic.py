@@ -1,7 +1,6 @@
-"""Counters of each device's traffic and queues. The relay writes them, and the controller reads them.
-
-Both map the same file. Counting costs the relay one addition, and reading costs the relay nothing.
-"""
+"""Counters of each device's traffic and queues. The relay writes the counters, and the controller reads
+them. Both processes map the same file. Counting costs the relay one addition, and reading costs the
+relay nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Traffic:
     def __init__(self, path: Path, devices: Iterable[str]) -> None:
         """Map the file `path`; create it if it is missing.
 
-        Every process that maps it must pass the same `devices` in the same order.
+        Every process that maps the file must pass the same `devices` in the same order.
         """
         self._places = {name: _COUNTERS * number for number, name in enumerate(devices)}
         size = _COUNTER_BYTES * _COUNTERS * len(self._places)

@@ -1,1 +1,1 @@
-"""One run from its topology to its end, and what users can do with it afterwards."""
+"""One run, from the topology to the end of the run, and what users can do with the run afterwards."""

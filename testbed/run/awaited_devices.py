@@ -1,5 +1,5 @@
-"""Devices that must come back after a restart or a join. The module checks whether they do so in
-time."""
+"""Devices that must be ready again after a restart, or ready after a join. The module checks whether
+these devices are ready in time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Controller of one run. It starts the runtime, waits at the start barrier, follows the run, and takes
 it down.
 
-It takes no part in the learning. Once the run clock has started, aggregator and clients need nothing
-from it.
+The controller takes no part in the learning. Once the run clock has started, aggregator and clients need
+nothing from the controller.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Controller:
         """Connection while the run clock is running; None before."""
         self._restarts = 0
         self._postponed: list[AddressedOrder] | None = None
-        """Orders for the aggregator that are held back, because a restart or a flood would lose them.
-        None if orders are sent at once."""
+        """Orders for the aggregator that are held back during a restart of the aggregator or a flood,
+        because these orders would be lost. None if orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
         self._ended: events.RunEnded | None = None
@@ -148,7 +148,8 @@ class Controller:
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """State of each device after the actions on it. Devices without an action are left out."""
+        """State of each device after the actions on the device. Devices without an action are left
+        out."""
         self._stopped_since: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
         somebody else. Processes that are not stopped are left out."""
@@ -163,12 +164,12 @@ class Controller:
         self.failures: list[str] = []
         """One sentence per failure, such as an action on a device that could not be carried out."""
         self.clocks: dict[str, float] = {}
-        """Largest error of converted times so far, in seconds, for each other host."""
+        """Other host -> largest error so far, in seconds, of times converted to this host's clock."""
         self.other_samples: dict[str, list[HostSample]] = {}
-        """Load samples of each other host with devices. They are taken less often than once per
+        """Other host with devices -> its load samples. The samples are taken less often than once per
         second."""
         self._used: dict[str, float] = {}
-        """CPU seconds of each device in its last sample."""
+        """CPU seconds of each device in the device's last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -265,12 +266,10 @@ class Controller:
             connection.publish(self._topics.control(component), payload)
 
     def _hold_barrier(self, connection: Connection) -> None:
-        """Wait until all living devices are ready, or a quorum at the timeout.
-
-        Each device gets its CPU limit as soon as it is ready. The kernel's files must then show that
-        limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too many
-        have ended.
-        """
+        """Wait until all living devices are ready. At the timeout, a quorum of ready devices suffices.
+        Each device gets its CPU limit as soon as the device is ready. The kernel's files must then show
+        that limit. Raises RunFailedError if too few devices are ready at the timeout, or at once if too
+        many have ended."""
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
         deadline = time.monotonic() + start.timeout
@@ -316,7 +315,8 @@ class Controller:
         return waiting
 
     def _wrong_limits(self, device: str) -> list[str]:
-        """Return a text on each limit of the device that is not as requested; empty if no control group
+        """Return one text per limit of the device that is not as requested, or one text if the limits
+        have not been read yet. The list is empty if all limits are as requested, or if no control group
         limits the device."""
         if (wanted := self._requested_limits[device]) is None:
             return []
@@ -325,7 +325,8 @@ class Controller:
         return list(differences(wanted, read.limits))
 
     def _skip_earlier_records(self) -> None:
-        """Pass records of the run's earlier segments to the view, without acting on them.
+        """Pass records of the run's earlier segments to the view, without acting on them. Process the
+        records of this segment.
 
         The records are read only when the aggregator is ready. Before that, an aggregator that resumes
         from a checkpoint removes all records after the checkpoint.
@@ -500,8 +501,9 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes.
 
-        Devices may end. If broker or aggregator ends while the run clock is running, it is restarted,
-        but only a few times per run. Otherwise the run ends.
+        Devices may end. If broker or aggregator ends while the run clock is running, the process is
+        restarted. A run has at most `_MAX_RESTARTS` restarts. If the process cannot be restarted, the
+        run ends.
         """
         for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:
@@ -522,7 +524,8 @@ class Controller:
                 self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
 
     def _check_stopped(self) -> None:
-        """Record which processes somebody else has stopped, and which of these processes continue."""
+        """Record which processes were stopped by somebody other than the testbed, and which stopped
+        processes continue."""
         now, known = time.monotonic(), self._stopped_since
         self._stopped_since = {
             name: known.get(name, now) for name in self._runtime.meter.externally_stopped()
@@ -558,8 +561,8 @@ class Controller:
         return " or ".join(filter(user_code.is_user_code, names)) or "own code"
 
     def _start_again(self, name: str, code: int) -> bool:
-        """Restart broker or aggregator if the run can continue after the restart. Return whether it was
-        restarted.
+        """Restart broker or aggregator if the run can continue after the restart. Return whether the
+        process was restarted.
 
         An aggregator without an input log is not restarted, because it would not know its last messages
         to the clients.
@@ -617,8 +620,8 @@ class Controller:
 
     @property
     def _is_over(self) -> bool:
-        """Whether devices have nothing left to do, because only the last evaluation of the run is
-        missing."""
+        """Whether only the last evaluation of the run is missing. The devices then have nothing left to
+        do."""
         return self._status.get(AGGREGATOR) == "over"
 
     def _execute(self, command: dict[str, Any]) -> None:

@@ -1,9 +1,7 @@
-"""Live runs of this machine, found by their labels, for `ps` and `down`. This works from any directory.
-
-Everything that a run starts is labelled with the run's id. Each runtime finds it by that label
+"""Live runs of this machine, found by their labels, for `ps` and `down`. Everything that a run starts is
+labelled with the run's id. Each runtime finds processes or containers by that label
 (`testbed.runtimes.Emulator`). The remains of a crashed run are therefore found without the topology, the
-run directory or the controller.
-"""
+run directory or the controller."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def find_live_runs() -> list[LiveRun]:
 
 
 def find_all_runs(runs: Path) -> list[LiveRun]:
-    """Return the runs of `find_live_runs`, and those in the folder `runs` that have only a `work/`
+    """Return the runs of `find_live_runs`, and the runs in the folder `runs` that have only a `work/`
     folder left. If a run has only a controller left, its runtime is read from the manifest."""
     found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
@@ -60,7 +58,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     path).
 
     A run has only the folder `work/` left if its controller was killed before it had started anything.
-    The same holds if it had started only local processes, because these end with the controller.
+    The same holds if the controller had started only local processes, because local processes end with
+    the controller.
     """
     paths = [*finding.runs_in(runs).values()]
     if run is not None and (named := finding.find_exact(run, runs)) is not None:
@@ -74,8 +73,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
 
 
 def _is_of_this_host(directory: RunDirectory) -> bool:
-    """Whether a run was started on this host, or its host is unknown. Several hosts may share a folder
-    of runs."""
+    """Whether a run was started on this host, or the host of the run is unknown. Several hosts may share
+    a folder of runs."""
     with suppress(BadInputError):
         host: str | None = directory.read_manifest().get("host", {}).get("name")
         return host in (None, platform.node())
@@ -86,7 +85,7 @@ def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | 
     """Return the directory of `run`; None if there is none.
 
     `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
-    several ids, prefer a live run. Raises BadInputError.
+    several ids, prefer a live run. Raises BadInputError if several runs match.
     """
     path = finding.find_directory(
         run, runs, lambda one: live and RunDirectory(one).controller() is not None
@@ -114,7 +113,7 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
     """Return the directory of the ended `run`, prepared for resuming.
 
     `run`: an id in `runs`, a path, or the beginning of either. Raises BadInputError if there is no such
-    run, or it cannot be resumed.
+    run, or the run cannot be resumed.
     """
     from agents.aggregator import snapshot  # imports all rules
 
@@ -159,11 +158,8 @@ def _check_access(run: Path) -> None:
 
 
 def _recorded_end(directory: RunDirectory) -> str | None:
-    """Return the reason why a run has ended as planned, from its records; None if it has not ended as
-    planned.
-
-    After a crash, the manifest may lack the reason.
-    """
+    """Return the reason why a run has ended as planned, from its records; None if the run has not ended
+    as planned. After a crash, the manifest may lack the reason."""
     if not directory.events.is_file():
         return None
     try:
@@ -202,7 +198,7 @@ def take_down(live: LiveRun) -> None:
 
 
 def _ask_controller(directory: RunDirectory) -> None:
-    """Ask the controller to end its run. Wait for at most `stop_timeout` until the controller has ended.
+    """Ask the controller to end the run. Wait for at most `stop_timeout` until the controller has ended.
     If the controller is not alive, do nothing."""
     from testbed.runtimes.process import runtime
 
@@ -217,8 +213,8 @@ def _ask_controller(directory: RunDirectory) -> None:
 def stop_timeout(directory: RunDirectory) -> float:
     """Return the seconds that a controller may take to end its run.
 
-    This is a long time: the engine takes a while to remove many containers, and a run is worth little
-    without its verdict and logs.
+    The time is long, because the engine needs time to remove many containers, and because a run is worth
+    little without verdict and logs.
     """
     devices = 0
     with suppress(BadInputError):  # it is damaged
@@ -227,8 +223,8 @@ def stop_timeout(directory: RunDirectory) -> float:
 
 
 def _own_directory(live: LiveRun) -> RunDirectory | None:
-    """Return the run's directory; None if the run has no directory, or its label names the directory of
-    another run."""
+    """Return the run's directory; None if the run has no directory, or if the run's label names the
+    directory of another run."""
     if live.directory is None or live.directory.name != live.run:
         return None
     found = finding.find_exact(str(live.directory), Path())

@@ -1,5 +1,5 @@
-"""Logs of a run's components. They are read from the run directory. While the components are alive, they
-are read from the engine."""
+"""Logs of a run's components. While the run is live, logs come from its runtime; afterwards, from the
+run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Final model of a run of the quadratic task, compared with its optimum, which is known exactly.
+"""Comparison of the final model of a run of the quadratic task with the optimum, which is known exactly.
 
 The global loss f(w) = Σ p_i ½‖w − c_i‖² has its minimum at Σ p_i c_i. A biased run converges to another
 point, its *surrogate optimum*. If all devices do the same local training, this point is known for two
@@ -6,8 +6,9 @@ kinds of rules:
 
 - Rules that add progress, w ← w + η Σ ω_i Δ_i (deltas or gradients), converge to Σ q̃_i c_i. Here q̃_i
   is client i's share of the sum of all weights applied (Fraboni et al. 2023, for small steps).
-- AREA adds residuals. Because x + u = Σ p_i y_i, a client counts with p_i, however often it reports
-  (Iakovidou & Kim 2024). While all clients are present, AREA converges to Σ p_i c_i, the optimum.
+- AREA adds residuals. Because x + u = Σ p_i y_i, a client has the weight p_i, independent of how often
+  the client reports (Iakovidou & Kim 2024). While all clients are present, AREA converges to Σ p_i c_i,
+  the optimum.
 
 For rules that mix models (`fedasync`, `fedfa` with `param`, `as_fedavg`, `favano`), no such result is
 known. A model made from an old version also moves the global model back towards that version, so that
@@ -31,8 +32,8 @@ _SHOWN = 4
 _ADDED = {"delta", "gradient"}
 """Kinds of updates that are added to w."""
 _OF_ONE_VERSION = {"fedavg"}
-"""Rules that mix models made from the current version. This has the same result as adding the deltas of
-these models."""
+"""Rules that mix models made from the current version. Mixing such models has the same result as adding
+the models' deltas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def compare_with_optimum(run: Run) -> OptimumComparison | None:
 
 
 def _center_weights(run: Run, importance: Vector) -> Vector | None:
-    """Return the weight of each device's center by theory, in the plan's order; None if no theory
-    applies."""
+    """Return the weights that theory gives to the devices' centers, in the plan's order; None if no
+    theory applies."""
     kinds = set(run.updates["kind"])
     if not kinds or not _is_same_training(run):
         return None
@@ -95,18 +96,17 @@ def _center_weights(run: Run, importance: Vector) -> Vector | None:
 
 
 def _is_same_training(run: Run) -> bool:
-    """Whether each update is the result of the same kind of local training."""
+    """Whether all updates come from the same local training, with the same number of steps, and
+    `_is_linear` is true for this training."""
     locals_ = [group["local"] for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
     return alike and run.updates["steps"].nunique() == 1
 
 
 def _is_linear(local: Mapping[str, Any]) -> bool:
-    """Whether a client's progress is its distance from its center times a constant factor.
-
-    This holds for SGD without clipping and weight decay, and with a step size that does not change
-    with the version.
-    """
+    """Whether a client's progress is a constant factor times the vector from the client's starting point
+    to the client's center. This is true for SGD without clipping and weight decay, and with a step size
+    that does not change with the version."""
     others = ("clip", "clip_gradient", "weight_decay", "lr_by_version")
     return local.get("optimizer", "sgd") == "sgd" and not any(local.get(name) for name in others)
 

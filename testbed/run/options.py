@@ -1,4 +1,4 @@
-"""Options of a run that are not in its topology."""
+"""Options of a run that are not in the topology."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Options:
     data_root: Path | None = None
     """Folder of the datasets; None to download them."""
     resume: bool = False
-    """Whether to resume an earlier run in its directory."""
+    """Whether to resume an earlier run. The resumed run uses the directory of the earlier run."""
     dashboard: int | None = None
     """Port of the dashboard, 0 for any free port; None for no dashboard."""
     metrics: int | None = None

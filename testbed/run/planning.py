@@ -17,7 +17,7 @@ from testbed.traits import emulated_runtime_names, runtime_names, traits
 
 
 def plan_file(path: Path, options: Options) -> tuple[Topology, Plan]:
-    """Load the topology at `path` and plan it on this host. Raises BadInputError."""
+    """Load the topology at `path`, and plan the topology on this host. Raises BadInputError."""
     topology = load(path)
     return topology, plan_topology(topology, options)
 
@@ -50,14 +50,15 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
 
 
 def check_host(plan: Plan) -> None:
-    """Raise HostError if a quick check shows that this host would refuse to run `plan`."""
+    """Raise HostError if a quick check shows that this host cannot run `plan`."""
     if not plan.traits.simulated:
         emulator(plan.runtime).check_host()
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:
-    """Return the machines to plan for. They are described in a file, or are those that exist. The result
-    is empty for a runtime that uses this host only. Raises BadInputError."""
+    """Return the machines to plan for. If `options` names a file that describes machines, return these
+    machines; otherwise return the machines of the Swarm. The result is empty for a runtime that uses
+    this host only. Raises BadInputError."""
     if traits(runtime).many_hosts:
         from testbed.host import swarm_nodes  # imports the Docker SDK
 

@@ -1,4 +1,4 @@
-"""Preparation of a run before anything is started: its data, its code, and the first files of its
+"""Preparation of a run before anything is started: the data, the code, and the first files of the run
 directory."""
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def prepare(
 
 
 def set_aside_invalid_updates(directory: RunDirectory) -> tuple[str, ...]:
-    """Set aside the invalid files among the updates that clients had finished in an earlier segment.
-    Return one sentence on each file."""
+    """Set aside invalid files of updates that clients had finished in an earlier segment of the run.
+    Return one sentence per file that was set aside."""
     return tuple(told for folder in sorted(directory.disks.glob("*")) for told in set_aside(folder))
 
 
 def data_entries(topology: Topology, directory: RunDirectory, view: View) -> dict[str, str]:
-    """Return the manifest's entries on the run's own data files. Warn if a resumed run's files differ
-    from those at its beginning. Raises BadInputError."""
+    """Return the manifest's entries on the run's own data files. Warn if the data files have changed
+    since a resumed run began. Raises BadInputError."""
     files = datasets.own_files_digest(topology)
     if directory.read_manifest().get("data_files", files) != files:
         view.progress(

@@ -1,5 +1,4 @@
-"""Manifest of a run. It has what is needed to reproduce the run: versions, host, images, seeds, the
-plan."""
+"""Manifest of a run: versions, host, images, seeds, and plan, from which the run can be reproduced."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "d
 
 def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
     """Return the manifest's entries that are known before the start. `labels`: for each client, the
-    number of its samples of each class."""
+    number of the client's samples of each class."""
     weights = importance(spec)
     return {
         "format": events.FORMAT,
@@ -75,7 +74,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
 
 
 def _shaper(plan: Plan) -> dict[str, str | None]:
-    """Return the shaper of the links, and the reason why it was chosen."""
+    """Return the shaper of the links, and the reason why this shaper was chosen."""
     if plan.shaper is not None:
         return {"shaper": plan.shaper.name, "shaper_why": plan.shaper.why}
     linked = plan.traits.simulated and not all(device.is_direct for device in plan.devices)
@@ -86,7 +85,7 @@ def _clock(plan: Plan) -> dict[str, float]:
     """Return the manifest's entry with the Unix time, in seconds, at which the host's monotonic clock
     was 0; empty if devices are simulated.
 
-    Telemetry of this segment of the run uses the monotonic clock.
+    The telemetry of the current segment has times of the monotonic clock.
     """
     return {} if plan.traits.simulated else {"monotonic_zero": time.time() - time.monotonic()}
 

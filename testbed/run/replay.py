@@ -2,7 +2,8 @@
 replay with the run.
 
 All saved models are compared bit by bit. All records that the aggregator's core wrote to `events.jsonl`
-are compared, too. They show where the first difference is, even if it is between two models.
+are compared, too. The records show where the first difference is, even if the difference lies between
+two saved models.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MAX_MODEL_BYTES = 2**33
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Numbers of what was compared in a replay without differences."""
+    """Extent of a replay: what was compared and found equal to the run."""
 
     rule: str = ""
     """Name of the rule."""
@@ -59,7 +60,7 @@ def replay(directory: RunDirectory) -> ReplayResult:
     """Replay the run in `directory`.
 
     Raises BadInputError if the run has not ended, or its recording is missing or cannot be read. Raises
-    RunFailedError, with the first difference, if the replay differs from the run, and if the final model
+    RunFailedError, with the first difference, if the replay differs from the run, or if the final model
     is missing.
     """
     if not directory.inputs.is_file():
@@ -81,9 +82,10 @@ def replay(directory: RunDirectory) -> ReplayResult:
 
 
 _SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)
-"""Types of records that are not written by the core alone."""
+"""Types of records that are not compared, because they are not written by the core alone."""
 _WORDED_RECORDS = (events.Disrupted, events.UpdateRejected)
-"""Types of records whose reason is a sentence for people. Another version may use other words."""
+"""Types of records whose reason is a sentence for people. Another version of the testbed may use other
+words."""
 
 
 def _without_words(record: events.Record | None) -> events.Record | None:

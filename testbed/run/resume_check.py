@@ -1,6 +1,6 @@
 """Check that the files that a run started from are unchanged when the run is resumed.
 
-These files are those of the plan, and the file with the model's initial state. The user's own code is
+The files are the files of the plan, and the file with the model's initial state. The user's own code is
 checked by `preparing.check_code`. The manifest has digests of the files. The folder `state/` has copies,
 so that an error can say what differs.
 """
@@ -52,8 +52,8 @@ def _read(directory: RunDirectory, folder: Path) -> Any:
 
 
 def check(directory: RunDirectory) -> None:
-    """Raise BadInputError if the run in `directory` cannot continue, because a file that it started from
-    has changed."""
+    """Raise BadInputError if the run in `directory` cannot continue, because a file that the run started
+    from has changed."""
     manifest = directory.read_manifest()
     now = _read(directory, directory.path)
     if _digest_of(now) != manifest.get("topology"):

@@ -24,14 +24,14 @@ _MAX_BYTES = 2**33
 def evaluate_saved_models(
     directory: RunDirectory, root: Path | None, *, classes: bool = False, devices: int | None = None
 ) -> pd.DataFrame:
-    """Evaluate the saved models. The result has one row per model and part of the data.
+    """Evaluate the models that the run saved. The result has one row per model and part of the data.
 
     Columns: `model` (the file's name), `version`, `part` (`test set`, `class`, `device`), `name`,
     `samples`, `loss`, `accuracy`, and `perplexity` if the task has one.
 
     `root`: folder of the datasets. `classes`: whether to evaluate per class, too. `devices`: number of
-    samples per device if each device is evaluated, too. If `classes` or `devices` is None, the setting
-    of the run's topology applies. Raises BadInputError.
+    samples per device if each device is evaluated, too. If `classes` is false, or `devices` is None, the
+    setting of the run's topology applies. Raises BadInputError.
     """
     topology = load(directory.topology)
     evaluate = topology.evaluate

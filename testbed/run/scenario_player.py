@@ -1,8 +1,8 @@
 """Scenario player: carries out the scenario's steps on a run's devices, and users' commands during a
 run.
 
-Each action is recorded in the run's events with its lateness, the seconds between the time when it was
-due and the time when it was done.
+Each action is recorded in the run's events. The record has the lateness of the action: the seconds from
+the due time to the time at which the action was done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from testbed.topology.action_timeline import Step
 
 
 class Actuator(Protocol):
-    """The part of a runtime that acts on devices."""
+    """Interface for the actions of a runtime on devices."""
 
     def act(self, device: str, action: Action) -> list[AddressedOrder]:
         """Carry out the runtime's part of `action`. Return the orders for the processes that do the
@@ -46,7 +46,7 @@ def parse_command(command: Mapping[str, Any]) -> tuple[str, Action]:
 
 
 def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
-    """Return the smallest list of actions that leads each device from its initial state to its state
+    """Return the smallest list of actions that brings each device from the initial state to the state
     after `steps`."""
     states: dict[str, DeviceState] = {}
     joined = set()
@@ -63,13 +63,13 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """Whether `action` only ends a state, such as a pause. Such an action has no effect on a device that
-    was present at the start and is still in its initial state."""
+    """Whether `action` only ends a state such as a pause. An action of this kind has no effect on a
+    device that was present at the start and is still in its initial state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
 class ScenarioPlayer:
-    """Player of `steps` on the devices of `actuator`, in the order of time.
+    """Player that carries out `steps` on the devices of `actuator`, in the order of time.
 
     `send`: called with each order for another process. `failed`: called with a sentence on each step
     that failed. `dilation`: host seconds per second of device time.
@@ -96,7 +96,7 @@ class ScenarioPlayer:
 
         `epoch`: reading of the monotonic clock at time 0 of the run clock. `begin`: seconds of the run
         clock at which a resumed run continues. Earlier steps are not repeated, but their remaining
-        effects are.
+        effects are carried out again.
         """
         self._epoch = epoch
         for device, action in remaining_effects(self._until(from_seconds(begin))):

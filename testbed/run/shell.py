@@ -1,5 +1,5 @@
-"""A shell or a single command in a device's container. It runs as the client's user, within the
-container's limits."""
+"""Shell or single command in a device's container. Both run as the client's user, within the container's
+limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution of a plan, from the run's directory to its end."""
+"""Execution of a plan, from the run's directory to the end of the run."""
 
 from __future__ import annotations
 

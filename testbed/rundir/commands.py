@@ -29,9 +29,9 @@ _LOOK_SECONDS = 0.02
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
     """Have the run's controller carry out `orders`, one after the other.
 
-    Raises BadInputError if the run has no controller. If the controller refuses an order, it still
-    carries out the other orders. BadInputError is raised afterwards. Raises RunFailedError if the
-    controller does not answer.
+    Raises BadInputError if the run cannot take orders, or if the controller refuses an order. If an
+    order is refused, the other orders are still carried out. Raises RunFailedError if the controller
+    does not answer.
     """
     folder = run.orders
     if run.controller() is None:
@@ -59,8 +59,8 @@ def send(run: RunDirectory, *orders: dict[str, Any]) -> None:
 
 
 def _await_answer(path: Path) -> str | None:
-    """Wait for the answer to an order. Return the reason why the order failed; None if it was carried
-    out. Raises TimeoutError."""
+    """Wait for the answer to an order. Return the reason why the order failed; None if the order was
+    carried out. Raises TimeoutError."""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(FileNotFoundError):

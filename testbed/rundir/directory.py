@@ -57,8 +57,8 @@ class RunDirectory:
         self.fidelity = path / "fidelity.json"
         self.models = path / "models"
         self.start = path / "start.safetensors"
-        """Initial state of the model. This file exists only if the seed and the first model do not
-        determine the initial state."""
+        """Initial state of the model. This file exists only if the topology gives `task.initial`, or if
+        some parameters are not trained."""
         self.logs = path / "logs"
         """Folder with one `<process name>.log` per process: aggregator, broker, controller and every
         device."""
@@ -68,9 +68,11 @@ class RunDirectory:
         self.state = path / "state"
         """State for resuming an interrupted run."""
         self.aggregator_state = self.state / "aggregator"
-        """The aggregator's checkpoint. If the run is not recorded, also its input log."""
+        """Folder of the aggregator's checkpoint. If the run is not recorded, the aggregator's input log
+        is in this folder, too."""
         self.disks = self.state / "clients"
-        """One folder per client, for the files that it keeps across restarts."""
+        """Folder with one folder per client. A client's folder has the files that the client keeps
+        across restarts."""
         self.checkpoint = self.aggregator_state / "checkpoint.bin"
         self.orders = self.work / "orders"
         """Folder for users' commands during the run (`testbed.rundir.commands`)."""
@@ -80,8 +82,8 @@ class RunDirectory:
         """Folder of the pipes of NVIDIA's MPS. It is used only if containers share a GPU."""
         self.test_set = self.work / "test.safetensors"
         self.device_set = self.work / "devices.safetensors"
-        """File with each device's samples, for evaluating the global model on them. This file exists
-        only if the topology asks for that evaluation."""
+        """File with samples of each device, on which the global model is evaluated. This file exists
+        only if the topology asks for an evaluation per device."""
 
     @classmethod
     def new(cls, runs: Path, name: str) -> RunDirectory:
@@ -162,7 +164,7 @@ class RunDirectory:
         return found
 
     def claim(self) -> None:
-        """Record in the manifest that the run is live, and that this process is its controller."""
+        """Record in the manifest that the run is live, and that this process is the run's controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}
         self.write_manifest(controller=me, outcome=None, error=None)
 
@@ -193,8 +195,8 @@ class RunDirectory:
             file.write(json.dumps(clock).encode() + b"\n")
 
     def log_tail(self, component: str, lines: int = 12) -> str:
-        """Return the end of a process's log, to append to an error message; empty if the process has no
-        log."""
+        """Return the last lines of a process's log, as text to append to an error message; empty if the
+        process has no log."""
         path = self.log(component)
         try:
             tail = last_log_lines(path, lines)
@@ -213,8 +215,8 @@ class RunDirectory:
 
 
 def _lines(entries: dict[str, Any]) -> str:
-    """Format `value` as JSON with one line per entry. If an entry is an object, it has one line per key,
-    such as one per device.
+    """Format `entries` as JSON with one line per entry. If an entry is an object, it has one line per
+    key, such as one per device.
 
     The option `indent` of json.dumps is not used, because it disables json's C encoder: 100,000 devices
     would take seconds.
@@ -235,7 +237,8 @@ def _object(texts: dict[str, str], margin: str = "") -> str:
 
 
 def last_log_lines(path: Path, lines: int) -> list[str]:
-    """Return the last `lines` lines of a text file, from its last 4 MiB. Raises OSError."""
+    """Return the last `lines` lines of a text file. Only the last 4 MiB of the file are read. Raises
+    OSError."""
     with files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_TAIL_BYTES))
         return last_lines(file.read(_MAX_TAIL_BYTES), lines)

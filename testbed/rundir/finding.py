@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.errors import BadInputError
 
 MANIFEST = "manifest.json"
-"""Name of the file that every run directory has. A folder without it is no run directory."""
+"""Name of the file that every run directory has. A folder without this file is no run directory."""
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
@@ -18,13 +18,13 @@ def runs_in(folder: Path) -> dict[str, Path]:
 
 
 def folder_of_runs(name: str, runs: Path) -> Path | None:
-    """Return the folder of runs called `name`, such as a sweep's folder; None if it does not exist.
-    `name` is a path, or the name of a folder in `runs`."""
+    """Return the folder of runs called `name`, such as a sweep's folder; None if the folder does not
+    exist. `name` is a path, or the name of a folder in `runs`."""
     return next((path for path in (Path(name), runs / name) if _holds_runs(path)), None)
 
 
 def folders_of_runs(runs: Path) -> list[Path]:
-    """Return the folders of runs in `runs`."""
+    """Return the folders in `runs` that contain run directories, such as the folders of sweeps."""
     return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
 
 
@@ -45,8 +45,8 @@ def complete_id(
 ) -> str | None:
     """Return the id in `known` that equals `run` or begins with it; None if no id does.
 
-    If several ids begin with `run`, return the one that is `preferred`. Raise BadInputError unless
-    exactly one of them is preferred.
+    If several ids begin with `run`, exactly one of these ids must be `preferred`, and is returned.
+    Raises BadInputError if not exactly one is preferred.
     """
     if run in known:
         return run
@@ -65,8 +65,8 @@ def find_directory(
     """Return the directory of `run`; None if no directory matches. `run` is an id in `runs`, a path, or
     the beginning of an id or path.
 
-    If several directories begin with `run`, return the one that is `preferred`. Raise BadInputError
-    unless exactly one of them is preferred.
+    If several directories match, exactly one of these directories must be `preferred`, and is returned.
+    Raises BadInputError if not exactly one is preferred.
     """
     if (path := find_exact(run, runs)) is not None or not Path(run).name:
         return path

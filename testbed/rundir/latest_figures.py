@@ -15,13 +15,13 @@ from agents.disk import files
 
 _FIRST_BYTES, _MAX_BYTES = 2**14, 2**21
 """Number of bytes to read from the end of the file in the first attempt, and the maximum number of bytes
-to read. Much may have to be read, because many records may follow the last evaluation."""
+to read. The second number is much larger, because many records may follow the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestFigures:
-    """Latest figures of a run. A figure is None if the part of the file that was read does not have
-    it."""
+    """Latest figures of a run. A figure is None if the figure is not in the part of the file that was
+    read."""
 
     at: float | None = None
     """Device time of the last record, in seconds."""

@@ -37,8 +37,8 @@ def list_runs(runs: Path) -> list[dict[str, Any]]:
 
 def run_row(directory: RunDirectory) -> dict[str, Any]:
     """Return the facts of one run. An unknown fact is None. `duration` is the device time so far, in
-    seconds. `accuracy` (from 0 to 1) and `loss` are those of the last evaluation. `verdict` is None
-    until the run has ended."""
+    seconds. `accuracy` (from 0 to 1) and `loss` come from the last evaluation. `verdict` is None until
+    the run has ended."""
     last = LatestFigures()
     try:
         entries = directory.read_manifest()

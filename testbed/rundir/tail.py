@@ -1,4 +1,4 @@
-"""Read the files of a run directory while they grow."""
+"""Readers of a run directory's files. A reader can be used while the run still writes to its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration: the speeds of one core of this host. They are used to convert a device profile into a CPU
+"""Calibration: the speeds of one core of this host, for the conversion of a device profile into a CPU
 share.
 
 Training consists of a few kinds of work. A small piece of each kind is timed here. The speeds of a
@@ -70,9 +70,9 @@ class Calibration(Model):
     def gflops(self) -> float:
         """Median speed of one core, in Gflop/s.
 
-        The highest speed comes from moments with a faster clock, which are shorter than the work of a
-        device. In eight calibrations on one host, the medians differed by at most 0.6 %, and the highest
-        speeds by 10 %.
+        A core reaches the highest speed only while its clock is faster than usual, which does not last
+        as long as the work of a device. In eight calibrations on one host, the medians differed by at
+        most 0.6 %, and the highest speeds by 10 %.
         """
         return self.median
 
@@ -115,7 +115,8 @@ class _NodeCalibration(Model):
     node: str
     """Id of the node."""
     image: str
-    """Tag of the image that was used to measure the node. It contains the libraries."""
+    """Tag of the image that was used to measure the node. The speed depends on the libraries in the
+    image."""
     calibration: Calibration
 
 
@@ -131,7 +132,8 @@ class _Cache(Model):
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:
-    """Return this host's calibration from the cache. If it is missing, or `refresh` is true, measure it.
+    """Return this host's calibration from the cache. If the cache has none, or if `refresh` is true,
+    measure this host.
 
     `seconds` is the duration of the matrix products. The result is stored in the cache for this host and
     this version of PyTorch, unless the cache's folder is not writable.
@@ -157,7 +159,8 @@ def cached_for_nodes(nodes: Iterable[Node], image: str) -> dict[str, Calibration
 
 
 def cache_for_nodes(found: Mapping[str, Calibration], image: str) -> None:
-    """Store the calibrations of other machines in the cache, by node id. Later plans use them."""
+    """Store the calibrations `found` (by node id) in the cache. All of them were measured with `image`.
+    Later plans use these calibrations."""
     kept = _read()
     others = (one for one in kept.nodes if one.node not in found)
     new = (_NodeCalibration(node=node, image=image, calibration=one) for node, one in found.items())
@@ -170,7 +173,7 @@ def measure(seconds: float = 2.0) -> Calibration:
 
 
 def from_core(found: Mapping[str, Any], host: CalibratedHost) -> Calibration:
-    """Make a calibration from `device_benchmark.core`'s result on a core of `host`."""
+    """Convert `found`, the result of `device_benchmark.core` on a core of `host`, into a calibration."""
     speeds = found["gflops"]
     return Calibration(
         host=host,

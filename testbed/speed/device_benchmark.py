@@ -49,8 +49,8 @@ WORK = {
     "matrix": 3 * 2 * SIZE**3 / 1e9,
     "memory": 0.12845,
 }
-"""Amount of each kind of work in a piece of that kind (`testbed.speed.kinds`), forward and backward: in
-GB for memory, and otherwise in Gflop."""
+"""Amount of work in one `piece` of each kind (`testbed.speed.kinds`), forward and backward: in GB for
+`memory`, in Gflop for the other kinds."""
 STEP = {"convolution": 5.6938, "depthwise": 0.056623, "matrix": 0.025657, "memory": 0.15871}
 """Amount of each kind of work in one training step (the function `step`), in the same units as
 `WORK`."""
@@ -271,8 +271,7 @@ def _load() -> float:
 
 
 def model() -> str:
-    """Name of the machine. It is the name of the board if the kernel knows it, and otherwise that of the
-    processor."""
+    """Name of the machine's board. If the kernel does not know the board, the name of the processor."""
     board = Path("/proc/device-tree/model")
     if board.is_file():
         return board.read_text(encoding="utf-8", errors="replace").strip("\0 \n")

@@ -64,7 +64,8 @@ class SweepFile(Model):
     grid: dict[str, Annotated[tuple[Any, ...], AfterValidator(_not_empty)]] = Field(default={})
     """Values to try, by the path of their key. The sweep runs every combination."""
     target: PositiveShare | None = None
-    """Accuracy from 0 to 1 for which the final table shows the cost; None if there is no such table."""
+    """Accuracy from 0 to 1. The final table shows the cost of reaching this accuracy. None for no such
+    table."""
     repeat_invalid: Annotated[int, Field(ge=0), expecting("a whole number from 0 on")] = 1
     """Maximum number of times that a run is repeated if it is not valid."""
 
@@ -90,7 +91,7 @@ class SweepCell:
     """One run of a sweep."""
 
     label: str
-    """Text on how the cell differs from the others, without the seed."""
+    """Text that distinguishes the cell from the other cells of the sweep. The seed is left out."""
     variant: str
     """Name of the cell's variant; empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
@@ -114,7 +115,8 @@ class Sweep:
     name: str
     """Name of the sweep."""
     target: float | None
-    """Accuracy from 0 to 1 for which the final table shows the cost; None if there is no such table."""
+    """Accuracy from 0 to 1. The final table shows the cost of reaching this accuracy. None for no such
+    table."""
     cells: tuple[SweepCell, ...]
     """The cells, in the order of the sweep's file."""
     repeat_invalid: int
@@ -131,8 +133,8 @@ def load(path: Path, options: Options) -> Sweep:
 def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
     """Read a sweep from a mapping with the keys of a sweep file.
 
-    `topology` is a path relative to `folder`. Raises BadInputError that lists every problem. The message
-    names lines of `mapping` written as YAML.
+    `topology` is a path relative to `folder`. Raises BadInputError that lists every problem. The line
+    numbers in the message refer to `mapping` in YAML form.
     """
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
@@ -250,7 +252,8 @@ def _change(path: str, value: Any, at: Where, words: str = "") -> KeyChange:
 
 
 def _label_part(path: str, values: Sequence[Any], index: int) -> str:
-    """Return the text of `values[index]` in a label. It says how this value differs from the others."""
+    """Return the text of `values[index]` for a label. The text distinguishes this value from the other
+    values of the key `path`."""
     key, value = path.split(".")[-1], values[index]
     match value:
         case {"name": str(name), **others}:
@@ -274,8 +277,9 @@ def _apply(
 ) -> tuple[Document, list[Problem]]:
     """Apply `changes` to `base`. Return the result and the problems found.
 
-    Changes of larger parts are applied first. The place of an unchanged key is the place of `topology`
-    in the sweep's file.
+    Changes with shorter paths are applied first, so that a change of a whole mapping does not undo a
+    change of one of its keys. Later errors in unchanged keys point to the key `topology` in the sweep's
+    file.
     """
     data = base.data
     values: dict[Where, Place] = {(): source.place(("topology",))}
@@ -300,8 +304,8 @@ def _apply(
 
 
 def _distinct_labels(cells: list[SweepCell]) -> Iterator[SweepCell]:
-    """Yield the cells with distinct labels. If cells with the same label differ in more than their seed,
-    their labels get a number."""
+    """Yield all cells, each with a label of its own. Cells with the same label get a number in the
+    label, unless they differ only in their seed."""
     groups: dict[str, list[str]] = {}
     for cell in cells:
         seedless = cell.topology.model_copy(update={"seed": 0}).to_yaml()

@@ -1,11 +1,12 @@
-"""Run the cells of a sweep that are not done yet, and keep an index of them in the sweep's folder.
+"""Run the cells of a sweep that are not done yet, and keep an index of all cells in the sweep's folder.
 
 `index.json` in that folder has one entry per cell, by the cell's fingerprint. An entry names the run,
-and says how it ended.
+and says how the run ended.
 
-Runs in virtual time are executed in parallel, in one process each. Other runs are executed one at a
-time, because they need the host's cores for themselves. If a run is not valid, it is repeated after the
-other runs. Runs that do not count are moved to the folder `earlier`.
+Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
+other, because each of them needs the host's cores for itself. If a run is not valid, it is repeated
+after the other runs. If a cell has several finished runs, one of them counts, and the others are moved
+to the folder `earlier`.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class Index:
         return int(self.cells[cell.fingerprint].get("tries", 1))
 
     def must_repeat(self, cell: SweepCell, repeats: int) -> bool:
-        """Whether `cell` has to be repeated. That is the case if it is done, its run is not valid, and
-        it has been repeated fewer than `repeats` times."""
+        """Whether `cell` has to be repeated. A cell has to be repeated if it is done, its run is not
+        valid, and the cell has been repeated fewer than `repeats` times."""
         directory = self.finished_run(cell)
         if directory is None or cell.plan.traits.simulated or self.tries(cell) > repeats:
             return False
@@ -122,8 +123,8 @@ class Index:
     def end(self, cell: SweepCell, result: CellOutcome) -> None:
         """Record how the run of `cell` ended.
 
-        A repeat that does not fail replaces the earlier run. The run that does not count is moved to the
-        folder `earlier`.
+        If the run is a repeat, and does not fail, it replaces the earlier run. If the repeat fails, the
+        earlier run still counts. The run that does not count is moved to the folder `earlier`.
         """
         entry = self.cells[cell.fingerprint] | {"outcome": result.reason}
         if result.error is not None:
@@ -140,7 +141,7 @@ class Index:
         self._save()
 
     def drop(self, fingerprint: str) -> None:
-        """Remove the cell's unfinished run from the index, and its directory."""
+        """Remove the cell's unfinished run from the index, and delete the run's directory."""
         entry = self.cells.pop(fingerprint, None)
         if entry is None:
             return
@@ -173,9 +174,9 @@ def run(
     main thread.
 
     Raises HostError, before anything is run, if this host does not meet the requirements of a cell. If a
-    cell fails, it is reported, and the other cells continue. After them, runs that are not valid are
-    repeated, as often as `sweep` allows. On an interrupt, unfinished runs are ended and removed, and
-    finished runs are kept.
+    cell fails, the failure is reported, and the other cells continue. At the end, runs that are not
+    valid are repeated, as often as `sweep` allows. On an interrupt, unfinished runs are ended and
+    removed, and finished runs are kept.
     """
     with _sweep_lock(folder):
         index = Index.read(folder)
@@ -368,8 +369,8 @@ def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
 
 @contextmanager
 def _sweep_lock(folder: Path) -> Iterator[None]:
-    """Context that holds the lock of `folder`, so that no other process runs a sweep in it. Raises
-    BadInputError."""
+    """Context that holds the lock of `folder`, so that no other process runs a sweep in this folder.
+    Raises BadInputError if another process has the lock, or if `folder` is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")

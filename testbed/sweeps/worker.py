@@ -1,8 +1,8 @@
 """Run cells of a sweep: in this process, or in virtual time in parallel worker processes.
 
-A worker (`python -m testbed.sweeps.worker PIPE`) receives run directories that contain a topology. It
-runs each of them in virtual time, and answers with the fields of a CellOutcome. It ends when the pipe is
-closed.
+A worker (`python -m testbed.sweeps.worker PIPE`) receives paths of run directories that contain a
+topology. For each directory, the worker runs the topology in virtual time, and answers with the fields
+of a CellOutcome. The worker ends when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class CellOutcome:
     """How the run of a cell ended."""
 
     reason: str
-    """Reason for the end of the run, as in its records. It is `failed` if the run did not reach its
+    """Reason for the end of the run, as in the run's records; `failed` if the run did not reach its
     end."""
     error: str | None = None
-    """Reason why the run failed; None if it did not fail."""
+    """Reason why the run failed; None if the run did not fail."""
     validity: dict[str, Any] = field(default_factory=dict)
     """Validity of the run, as in the manifest."""
     seconds: float = 0.0

@@ -87,7 +87,8 @@ def validate(document: Document) -> Topology:
 
 
 def _without_extensions(document: Document) -> Document:
-    """Drop top-level keys that begin with `x-`. They only hold values for aliases, as in Compose."""
+    """Drop top-level keys that begin with `x-`. As in Compose, such keys only hold values that aliases
+    elsewhere in the file refer to."""
     if not isinstance(document.data, dict):
         return document
     data = {key: value for key, value in document.data.items() if not key.startswith("x-")}

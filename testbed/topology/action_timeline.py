@@ -75,7 +75,7 @@ class _CausedStep(NamedTuple):
     step: Step
     cause: object = None
     """Object that identifies a span, such as the time from a crash to the restart. The steps that begin
-    and end the span have the same cause. None if no later step ends this step."""
+    and end the span have the same object. None if the step belongs to no span."""
 
 
 _ENDED_BY: Mapping[Switching, Switching] = {
@@ -95,12 +95,13 @@ def timeline(
 ) -> Iterator[Step]:
     """Yield all steps in the order of time.
 
-    `horizon`: yield only the steps before it; None to yield all steps. `heat`: the devices that slow
-    down by heat, by name.
+    `horizon`: yield only the steps before this time; None to yield all steps. `heat`: the devices that
+    slow down by heat, by name.
 
     Steps of the same time are sorted: first scenario entries in the order of the file, then heat, churn
-    and availability, each in device order. The iterator is lazy, and endless under churn. Its memory
-    grows with the devices and the file, not with time. The same arguments give the same steps.
+    and availability, each in device order. The iterator is lazy, and endless under churn. The iterator's
+    memory grows with the number of devices and the size of the file, not with time. The same arguments
+    give the same steps.
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
@@ -148,9 +149,9 @@ def _scenario_steps(
 
 
 def _heat_steps(scripted: Iterable[_CausedStep], heat: Mapping[str, Heat]) -> list[_CausedStep]:
-    """Return one `SetCpu` per device, at the time `thermal.after` of the device. The new CPU share is
-    the device's share at that time, multiplied by `thermal.to`. If the scenario sets the share later,
-    that share is not multiplied."""
+    """Return one `SetCpu` per device in `heat`, at the time `thermal.after` of the device. The new CPU
+    share is the device's share at that time, multiplied by `thermal.to`. If the scenario sets the share
+    later, the new share is not multiplied."""
     cpu = {device: one.cpu for device, one in heat.items()}
     at = {device: from_seconds(one.thermal.after) for device, one in heat.items()}
     for step, _ in scripted if heat else ():
@@ -209,8 +210,8 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that have an effect. Overlapping causes are merged. Until it joins, an absent
-    device gets only `SetCpu` and `SetLink`."""
+    """Yield the steps that have an effect. Overlapping causes are merged. An absent device gets only
+    `SetCpu` and `SetLink` until it joins."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

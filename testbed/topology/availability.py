@@ -88,8 +88,9 @@ class Availability(Model):
         Every device counts as connected before time 0, so that a device that starts disconnected yields
         `(0, False)` first. The iterator is endless unless there is a trace without `loop`.
 
-        The first duration that is drawn is a full duration. In a stationary process, it would be the
-        remainder of one. For exponential durations, both have the same distribution.
+        The first state lasts for a full duration from the distribution. In a stationary process, the
+        first state would last only for the remainder of a duration. For exponential durations, the
+        remainder has the same distribution as a full duration.
         """
         was_on = True
         for at, is_on in (

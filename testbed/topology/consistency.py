@@ -120,8 +120,9 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """Yield conflicts with secure aggregation. Such conflicts are settings that need single updates, and
-    sums that are too large for the finite field."""
+    """Yield conflicts with differential privacy and with secure aggregation. Secure aggregation
+    conflicts with settings that need single updates, and with sums that are too large for the finite
+    field."""
     yield from _differential_problems(topology)
     where: Where = ("privacy", "secure")
     try:

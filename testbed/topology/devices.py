@@ -208,8 +208,8 @@ class _NormalSpeed(durations.Normal):
 
 
 _SPEEDS = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
-"""Distributions of speeds, by name. A trace is not among them: a speed is drawn only once, so that every
-device would get the trace's first value."""
+"""Distributions of speeds, by name. Traces are left out: a speed is drawn only once, so that every
+device would get the first value of the trace."""
 
 Speed = Annotated[
     _Speed,
@@ -277,7 +277,7 @@ def _image(image: str, info: ValidationInfo) -> str:
 
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 """Steps of `agents.pipeline.STEPS` that have their own key in a topology. The key `steps` does not
-accept them."""
+accept these steps."""
 
 
 class DeviceGroup(Model):

@@ -48,9 +48,10 @@ class FedScaleClient:
     """Rate of the link in kbit/s (1 kbit is 1024 bits)."""
     active: tuple[tuple[float, float], ...] = ()
     """Spans in which the client is available. Each span has a begin and an end, in seconds from the
-    start of a pass."""
+    start of the trace or of a repetition."""
     pass_s: float = 0.0
-    """Seconds after which `active` repeats; 0 if the client is always available."""
+    """Length of the trace in seconds, after which the trace repeats; 0 if the client is always
+    available."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -147,15 +148,16 @@ def device_groups(
 ) -> list[dict[str, Any]]:
     """Return one device group of a topology for each client.
 
-    `cpu`: CPU share of the fastest client. The other clients get shares in proportion to their speed.
-    None if the groups have no CPU shares.
+    `cpu`: CPU share of the fastest client; None to set no CPU shares. The other clients get shares in
+    proportion to their speed.
 
-    `steps`: number of mini-batches of `batch_size` samples in a local training. The groups get the
-    `timing` that FedScale computes for them. None if the groups have no `timing`.
+    `steps`: number of mini-batches of `batch_size` samples in a local training; None to set no `timing`.
+    The groups get the `timing` that FedScale computes for this number.
 
-    `begin`, `length`, `speed_up`: part of the trace that becomes the availability. It starts at `begin`
-    and lasts `length` seconds, or one pass if `length` is None. It is replayed `speed_up` times as fast.
-    A client that is never available in this part is off during the whole run.
+    `begin`, `length`, `speed_up`: part of the trace that becomes the availability. The part starts at
+    `begin` seconds and lasts `length` seconds; None for the whole length of the client's trace. The part
+    is replayed `speed_up` times as fast. A client that is never available in the part is off during the
+    whole run.
     """
     fastest = min(client.computation for client in chosen)
     groups = []

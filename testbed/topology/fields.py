@@ -51,7 +51,7 @@ class Model(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _list_known_keys(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Add the known keys to each error about an unknown one."""
+        """Add the known keys to each error about an unknown key."""
         try:
             return handler(data)
         except ValidationError as error:
@@ -145,7 +145,7 @@ Cpu = Annotated[
     expecting("a positive share of one host core such as 0.25"),
 ]
 Count = Annotated[int, Field(ge=1, le=10**15), expecting("a whole number from 1 to 10^15")]
-"""A positive whole number. It is bounded, so that products of a few such numbers still fit into a
+"""A positive whole number. The upper bound ensures that products of a few such numbers fit into a
 float."""
 Positive = Annotated[float, Field(gt=0), expecting("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0), expecting("a number of at least 0")]
@@ -215,7 +215,7 @@ class Parameters(Model):
     parameters: ClassVar[type]
     """The dataclass whose fields the model has."""
     seconds: ClassVar[Any] = Seconds
-    """Type that reads the fields in seconds."""
+    """Type of the model's fields that hold seconds."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -227,7 +227,8 @@ class Parameters(Model):
         }
 
     def build(self) -> Any:
-        """Return the dataclass. Its constructor raises ValueError if parameters conflict."""
+        """Return an object of the dataclass. The constructor raises ValueError if parameters
+        conflict."""
         return self.parameters(**self.params)
 
     @model_validator(mode="after")
@@ -333,8 +334,8 @@ class OrConstant:
     `{distribution: constant, value: 200ms}`."""
 
     def __init__(self, types: tuple[type, ...], schema: dict[str, Any], expected: str) -> None:
-        """`types`: Python types of the short form. `schema`: its JSON Schema. `expected`: what the error
-        message on other values says is expected."""
+        """`types`: Python types of the short form. `schema`: JSON Schema of the short form. `expected`:
+        description of valid values, for the error message on invalid values."""
         self._types = types
         self._schema = schema
         self._expected = expected

@@ -3,10 +3,10 @@
 There are two formats.
 
 - mahimahi: each line has a time in whole milliseconds at which 1500 bytes can pass in one direction. The
-  last line is the duration of one pass. After it, the trace repeats without end.
+  last line is also the duration of the trace. After this time, the trace repeats without end.
 - CSV: a header line with `time` (seconds) and any of `up`, `down` (bit/s), `rtt` (seconds) and `loss`
   (fraction of the packets). Then a row of numbers follows for each change of the link. A row holds until
-  the next one. The first row is at time 0. Empty lines and lines that begin with # are skipped.
+  the next row. The first row is at time 0. Empty lines and lines that begin with # are skipped.
 """
 
 from __future__ import annotations
@@ -111,8 +111,9 @@ def read_mahimahi(lines: Iterable[str], direction: str, step_s: float = STEP_S) 
     """Read a mahimahi trace of one `direction` (`up` or `down`) as rates over steps of about `step_s`
     seconds.
 
-    A pass has a whole number of equal steps. In each step, 1500 bytes pass for each line whose time is
-    in the step. Raises ValueError with the line number.
+    The trace is divided into a whole number of equal steps. The rate of a step is the number of lines
+    with a time in the step, times 1500 bytes, divided by the length of a step. Raises ValueError with
+    the line number.
     """
     times_ms = array("q", _milliseconds(lines))
     if not times_ms or times_ms[-1] == 0:
@@ -177,8 +178,8 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
 
 
 def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
-    """Yield the merged `changes` of several traces, such as one for each direction. If a column is in
-    several traces, the first of them counts."""
+    """Yield the merged `changes` of several traces, such as one for each direction. If several traces
+    have the same column, the first of these traces counts."""
     changes = [zip(itertools.repeat(number), trace.changes()) for number, trace in enumerate(traces)]
     current: list[dict[str, float]] = [{} for _ in traces]
     for time, group in itertools.groupby(heapq.merge(*changes, key=_time), _time):
@@ -281,6 +282,7 @@ def _whole_rate(rate: float) -> int:
 
 
 def _trace(times: array[float], columns: Mapping[str, array[float]], period: float | None) -> LinkSeries:
-    """Make a trace. A trace whose values never change does not repeat."""
+    """Make a trace that repeats after `period` seconds; None for no repetition. A trace whose values
+    never change does not repeat."""
     changes = any(len(set(column)) > 1 for column in columns.values())
     return LinkSeries(times, columns, period if changes else None)

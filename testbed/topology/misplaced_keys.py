@@ -24,7 +24,7 @@ _PARTS: Mapping[str, str] = {
     "under virtual": "answer_time mask_time packets share_time sliced_step_time start_time step_time "
     "update_time",
 }
-"""Keys by their right place in a topology. The keys of a place are separated by spaces."""
+"""Keys that belong to a place in a topology, by that place. The keys are separated by spaces."""
 
 _EXAMPLES = {"dilation": "dilation: auto", "seed": "seed: 7", "durability": "durability: recording"}
 

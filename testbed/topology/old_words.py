@@ -1,7 +1,7 @@
 """Deprecated keys and values of a topology. This version still reads them, with a hint to the user.
 
-The table `_OLD` lists how each is translated. The next version empties the table. The JSON Schema has
-only the current keys and values.
+The table `_OLD` lists the functions that translate them to the current keys and values. The next version
+empties the table. The JSON Schema has only the current keys and values.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def add(to: Path, entries: str, source: str) -> list[str]:
     """Add the devices in `entries` to the profiles file `to`. Return the devices' names.
 
     `entries` is the text of a profiles file, which errors call `source`. The rest of `to` stays
-    unchanged. Raises BadInputError.
+    unchanged. Raises BadInputError if `entries` has an error or no device, or if `to` already has a
+    device of the same name.
     """
     names = list(profiles.parse(entries, source).devices)
     if not names:

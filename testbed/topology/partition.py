@@ -1,5 +1,5 @@
-"""Partition schemes: which samples each client gets. To add one, write a dataclass here and add a row to
-SCHEMES."""
+"""Partition schemes: which samples each client gets. To add a scheme, write a dataclass in this module
+and add a row to SCHEMES."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from testbed.errors import BadInputError
 from testbed.topology import seeds
 
 MIN_SAMPLES = 10
-"""Minimum average number of samples per client. Schemes without a parameter for it use this number."""
+"""Default minimum number of samples per client. Schemes without a parameter `min_samples` require at
+least this number on average."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
@@ -266,9 +267,9 @@ class Natural:
 class FlowerScheme:
     """Base class of schemes that wrap a partitioner of flwr-datasets.
 
-    The scheme's name is the name of the partitioner's class. Its fields are the parameters of that
-    class's constructor. The number of partitions, the column and the seed come from the topology. If
-    there are more partitions than devices, the remaining partitions are left out.
+    The scheme's name is the name of the partitioner's class. The scheme's fields are the parameters of
+    that class's constructor. The number of partitions, the column and the seed come from the topology.
+    If there are more partitions than devices, the remaining partitions are left out.
     """
 
     by: ClassVar[Key] = "label"
@@ -420,8 +421,9 @@ def draw_requested(
 ) -> tuple[dict[str, Indices], Indices]:
     """Draw the samples of each device in `requests` at random without replacement.
 
-    Requests with the fewest classes are served first. Returns the indices of each device's samples, and
-    the indices of all samples that are left. Raises TooFewSamplesError.
+    Requests for fewer classes are served before requests for more classes. Requests without classes come
+    last. Returns the indices of each device's samples, and the indices of all samples that are left.
+    Raises TooFewSamplesError if a request cannot be met.
     """
     if not requests:
         return {}, np.arange(len(labels))
@@ -475,8 +477,8 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-    """Divide the samples by a `partitioner` of flwr-datasets. If the partitioner cannot divide them, it
-    raises ValueError."""
+    """Divide the samples by a `partitioner` of flwr-datasets. Raises ValueError if the partitioner
+    cannot divide the samples."""
     from datasets import Dataset as Table
 
     # Permuted, because the iid partitioner cuts contiguous pieces. In arrow's format, because any other

@@ -178,8 +178,8 @@ class Profiles(Model):
 
 
 def load(folder: Path | None = None) -> Profiles:
-    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's and the
-    user's.
+    """Read all profiles for a topology in `folder`. If `folder` is None, read only the testbed's
+    profiles and the user's profiles.
 
     Raises BadInputError that lists all errors in one of the files.
     """
@@ -236,8 +236,8 @@ def listing(profiles: Profiles) -> str:
 
 
 def details(profiles: Profiles) -> str:
-    """Return a block of lines for each entry. It has the entry's figures, their source, and its
-    description."""
+    """Return a block of lines for each entry. Each block has the figures, the sources of the figures,
+    and the description of its entry."""
     entries = (*profiles.devices.items(), *profiles.links.items())
     return "\n\n".join("\n".join(_block(*entry)) for entry in entries)
 

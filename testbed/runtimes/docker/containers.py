@@ -84,8 +84,8 @@ class Container:
     cpu: CpuLimits = CpuLimits()
     """CPU limits that the container starts with."""
     cgroup_parent: str
-    """Name of the control group above the container's own. Other containers of the run have the same
-    one."""
+    """Name of the parent of the container's control group. Several containers of the run have the same
+    parent."""
     memory: int | None = None
     """Memory limit in bytes, including swap; None if unlimited."""
     gpus: tuple[str, ...] = ()
@@ -104,9 +104,9 @@ class Container:
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "size=16m,noexec,nosuid"})  # noqa: S108
     sysctls: Mapping[str, str]
     dns: tuple[str, ...] = ("127.0.0.1",)
-    """Name servers for names that the engine does not know. At the default address is no name server, so
+    """Name servers for names that the engine does not know. The default address has no name server, so
     these names do not resolve. If the host's name servers received the names, a container in an isolated
-    network could send data out by hiding the data in names to resolve."""
+    network could send data out in the names that it looks up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ _REMOVED_EXIT_CODE = 137
 _NETWORK_RELEASE_TIMEOUT_SECONDS = 3.0
 """Seconds for which to retry the removal of a network that the engine believes to be in use."""
 _REMOVAL_TIMEOUT_SECONDS = 60.0
-"""Maximum seconds without a successful removal of a container, while the engine answers."""
+"""Maximum seconds between two successful removals of containers, if the engine answers."""
 _MAX_SILENCES = 3
 """Maximum number of removal requests that may time out."""
 

@@ -124,8 +124,8 @@ def object_name(run: str, what: str) -> str:
 
 
 def appended_files(spec: RunSpec) -> list[Path]:
-    """Files that the aggregator appends to. They must exist before the aggregator starts, because they
-    are mounted."""
+    """Files that the aggregator appends to. Because the files are mounted, they must exist before the
+    aggregator starts."""
     directory = spec.directory
     recorded = [directory.inputs] if spec.topology.durability == "recording" else []
     return [directory.events, *recorded]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import psutil
 
 TICK = 0.005
-"""Seconds between two decisions. A resumed process runs for at least this long."""
+"""Seconds between two decisions. A resumed process runs for at least TICK seconds."""
 PERIOD = 0.05
 """Maximum budget, as seconds of elapsed time: a budget is at most share × PERIOD CPU seconds. A process
 loses no CPU time if a tick is late by less than PERIOD."""
@@ -37,8 +37,8 @@ def step(budget: float, share: float, elapsed: float, used: float) -> float:
 
 
 class DutyCycle:
-    """Limiter of any number of processes with their process groups. Its thread starts with the first
-    limit.
+    """Limiter of any number of processes with their process groups. The limiter's thread starts with the
+    first limit.
 
     If a process leads a process group (`start_new_session=True`), its children are in that group. If the
     controller is killed, nothing resumes suspended processes. Therefore start processes through
@@ -125,8 +125,8 @@ class DutyCycle:
                 limited.suspend()
 
     def _adopt_children(self) -> None:
-        """Add the processes that have joined a limited group. One cheap system call per process is
-        enough."""
+        """Add the processes that have joined a limited group. The search takes only one cheap system
+        call per process."""
         groups = {limited.pid: limited for limited in self._limited.values() if not limited.suspended}
         for pid in psutil.pids() if groups else ():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):

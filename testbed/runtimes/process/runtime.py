@@ -81,8 +81,8 @@ def check_host() -> None:
 
 @contextlib.contextmanager
 def launcher(spec: RunSpec, view: View) -> Iterator[ProcessRuntime]:
-    """Return the runtime of one run, in a context. If the run has to use the embedded broker, say so to
-    the user."""
+    """Return the runtime of one run, in a context. Print a message if the run has to use the embedded
+    broker."""
     runtime = ProcessRuntime(spec)
     if runtime.broker_kind != "mosquitto":
         view.progress(
@@ -146,7 +146,7 @@ class ProcessRuntime:
         self._children = Children()
         self._forks: ForkServer | None = None
         self._commands: dict[str, list[str]] = {}
-        """Commands of broker and aggregator, for restarting them."""
+        """Commands with which broker and aggregator are restarted, by component."""
         self._logs = LogWriter()
         self._duty_cycle = DutyCycle()
         self._away: set[str] = set()
@@ -426,8 +426,8 @@ class ProcessRuntime:
 
 
 def environment(directory: RunDirectory, component: str) -> dict[str, str]:
-    """Environment variables of a process. They mark the process as `component` of a run, and make Python
-    write its output line by line."""
+    """Environment variables of a process. The variables mark the process as `component` of a run, and
+    make Python write its output line by line."""
     return {
         RUN: directory.run,
         COMPONENT: component,

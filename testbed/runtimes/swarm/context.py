@@ -50,7 +50,7 @@ class SwarmContext:
     named by its id."""
 
     def create(self, container: Container, options: ServiceOptions) -> str:
-        """Create the service of `container`; return its id."""
+        """Create the service of `container`; return the id of the service."""
         image = self.ids.get(container.image, container.image)
         return services.create(self.manager, replace(container, image=image), options)
 
@@ -59,7 +59,8 @@ class SwarmContext:
         return object_name_of(self.spec.directory.run, what)
 
     def volume(self, what: str, target: str, *, read_only: bool = False) -> Volume:
-        """Volume of the run, which exists on each node that uses it."""
+        """Volume of the run, to mount at the path `target`. Each node that uses the volume has one of
+        its own."""
         return Volume(short_name(self.object_name(what)), target, read_only)
 
     def devices_on(self, node: str) -> list[str]:

@@ -161,8 +161,8 @@ class EngineProxies:
         volumes: Sequence[Volume] = (),
         more_configs: Sequence[ServiceFile] = (),
     ) -> str:
-        """Create a service of `agents.node.node_agent` with the configuration `config`. Return its
-        id."""
+        """Create a service of `agents.node.node_agent` with the configuration `config`. Return the id of
+        the service."""
         labels, name = container.labels, container.name
         target = f"{PROGRAMS}/agents"
         configs = [
@@ -235,7 +235,7 @@ class EngineProxies:
 
         Each node's engine removes its own proxy. The engine's answer is lost, because it would have to
         pass through the removed proxy. The Swarm would remove the containers, too, but would not report
-        when it has done so.
+        the end of the removal.
         """
         for node, engine in self.engines.items():
             if node != self.here and node not in spare:

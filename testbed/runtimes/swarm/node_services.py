@@ -139,7 +139,7 @@ class NodeAgents:
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
         """Wait until each of `nodes` has an estimate of this node's clock. The estimate of the agent on
-        this node is exact. Raises HostError."""
+        this node is exact. Raises HostError if an estimate takes too long."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
         self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
         deadline = time.monotonic() + _TIMEOUT_SECONDS

@@ -319,7 +319,8 @@ def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
 
 
 def task_address(task: Mapping[str, Any], network_name: str) -> str:
-    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has none."""
+    """IPv4 address of a task on a network of the Swarm. Raises HostError if the task has no address on
+    that network."""
     for one in task.get("NetworksAttachments", ()):
         if one["Network"]["Spec"]["Name"] == short_name(network_name):
             return str(one["Addresses"][0].partition("/")[0])
