@@ -253,9 +253,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "what nobody asks for is kept: it takes more memory",
     (
         "testbed/virtual/stacked_training.py",
-        "width = max(min(job.local.batch_size, len(job.indices)) for job in jobs)",
-        "width = max(max(job.local.batch_size, len(job.indices)) for job in jobs)",
-    ): "smaller parts, with the same results",
+        "return max(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])",
+        "return min(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])",
+    ): "larger parts, with the same results",
     (
         _RUN,
         "self._pulses += 1",

@@ -207,7 +207,7 @@ def test_apps_that_cannot_be_devices_are_refused() -> None:
     asks.query()(lambda message, context: message)
     both = {"train": Mock(), "evaluate": Mock()}
     for app, evaluate, message in (
-        (asks, None, r"no function @app\.train.*its functions: query\.default"),
+        (asks, None, r"no function @app\.train.*found: query\.default"),
         (app_that(train=Mock()), None, r"no function @app\.evaluate.*write evaluate: \"my_app"),
         (app_that(train=Mock()), lambda: 0, "expected a function of .server_round, arrays"),
         (app_that(**both, mods=[secaggplus_mod]), None, "remove the mod; .* add privacy: {secure"),
