@@ -6,7 +6,7 @@ or cut off.
 
 - The device's process runs while the device is present and not down. A process that starts while the
   device is frozen is frozen as soon as possible. While the device is cut off, no packet passes. A device
-  that is down can still be frozen, thawed, cut off and connected; it leaves without a goodbye.
+  that is down can still be frozen, thawed, cut off and connected. If it leaves, no goodbye is sent.
 - `Join` starts a device that is absent, because it has not joined yet, has left, or has had a permanent
   `Crash`. `Join` ends all holds.
 - `SetCpu` and `SetLink` apply to the device, not to its process: they persist over crashes and absence.
@@ -131,7 +131,7 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the hold that `action` begins or ends. A `Join` ends all holds; for it, return
+    """Return the hold that `action` begins or ends. For a `Join`, which ends all holds, return
     `down`."""
     return next(iter(_HOLDS[type(action)]))
 
@@ -152,7 +152,7 @@ def to_json(action: Action) -> dict[str, Any]:
 
 def from_json(details: Mapping[str, Any]) -> Action | None:
     """Return the action with the JSON form `details`; None if this version does not know the action.
-    Integers may be written as floats, because some tables store them as floats."""
+    Integers in `link` may be written as floats, because some tables store integers as floats."""
     match details:
         case {"link": Mapping() as link}:
             whole = {key: int(x) for key, x in link.items() if isinstance(x, float) and x.is_integer()}
@@ -186,7 +186,8 @@ class DeviceState:
     """Current values of the link's fields that have changed since the start of the run, as in
     `SetLink`."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
-    """Last action on each hold, in the order of the actions. A hold that a `Join` ended has no entry."""
+    """Last action on each hold, in the order of the actions. A `Join` removes all entries and is stored
+    as the last action on `down`."""
 
     def with_action(self, action: Action) -> DeviceState:
         """Return the device's state after `action`."""

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 STANDSTILL_SECONDS = 3.0
-"""Seconds without progress of a process after which a disturbance is reported. Standstills that an
-action caused are not reported."""
+"""Seconds that a process must stand still, or a cause such as a cut interface must last, before a
+disturbance is reported. Standstills that an action caused are not reported."""
 UNANSWERED_SECONDS = 8.0
 """Seconds without an acknowledgement after which a connection counts as cut."""
 _BEAT_SECONDS = 0.5
@@ -39,8 +39,8 @@ class Ongoing:
 
 
 def watch(report: Callable[[float, float], object]) -> None:
-    """Start a daemon thread that calls `report` whenever this process has stood still. The arguments are
-    the start and the end of the standstill, in seconds of the monotonic clock."""
+    """Start a daemon thread that calls `report` after each standstill of this process of at least 3 s.
+    `report` gets the start and the end of the standstill, in seconds on the monotonic clock."""
     threading.Thread(target=_beat, args=(report,), name="standstill", daemon=True).start()
 
 

@@ -36,7 +36,7 @@ class RunStarted:
     event: ClassVar[str] = "run_started"
     at: float
     wall_clock: float
-    """Unix time in seconds."""
+    """Unix time of the start, in seconds."""
     clients: tuple[str, ...]
     missing: tuple[str, ...]
     """Clients that are absent: they were not ready in time (quorum), or join later (scenario)."""
@@ -45,7 +45,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """A client reported its state, or the broker published its last will (`offline`)."""
+    """A client reported its state, or the broker published the client's last will (`offline`)."""
 
     event: ClassVar[str] = "status"
     at: float
@@ -79,7 +79,7 @@ class UpdateApplied:
     bytes: int
     """Payload size of the update on the wire, in bytes."""
     dispatched: float
-    """Time at which the aggregator took the model that it sent to the client."""
+    """Time at which the aggregator took the global model that was sent to the client."""
     downloaded: float
     """Time at which the client had received the whole model."""
     train_start: float
@@ -124,8 +124,8 @@ class UpdateRejected:
 
 @dataclass(frozen=True, slots=True)
 class UpdateClipped:
-    """The norm of an update exceeded its bound. The update was scaled down to the bound before it was
-    passed to the rule."""
+    """The norm of an update exceeded the bound on norms. The update was scaled down to the bound before
+    it was passed to the rule."""
 
     event: ClassVar[str] = "clipped"
     at: float
@@ -136,8 +136,8 @@ class UpdateClipped:
 
 @dataclass(frozen=True, slots=True)
 class RoundUnfinished:
-    """A model was sent to a client, but no update that answers it was applied. The record is written
-    when no such update can come any more: the client left or restarted, its update was rejected, or the
+    """A model was sent to a client, but no update that answers it was applied. The record is written as
+    soon as no answer can arrive any more: the client left or restarted, the update was rejected, or the
     run ended."""
 
     event: ClassVar[str] = "unfinished"
@@ -145,11 +145,11 @@ class RoundUnfinished:
     client: str
     base_version: int
     dispatched: float
-    """Time at which the aggregator took the model that it sent. If several models were unanswered, the
-    time of the first one."""
+    """Time at which the aggregator took the global model that was sent. If several models were
+    unanswered, the time for the first of these models."""
     until: float
-    """Time at which the rejected update arrived. If no update was rejected, `until` is equal to `at`,
-    and no update was expected after that time."""
+    """Time at which the rejected update arrived. If no update was rejected, `until` is equal to `at`:
+    from this time on, no update was expected."""
     dispatch: int = 0
     """Number of the newest dispatch that this record covers; 0 in older runs. The record covers the
     updates of the client that answer this dispatch or an earlier one and that have no record of their
@@ -158,7 +158,7 @@ class RoundUnfinished:
 
 @dataclass(frozen=True, slots=True)
 class VersionMade:
-    """A new global model."""
+    """A new version of the global model was made."""
 
     event: ClassVar[str] = "version"
     at: float
@@ -252,15 +252,15 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class WrongSum:
-    """The sum of masked updates (secure aggregation) was outside of its bounds and was discarded. One of
-    the updates or answers was wrong; which one cannot be determined."""
+    """The sum of masked updates (secure aggregation) was outside of its bounds and was discarded. At
+    least one of the updates or answers was wrong, but it cannot be determined which."""
 
     event: ClassVar[str] = "wrong_sum"
     at: float
     updates: tuple[str, ...]
     """Clients whose updates were in the sum."""
     answers: tuple[str, ...]
-    """Clients whose sums of shares opened the sum."""
+    """Clients whose answers (sums of mask shares) were used to unmask the sum."""
 
     @property
     def senders(self) -> str:
@@ -348,7 +348,7 @@ def _to_json(value: Any) -> str:
 
 
 LARGEST = 1e300
-"""Largest magnitude of a float that is accepted. Infinite numbers are written as null."""
+"""Largest magnitude of a float that `from_line` accepts. `to_line` writes an infinite number as null."""
 _LARGEST: Mapping[type, float] = {int: 2**63 - 1, float: LARGEST}
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
@@ -356,7 +356,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 def from_line(line: str) -> Record | None:
     """Return the record of one line; None if this version does not know this kind of record.
 
-    Raises ValueError for a line that is not a record, for instance an incomplete one.
+    Raises ValueError if the line is not a valid record, for instance if the line is incomplete.
     """
     try:
         fields = _OBJECT.decode(line)
@@ -381,13 +381,14 @@ def from_line(line: str) -> Record | None:
 def read(path: Path) -> Iterator[Record]:
     """Return all records of `path` in order; an incomplete last line is ignored.
 
-    Raises ValueError with the line's number if another line cannot be read or the format is newer.
+    Raises ValueError with the line's number if another line cannot be read, or if the format is newer
+    than `FORMAT`.
     """
     return (record for _, record in read_numbered(path))
 
 
 def read_numbered(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yield all records as `read` does, each with the number of its line."""
+    """Yield all records as `read` does, each with its line number in the file."""
     with files.open_regular(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):

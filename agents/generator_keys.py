@@ -12,6 +12,7 @@ it is easy to find two names with equal checksums."""
 
 
 def key_of(name: str) -> tuple[int, ...]:
-    """Return four 32-bit words, unique for `name`, as a part of a generator's key."""
+    """Return four 32-bit words from a hash of `name`, to be used in the spawn key of a random
+    generator."""
     digest = hashlib.sha256(name.encode()).digest()[:_BYTES]
     return tuple(np.frombuffer(digest, "<u4").tolist())

@@ -2,13 +2,13 @@
 
 The uplink is shaped by a tbf at the interface's egress. For the downlink, a u32 filter that matches all
 packets (many kernels lack matchall) redirects the ingress to an IFB device, whose egress has a tbf. tc
-gets rates as whole bit/s, because its `mbps` means megabytes. The settings are read back; any difference
-from the requested link is a LinkError.
+gets rates as whole bit/s, because tc's `mbps` means megabytes per second. The settings are read back. If
+they differ from the requested link, LinkError is raised.
 
-A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into its
+A TCP sender hands over several packets as one (GSO), and tbf queues them as one if they fit into tbf's
 bucket. If the rate is then reduced, these packets do not fit into the smaller bucket, and nothing leaves
-the queue any more. So each tbf also has a peak rate, which is never reached, with a bucket of one
-packet: larger packets are split before they are queued.
+the queue any more. So each tbf also has a second bucket, for a peak rate that is never reached. This
+bucket holds one packet: tbf splits larger packets before it queues them.
 
 If the kernel has netem, each tbf has a netem as its child, for delay, jitter and loss. A packet that
 netem does not drop is first delayed, then it waits in the queue for the rate:
@@ -33,7 +33,8 @@ from agents.wire.messages import QueueUse
 
 _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
-"""Major numbers of the handles of the tbf and, with netem, of the queue for the tbf's rate."""
+"""Major numbers of two handles: that of the tbf, and that of the bfifo in which packets wait for the
+tbf's rate if the link has netem."""
 LIFTED = 100_000_000_000
 """Rate in bit/s that is set for a link without limit. The rate is so high that it is never reached."""
 _PEAK = 2 * LIFTED
@@ -42,8 +43,8 @@ _MTU = 1500
 _NETEM_LIMIT = 10_000_000
 """Maximum number of packets that netem holds. A link of 1 Gbit/s sends fewer packets in a minute."""
 _MAX_JITTER_SECONDS = 2.1
-"""Upper limit of the jitter in seconds. The kernel computes with twice the jitter in nanoseconds, in a
-32-bit number."""
+"""The jitter in seconds must be lower. The kernel stores twice the jitter, in nanoseconds, in a 32-bit
+number."""
 
 
 class LinkError(Exception):
@@ -106,8 +107,8 @@ def apply(
 
 
 class LinkUsage:
-    """Measures what the two queues of a shaped link carry during the run, by direction: `up` and
-    `down`."""
+    """Measurement of a shaped link during the run: the bytes that leave the queue of each direction
+    (`up`, `down`) while packets wait."""
 
     def __init__(self, interface: str, netlink: Netlink) -> None:
         self._netlink = netlink
@@ -115,7 +116,7 @@ class LinkUsage:
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
     def read(self, link: AccessLink, at: float) -> bool:
-        """Read the counters of the queues; return whether packets wait. Raises OSError.
+        """Read the counters of the queues; return whether packets wait. Raises OSError, KeyError.
 
         `link`: the link's settings from now on. `at`: time on the monotonic clock, in seconds.
         """
@@ -140,12 +141,12 @@ class LinkUsage:
             backlog.pause()
 
     def uses(self) -> dict[str, QueueUse]:
-        """Return the totals of each direction's queue over the time during which packets waited."""
+        """Return, by direction, the totals of the queue over the time during which packets waited."""
         return {way: backlog.use for way, backlog in self._backlogs.items()}
 
     def stuck_since(self) -> dict[str, float]:
-        """Return the time at which a packet last left the queue, by direction. Only directions whose
-        queue is stuck have an entry."""
+        """Return, by direction, the time since which nothing has left the queue, in seconds on the
+        monotonic clock. Only directions whose queue is stuck have an entry."""
         found = {way: backlog.stuck_since for way, backlog in self._backlogs.items()}
         return {way: since for way, since in found.items() if since is not None}
 
@@ -182,8 +183,8 @@ def interface() -> str:
 
 
 def _limit_packets(interface: str) -> None:
-    """Reduce the MTU of an interface with jumbo frames, because a bucket holds only a packet of ordinary
-    size. Raises LinkError."""
+    """If the interface's MTU is above 1500 bytes (jumbo frames), reduce it to 1500 bytes, because a
+    tbf's bucket may hold no larger packet. Raises LinkError."""
     (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", interface]))
     if found["mtu"] > _MTU:
         run(["ip", "link", "set", "dev", interface, "mtu", str(_MTU)])
@@ -211,7 +212,8 @@ def _redirect(interface: str) -> list[str]:
 
 
 def full_queue_seconds(link: AccessLink | None) -> float:
-    """Return the seconds that full queues of both directions need to drain."""
+    """Return the sum, over both directions, of the seconds that a full queue needs to drain; 0 if `link`
+    is None."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
     return sum(8 * _queue(rate) / rate for rate in rates)
 
@@ -272,8 +274,8 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Run `command` and return its output. If the command fails, raises LinkError with its error
-    output."""
+    """Run `command` and return its output. Raises LinkError with the error output if the command
+    fails."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         raise LinkError(f"`{' '.join(command)}` failed: {result.stderr.strip()}")

@@ -32,13 +32,14 @@ _MAX_LINK_SHARE = 0.25
 """Maximum share of the link's rate that round trips use. The share is small, so that no packet queues
 behind another."""
 _LOST_AFTER_SECONDS = 1.0
-"""Seconds after which an answer counts as lost, in addition to the link's own delay."""
+"""An answer counts as lost after this number of seconds plus the link's own delay."""
 _MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
 """Maximum number of transfers, and the share of the rate above which no further transfer is made. A busy
 host can make a transfer slower, but nothing can make it faster than the link."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
-"""Type, code, checksum, id, sequence number; the kernel fills in checksum and id."""
+"""Header of an ICMP echo: type, code, checksum, id, sequence number. The kernel fills in the checksum
+and the id."""
 _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
@@ -75,8 +76,9 @@ def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> Li
 
 def pace(requested: AccessLink, size: int) -> tuple[int, float]:
     """Return the number of round trips of `size` bytes on the wire for the link `requested`, and the
-    seconds between them. The interval is so long that no packet queues behind another, and that the
-    jitter of a packet does not delay the next packet (packets are not reordered)."""
+    seconds from one round trip to the next. The interval is so long that no packet queues behind
+    another, and that the jitter of a packet does not delay the next packet (packets are not
+    reordered)."""
     slowest = min(rate for rate in (requested.up, requested.down, 10**12) if rate is not None)
     interval = max(_MIN_INTERVAL_SECONDS, 8 * size / slowest / _MAX_LINK_SHARE, 2 * requested.jitter)
     return min(_MAX_ROUND_TRIPS, max(5, int(_ROUND_TRIPS_SECONDS / interval))), interval
@@ -96,8 +98,8 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
-    """Call `measured` several times, for a link with the requested rate `rate`; return the highest
-    result."""
+    """Call `measured`, which measures the rate of a link, up to 4 times; return the highest result. No
+    further calls are made after a result that is close to `rate`, the requested rate."""
     best = 0.0
     for _ in range(_MAX_TRANSFERS):
         best = max(best, measured())

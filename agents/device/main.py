@@ -81,7 +81,7 @@ class Init:
         """Link settings that were applied last; None if the interface was never shaped."""
         self._interface = link.interface()
         self._usage: link.LinkUsage | None = None
-        """Measures what the link carries; None while the link is not shaped."""
+        """Measurement of the bytes that the link carries; None while the link is not shaped."""
         self._reading_due = math.inf
         """Time in seconds on the monotonic clock at which the link's counters are read next; infinite if
         no reading is needed before the next sample."""
@@ -118,9 +118,10 @@ class Init:
         signal.signal(signal.SIGCHLD, self._wake)
 
     def run(self) -> int:
-        """Serve until the client exits without an order or SIGTERM arrives. Returns the client's exit
-        code, 128 + n if signal n ended it, or 1 if the link could not be measured. Raises LinkError,
-        ConnectionFailedError."""
+        """Carry out orders until the client exits without an order to end, or until SIGTERM or SIGINT
+        arrives. Returns the client's exit code (128 + n if signal n ended the client; 0 if no client
+        runs), or 1 if the link could not be measured. Raises LinkError, ConnectionFailedError,
+        OSError."""
         if self._group.limits() is None:
             raise OSError("the limits are unknown, because the container's control group cannot be read")
         if self._config.link is not None:
@@ -148,7 +149,8 @@ class Init:
             self._netlink.close()
 
     def _probe(self, requested: AccessLink) -> None:
-        """Measure the link while the client starts, and publish the result."""
+        """Measure the link while the client starts, and publish the result. End the device if the
+        measurement fails."""
         # Imported here, because devices without a link do not need it.
         from agents.device import link_probe
 
@@ -225,7 +227,8 @@ class Init:
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: CgroupLimits | None) -> None:
-        """Publish the limits that the kernel enforces, which may differ from the requested ones."""
+        """Publish the limits that the kernel enforces, which may differ from the requested limits.
+        Publish nothing if `limits` is None."""
         self._limits = limits
         if limits is not None:
             device = self._config.device
@@ -233,8 +236,8 @@ class Init:
             self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _serve(self) -> int:
-        """Handle orders and publish samples. Sleep in between, because the work of the init uses the
-        device's CPU share."""
+        """Handle orders and publish samples until the client has ended; return the exit code of the
+        container. The init sleeps in between, because its work uses the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
             now, wake = time.monotonic(), min(due, self._reading_due)
@@ -293,7 +296,7 @@ class Init:
         sys.stderr.write(f"device {self._config.device}: {message}\n")
 
     def _fail(self, reason: str) -> None:
-        """Log and publish that an order could not be carried out."""
+        """Log `reason`, and publish it as a failure of the device."""
         self._log(reason)
         device = self._config.device
         failure = messages.Failure(device, reason)
@@ -385,8 +388,8 @@ class Init:
 
 
 def _reap_orphans(client: int | None) -> None:
-    """Reap the orphans of the container, which are children of PID 1. Popen waits for the client
-    itself."""
+    """Reap the orphans of the container, which are children of PID 1. The process `client` is not reaped
+    here, because Popen waits for it."""
     while True:
         try:
             status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -47,7 +47,7 @@ class QueueCounters(NamedTuple):
     left: int
     """Bytes that have left the queue so far."""
     waiting: int
-    """Bytes in the queue and its children."""
+    """Bytes that wait in the queue and its child queues."""
 
 
 class TcpConnection(NamedTuple):
@@ -65,14 +65,15 @@ class Netlink:
     def __init__(self) -> None:
         self._route = _open_socket(socket.NETLINK_ROUTE)
         self._diag: socket.socket | None = _open_socket(_SOCK_DIAG)
-        """Netlink socket that reports sockets; None if this kernel does not report them."""
+        """Netlink socket for reading the TCP connections; None if the kernel does not report
+        connections."""
         self._known: list[bytes] = []
-        """Ids of the connections. They are kept, because listing them is slow: the kernel searches the
-        connections of the whole host."""
+        """Ids of the established connections with other hosts. The ids are kept, because listing the
+        connections is slow: the kernel searches the connections of the whole host."""
 
     def queues(self) -> dict[tuple[int, int], QueueCounters]:
-        """Return the counters of each queue, by the number of the interface and the major number of the
-        queue's handle (16 for `10:`)."""
+        """Return the counters of each queue. A key consists of the interface's number and the major
+        number of the queue's handle (16 for `10:`)."""
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)
@@ -86,7 +87,7 @@ class Netlink:
 
     def connections(self) -> list[TcpConnection]:
         """Return the established IPv4 TCP connections with other hosts; empty if the kernel does not
-        report sockets."""
+        report connections."""
         if self._diag is None:
             return []
         try:

@@ -6,9 +6,9 @@ verdict for each packet. Numbers increase within a queue, so one message can acc
 number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in
 the network namespace: a process that drops the capability can no longer send verdicts.
 
-Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which a
-buffer has no space (provided that the rule has no --queue-bypass). Closing the socket drops all held
-packets.
+Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which the
+queue or the socket's buffer has no space (provided that the rule has no --queue-bypass). Closing the
+socket drops all held packets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ length."""
 _LENGTH = struct.Struct(">2xH")
 _PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _COPIED, _PAYLOAD)
 Notice = tuple[int, int, int]
-"""Queue, packet number, and length of the IP packet in bytes; 0 if the queue does not report lengths."""
+"""Queue number, packet number, and length of the IP packet in bytes. The length is 0 if the queue does
+not report lengths."""
 
 
 class QueueError(Exception):
@@ -75,7 +76,7 @@ class QueueState:
 
 
 class PacketQueues:
-    """A netlink socket and the queues bound to it. Closing it drops all held packets.
+    """A netlink socket and the queues bound to it. Closing the socket drops all held packets.
 
     Only one thread may receive; the other methods may be called from any thread. Raises QueueError if
     the kernel has no nfnetlink.
@@ -153,11 +154,12 @@ class PacketQueues:
         return packets
 
     def accept(self, upto: Iterable[tuple[int, int]]) -> None:
-        """Accept the packet of each (queue, packet), and all held packets before it in that queue."""
+        """For each pair of queue number and packet number, accept this packet and all packets that the
+        queue holds before it."""
         self._verdicts(_VERDICT_BATCH, _ACCEPT, upto)
 
     def drop(self, packets: Iterable[tuple[int, int]]) -> None:
-        """Drop each (queue, packet), and no other packets."""
+        """Drop the packet of each pair of queue number and packet number, and no other packets."""
         self._verdicts(_VERDICT, _DROP, packets)
 
     def state(self) -> dict[int, QueueState]:
@@ -179,8 +181,8 @@ class PacketQueues:
             self._socket.send(b"".join(messages))
 
     def _acknowledged(self) -> int:
-        """Return the kernel's answer to a request: 0 or an errno. Packets that arrive before the answer
-        are kept."""
+        """Return the kernel's answer to a request: 0 or an errno. Notices of packets that arrive before
+        the answer are kept for `receive`."""
         while True:
             data = self._socket.recv(1024)
             kind = _HEADER.unpack_from(data)[1]
@@ -214,10 +216,11 @@ def _size(notice: bytes) -> int:
 
 
 def parse(data: bytes) -> list[Notice]:
-    """Return every packet in a netlink datagram of any layout.
+    """Return every packet that a netlink datagram reports. The datagram may hold several messages, with
+    attributes in any order.
 
-    Raises QueueError for an error in the datagram, except if a packet had disappeared before its verdict
-    (e.g. because its interface was removed).
+    Raises QueueError if the datagram reports an error. The error ENOENT is ignored: a packet disappeared
+    before its verdict, e.g. because its interface was removed.
     """
     packets = []
     at = 0

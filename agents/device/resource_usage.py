@@ -1,5 +1,5 @@
-"""Resource usage of a device, read from its own cgroup (v1 or v2): CPU time, throttling, memory,
-network."""
+"""Resource usage of a device: CPU time and throttling from the container's cgroup (v1 or v2), memory and
+network traffic from `/proc`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def sample(
     device: str, group: ControlGroup, pid: int | None, now: Callable[[], float] = time.monotonic
 ) -> UsageSample:
     """Return the resource usage of `device` since its start. `group`: the device's control group. `pid`:
-    process of the device's client; None if no client runs. Raises OSError, KeyError."""
+    process of the device's client; None if no client runs. `now`: clock for the time of the sample, in
+    seconds. Raises OSError, KeyError."""
     received, sent = _traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)

@@ -1,5 +1,5 @@
-"""Checksum of files: XXH3 with 64 bits. It detects accidental damage, not an attack. It takes a sixth of
-the time of zlib's CRC-32."""
+"""Checksum of files: XXH3 with 64 bits. The checksum detects accidental damage, not an attack. Computing
+it takes a sixth of the time of zlib's CRC-32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from xxhash import xxh3_64
 
 PACKED = struct.Struct("<Q")
-"""Format of a checksum in a file."""
+"""Format of a checksum in a file: 8 bytes, little-endian."""
 Checksum = xxh3_64
 """Class that computes a checksum: `update` adds bytes, `intdigest` returns the checksum of all bytes."""
 

@@ -32,8 +32,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def save(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, secret: bool = False) -> None:
-    """Write the concatenation of `pieces` to `path` atomically, and flush it to the disk. `secret`: only
-    this user may read the file."""
+    """Write the concatenation of `pieces` to `path` atomically, and flush it to the disk. `secret`:
+    whether only this user may read the file."""
     with (
         atomic_write(path) as partial,
         open_private(partial, "wb") if secret else partial.open("wb") as file,
@@ -63,8 +63,8 @@ def without_checksum(data: bytes | mmap.mmap) -> memoryview:
 
 
 def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
-    """Open a file for writing. Only this user may read or write the file; if it exists, its permissions
-    are changed."""
+    """Open a file for writing, so that only this user may read or write the file. The permissions of an
+    existing file are changed."""
     return open(path, mode, opener=_private)
 
 
@@ -85,8 +85,8 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. Raises OSError, for instance if the file has more than
-    `most` bytes."""
+    """Return the content of a regular file. Raises OSError if the file cannot be read, is not a regular
+    file, or has more than `most` bytes."""
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -95,8 +95,8 @@ def read(path: Path, most: int) -> bytes:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError if it is invalid, nested too deeply, or
-    contains half of a surrogate pair, which cannot be written or printed."""
+    """Return the value of a JSON text. Raises ValueError if the text is invalid, is nested too deeply,
+    or contains half of a surrogate pair, which cannot be written or printed."""
     try:
         value = json.loads(text)
         if (r"\u" in text) if isinstance(text, str) else (rb"\u" in text):

@@ -28,7 +28,8 @@ except ImportError:
 
 
 MAX_VALUES = 200_000
-"""Maximum number of keys and values in a file. An alias counts as many values as it stands for."""
+"""Maximum number of keys and values in a file. An alias counts as all values of the node that the alias
+refers to."""
 
 
 class Loader(Composer, _Parser, SafeConstructor, Resolver):

@@ -1,5 +1,5 @@
 """Arrival times of packets, from the kernel's timestamps. The time at which a process reads a packet is
-not used, because it depends on the host's load and on the process's CPU quota."""
+not used, because that time depends on the host's load and on the process's CPU quota."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from collections.abc import Iterable
 from agents.timing.nanoseconds import Nanoseconds
 
 ANCILLARY_BYTES = 64
-"""Size in bytes of the buffer for the timestamp in `recvmsg`."""
+"""Size in bytes of the buffer in which `recvmsg` returns the kernel's timestamp."""
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
-"""tcpi_bytes_acked and tcpi_bytes_received of struct tcp_info (linux/tcp.h, since Linux 4.1)."""
+"""Format and offset in bytes of the fields tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info
+(linux/tcp.h, since Linux 4.1)."""
 _ROOM = bytearray(2**20)
-"""Buffer for MSG_PEEK. Its size is the maximum amount of waiting data that is read to find the last
-packet's timestamp."""
+"""Buffer for MSG_PEEK. The size of the buffer is the maximum amount of waiting data that is read to find
+the last packet's timestamp."""
 _LONGEST: Nanoseconds = 10**9
-"""Longest plausible wait in ns, because a period of a CPU quota is at most a second. A longer wait means
-that the process was paused or that a clock was set."""
+"""Longest plausible time in ns for which data waits for this process. A process waits for its CPU quota
+for at most one period, which is at most a second. A longer wait means that the process was paused or
+that a clock was set."""
 
 
 def enable_timestamps(sock: socket.socket) -> None:
@@ -46,7 +48,7 @@ def bytes_moved(sock: socket.socket) -> int:
 
 def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:
     """Return the kernel's timestamp in the ancillary data of `recvmsg`, in ns of the real-time clock;
-    the current time if there is none."""
+    the current time if the ancillary data has no timestamp."""
     for level, kind, value in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
             seconds, rest = _TIMESPEC.unpack(value[: _TIMESPEC.size])

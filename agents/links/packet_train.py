@@ -35,7 +35,7 @@ _SEND_AHEAD_SECONDS = 0.15
 """Maximum time in seconds by which the sender may be ahead of the sending rate, so that a sender on a
 busy host keeps the link full."""
 _SILENCE_TIMEOUT_SECONDS = 1.0
-"""Seconds without a packet after which an incomplete train is over. On slow links, the timeout is
+"""Seconds without a packet after which an incomplete train counts as over. On slow links, the timeout is
 longer."""
 _FIRST_PACKET_TIMEOUT_SECONDS = 10.0
 _MAX_REQUESTS = 10
@@ -65,7 +65,8 @@ class TrainArrivals:
     _missed_before: int = 0
 
     def add(self, at: int, missed: int) -> None:
-        """Add a packet. `at`: arrival time in ns. `missed`: the kernel's count of dropped packets."""
+        """Add a packet. `at`: arrival time in ns. `missed`: number of packets that the kernel has
+        dropped at the socket so far."""
         if not self.count:
             self.first, self._missed_before = at, missed
         self.last, self.missed = at, missed - self._missed_before
@@ -114,7 +115,8 @@ def listen(address: str, port: int = PORT) -> None:
 
 
 def _serve(listening: socket.socket) -> None:
-    """Answer each device on its own socket, because the kernel counts dropped packets per socket."""
+    """Answer the devices, each on a separate socket, because the kernel counts dropped packets per
+    socket."""
     busy: set[tuple[str, int]] = set()
 
     def answer(peer: tuple[str, int], request: bytes) -> None:
@@ -144,8 +146,8 @@ def _answer(sock: socket.socket, request: bytes) -> None:
 
 
 def _request(sock: socket.socket, request: bytes, timeout: float) -> TrainArrivals:
-    """Send `request` repeatedly until a packet arrives: the first of a train, or the permission to start
-    one."""
+    """Send `request` repeatedly until a packet arrives: the first packet of a train, or the permission
+    to start a train. Return the arrivals with this packet. Raises OSError."""
     sock.settimeout(timeout)
     for _ in range(_MAX_REQUESTS):
         sock.send(request)

@@ -1,4 +1,4 @@
-"""Server in the aggregator's container with which devices measure their links.
+"""Server in the aggregator's container, which the devices use to measure their links.
 
     python -m agents.links.probe_server COMMAND ...
 
@@ -59,7 +59,7 @@ class ProbeServer(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int]) -> None:
         super().__init__(address, _ReservationHandler)
         self.link_locks: defaultdict[bytes, threading.Lock] = defaultdict(threading.Lock)
-        """Lock of each link, by its name."""
+        """Lock of each link, by the name of the link."""
 
 
 class _ReservationHandler(socketserver.StreamRequestHandler):

@@ -17,7 +17,7 @@ from agents.models.vectors import Vector, finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffers:
-    """All buffers of a model, in the module's order: one flat vector of the floats, and one of the
+    """All buffers of a model, in the module's order: one flat vector of floats, and one flat vector of
     integers. The vectors are never changed."""
 
     floats: Vector

@@ -1,5 +1,5 @@
-"""Conversion of a torch module to flat vectors of its parameters and buffers, and back. Hash of their
-names and shapes."""
+"""Conversion between a torch module and flat vectors of the module's parameters and buffers, and a hash
+of the names and shapes of the parameters and buffers."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def build(task: Task, start: InitialModel = FROM_TASK) -> torch.nn.Module:
 
 
 def _kind(value: object) -> str:
-    """Describe the type of `value`, as in `a list`."""
+    """Describe the type of `value`, for instance `a list`."""
     name = "None" if value is None else type(value).__name__
     return name if value is None else f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
 
 
 def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]:
-    """Return four facts about the size of a model whose parameters in `frozen` are frozen: the number of
-    float32 values in a message (including buffers), the number of frozen parameters (which are not
-    sent), the number of buffer values in a message, and the names of all parameters. Raises ValueError
-    if the module does not pass `check`."""
+    """Return four facts about the size of the task's model: the number of float32 values in a message
+    (including buffers), the number of frozen parameters (which are not sent), the number of buffer
+    values in a message, and the names of all parameters. `frozen`: names or name patterns of the
+    parameters to freeze. Raises ValueError if the module does not pass `check`."""
     with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
@@ -201,7 +201,8 @@ def buffers_of(module: torch.nn.Module) -> Buffers:
 
 
 def load_buffers(module: torch.nn.Module, buffers: Buffers) -> None:
-    """Copy `buffers` into the buffers of `module`. Raises ValueError if their sizes differ."""
+    """Copy `buffers` into the buffers of `module`. Raises ValueError if `buffers` and the module have
+    different numbers of values."""
     found = [b for _, b in stored_buffers(module)]
     for floating, source in ((True, buffers.floats), (False, buffers.integers)):
         chosen = [b for b in found if b.is_floating_point() == floating]
@@ -285,8 +286,8 @@ def _sharing(module: torch.nn.Module) -> Iterator[str]:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Return the number of elements of the storage from the tensor's first element to its last,
-    including both."""
+    """Return the number of elements of the storage from the tensor's first element to the tensor's last
+    element, including both."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor.numel()
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -63,8 +63,8 @@ def trimmed_mean(rows: Sequence[Vector], k: int, weights: Sequence[float]) -> Ve
     largest; shape (d,).
 
     `rows` are n vectors of shape (d,), n > 2k, with weights of at least 0. If all remaining weights are
-    0, the mean is 0. The result does not depend on the order of the rows, bit by bit. If two values are
-    equal, the value with the smaller weight counts as the smaller one.
+    0, the mean is 0. The order of the rows changes no bit of the result. If two values are equal, the
+    value with the smaller weight counts as the smaller one.
     """
     n, first = len(rows), rows[0]
     mean = np.zeros_like(first)
