@@ -44,8 +44,8 @@ class Shard:
 
 
 def model_inputs(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return a copy of samples `x` of a shard, shape (n, …), converted to the model's input: signed
-    integers to int64, all other types to float32 and multiplied by `scale`."""
+    """Return a copy of samples `x` of a shard, shape (n, …), converted to the model's input. Signed
+    integers become int64. All other types become float32 and are multiplied by `scale`."""
     import torch
 
     if x.dtype.is_signed and not x.dtype.is_floating_point:

@@ -19,7 +19,7 @@ def make_printable(text: str, most: int, keep: str = "") -> str:
 
 def quantity(number: int, singular: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as `1 run` or `1,200 runs`. `plural`: plural of the noun; None
-    if it is `singular` followed by an s."""
+    if the plural is `singular` with an added s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 

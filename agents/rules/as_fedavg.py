@@ -32,8 +32,9 @@ class AsFedAvg(Rule):
 
         w ← (1 − η_g) w + η_g (1/Δ) Σ w_i
 
-    The paper has η_g = 1. Every sender, even the Δ-th, gets w as it was before that aggregation. (The
-    paper does not specify which w the Δ-th sender gets.) The server keeps only the running mean.
+    The paper has η_g = 1. Every sender gets w as it was before the aggregation of its model. This holds
+    for the Δ-th sender, too: the paper does not specify which w this sender gets. The server keeps only
+    the running mean.
 
     A client that joins, for the first time or again, gets w immediately. Models of a client that leaves
     stay in the mean.

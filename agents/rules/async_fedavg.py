@@ -20,12 +20,13 @@ class AsyncFedAvg(Rule):
         w ← w + η_g d_i Δ_i
 
     With `weights: identical`, d_i = 1, which favours fast clients. With `weights: time_based`, d_i =
-    (Σ_j 1/τ_j) τ_i p_i, where τ_j is the update time of client j: a client that uploads half as often
-    counts twice. The sender gets the new w.
+    (Σ_j 1/τ_j) τ_i p_i. p_i is the importance of client i, and τ_j the time that client j takes per
+    update. So an update of a client that uploads half as often has twice the weight. The sender gets the
+    new w.
 
     If `update_times` is not set, τ_j is the running mean of client j's round trips, and d_i is 1 until
     every client of the run has sent an update. A client that joins, for the first time or again, gets w
-    immediately. The τ_j of a client that leaves is kept for its return.
+    immediately. If a client leaves, its τ_j is kept, because the client may return.
     """
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023, arXiv 2206.10189 (section 4.3)"
@@ -86,7 +87,7 @@ class AsyncFedAvgState(State):
         self._times[update.client] = mean + (latest - mean) / self._round_trips[update.client]
 
     def _time_weight(self, client: str) -> float:
-        """Return d_i."""
+        """Return d_i of `client`: 1 until every client of the run has an update time."""
         if len(self._times) < len(self.server.population):
             return 1.0
         rate = sum(1 / time for time in self._times.values())

@@ -17,10 +17,10 @@ class AsySG(Rule):
 
         w ← w − γ (1/n) Σ g_i
 
-    A client sends the gradient of one mini-batch and takes no local step. It gets the new w after the
-    aggregation that it contributed to. The paper uses the sum of the gradients (`mean: false`). With the
-    mean, γ is comparable to the step sizes of other rules. The logged weight of a gradient is positive:
-    γ/n with the mean, γ with the sum.
+    A client sends the gradient of one mini-batch and takes no local step. The client gets the new w
+    after the aggregation of its gradient. The paper uses the sum of the gradients (`mean: false`). With
+    the mean, γ is comparable to the step sizes of other rules. The logged weight of a gradient is
+    positive: γ/n with the mean, γ with the sum.
 
     A client that joins, for the first time or again, gets w immediately. Gradients of a client that
     leaves still count. If fewer than n clients are left, the aggregation is done when all of them wait
@@ -37,9 +37,9 @@ class AsySG(Rule):
     mean: bool = True
     """Whether the sum of gradients is divided by n."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("gradients", self.gradients, 1)
@@ -68,8 +68,8 @@ class AsySG(Rule):
 
 
 class AsySGState(State):
-    """The server half. A present client computes a gradient, or waits for the aggregation that it
-    contributed to."""
+    """The server half. A present client computes a gradient, or waits for the aggregation of its
+    gradient."""
 
     def __init__(self, params: AsySG, server: Server) -> None:
         self.params, self.server = params, server

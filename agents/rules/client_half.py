@@ -16,13 +16,14 @@ from agents.models.vectors import Vector
 from agents.wire.payloads import ModelMessage
 
 Kind = Literal["delta", "model", "gradient", "residual"]
-"""Content of an update. `delta`: end minus start of the local training, so servers add it. `model`: the
-end of the local training. `gradient`: one mini-batch gradient at the start, without a step. `residual`:
-the end minus the end that the client sent before (AREA); a client that has sent none yet sends
-`model`."""
+"""Content of an update. `delta`: end minus start of the local training. `model`: the end of the local
+training. `gradient`: gradient of one mini-batch at the received model, without a local step. `residual`
+(rule AREA): the end minus the end of the client's previous local training. A client without a previous
+training sends `model`."""
 
 SavedVectors = Mapping[str, tuple[int, Vector]]
-"""Vectors that a client keeps on its disk, by name, each with a sequence or dispatch number."""
+"""Vectors that a client saves on its disk: name -> (number, vector). The number is the sequence number
+of an update, or the number of a dispatch."""
 
 Length = int | Literal["model"]
 """Length of a declared vector: number of elements, or `model` for d, the number of the model's
@@ -41,8 +42,8 @@ class ClientSide:
     kind: Kind = "delta"
     as_model: bool = False
     """Whether clients send the trained model in place of a delta, so that no bit is lost by rounding.
-    Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w is
-    unchanged since the client received it, because w can then be replaced by the trained model."""
+    Clients that use FedNova, compression or privacy still send `delta`. Useful for rules in which w does
+    not change while clients train: the trained model can then replace w."""
     send_buffer: Literal["overwrite", "hold"] | None = None
     """Behaviour of a client whose update waits in the send buffer until the server pulls it.
     `overwrite`: train on newer models and replace the update. `hold`: train again only after the update
@@ -99,8 +100,8 @@ def elements(lengths: Lengths, parameters: int) -> int:
 
 
 def unfit_vectors(found: Vectors, expected: Mapping[str, int]) -> str | None:
-    """Return why the vectors `found` are not the declared ones; None if they are. `expected`: number of
-    elements of each declared vector."""
+    """Return how the vectors `found` differ from those that the rule declares; None if all names and
+    shapes agree. `expected`: number of elements of each declared vector."""
     if found.keys() != expected.keys():
         if missing := [name for name in expected if name not in found]:
             return f"no vector {missing[0]}, which the rule declares"
@@ -114,8 +115,8 @@ def unfit_vectors(found: Vectors, expected: Mapping[str, int]) -> str | None:
 
 def checked_copies(what: str, found: Vectors, expected: Mapping[str, int], like: Vector) -> Vectors:
     """Return read-only copies of the vectors `found`, in the order of `expected` and with the data type
-    of `like`. `expected`: number of elements of each declared vector. Raises DeclarationError with a
-    text that begins with `what` if the vectors are not the declared ones."""
+    of `like`. `expected`: number of elements of each declared vector. Raise DeclarationError if names or
+    shapes differ from `expected`; the message begins with `what`."""
     arrays = {name: np.asarray(vector) for name, vector in found.items()}
     if (problem := unfit_vectors(arrays, expected)) is not None:
         raise DeclarationError(f"{what}: {problem}")
@@ -131,12 +132,13 @@ class Terms:
 
         f(w) + ⟨linear, w⟩ + (proximal/2) ‖w − start‖²
 
-    So each step's gradient gets linear + proximal·(w − start)."""
+    So linear + proximal·(w − start) is added to the gradient of each step."""
 
     linear: Vector | None = None
-    """Vector, shape (d,), float32; None if it is zero."""
+    """Vector of the linear term, shape (d,), float32; None for zero."""
     proximal: float = 0.0
-    """Weight of the squared distance, at least 0. It is added to the setting `local.proximal`."""
+    """Weight of the squared distance to the start, at least 0. The weight in `local.proximal` is added
+    to this one."""
 
     def __bool__(self) -> bool:
         return self.linear is not None or self.proximal != 0
@@ -153,8 +155,8 @@ class Form:
     vector: Callable[[], Vector]
     """Function that computes the vector to send, shape (d,)."""
     effective_steps: float = 1.0
-    """FedNova: the effective number of local steps, which the server averages to τ_eff; 1 for a vector
-    that is not normalised."""
+    """FedNova: the effective number of local steps; 1 for a vector that is not normalised. The server
+    averages this number over the updates to τ_eff."""
     memory: SavedVectors | None = None
     """Memory that the client must save before it sends the update; None if the client has nothing
     to save."""
@@ -171,10 +173,11 @@ class ClientSettings:
     """Whether the steps after the rule (compression, privacy) require the update as a change of the
     model."""
     as_sent: Callable[[int, int, Vector], Vector] | None = None
-    """Function that returns the change of the model that the server receives, shape (d,). Its arguments
-    are the sequence number, the dispatch, and the change that the client sends. It is set if an update
-    may be discarded after its arrival (secure aggregation). None if changes arrive unmodified and are
-    never discarded."""
+    """Function that returns what the server receives, shape (d,), when the client sends a change of the
+    model. The arguments are the sequence number of the update, the number of the dispatch, and the
+    change that the client sends. The function is set with secure aggregation, which rounds changes and
+    may discard an update after its arrival. None if changes arrive unmodified and are never
+    discarded."""
     memory: SavedVectors | None = None
     """Memory that the previous process of this client saved last; None if no memory was saved."""
 
@@ -182,8 +185,9 @@ class ClientSettings:
 class ClientState:
     """The client half of a rule during a run; the server half is `agents.rules.interface.State`.
 
-    This default keeps no memory between updates. It sends the trained model, the difference to its start
-    or, with FedNova, that difference divided by a_i.
+    This default keeps no memory between updates. Depending on the rule and the settings, it sends the
+    end of the training, or end minus start. With FedNova, it sends (end − start)/a_i (see
+    `effective_steps`).
     """
 
     def __init__(self, side: ClientSide, settings: ClientSettings) -> None:
@@ -197,15 +201,15 @@ class ClientState:
         return 0
 
     def acknowledge(self, message: ModelMessage) -> None:
-        """Handle the information in a dispatch: which update of this client was applied last."""
+        """Read from `message` which update of this client the server applied last."""
 
     def begin(self, model: ModelMessage) -> Terms:
         """Return the terms to add to the objective of the training from `model`, which begins now."""
         return NO_TERMS
 
     def form(self, sequence: int, model: ModelMessage, steps: int, end: Callable[[], Vector]) -> Form:
-        """Return the content of update number `sequence`, after `steps` local steps from `model` to
-        `end()`, shape (d,)."""
+        """Return the content of update number `sequence`. The training did `steps` local steps, starting
+        from `model`. `end` returns the end point of the training, shape (d,)."""
         start, fednova = model.vector, self.local.fednova
         if self.side.kind != "delta":
             return Form(self.side.kind, end)
@@ -218,9 +222,9 @@ class ClientState:
         return Form("delta", lambda: (end() - start) / np.float32(a or 1.0), reported_steps)
 
     def goodbye_models(self) -> Sequence[tuple[int, Vector]]:
-        """Return the models that the client sends back with its goodbye, each with its sequence number.
-        Each of these models may be the last one that the server has applied. The result is empty if the
-        rule needs no models."""
+        """Return the models that the client sends back with its goodbye, each with the sequence number
+        of its update. Several models are returned if any of them may be the last one that the server has
+        applied. The result is empty if the rule needs no models."""
         return ()
 
 
@@ -249,8 +253,8 @@ class Answer:
     memory: Vectors = field(default_factory=dict)
     """Memory of the client from now on: the vectors in `ClientSide.memory`."""
     vector: Vector | None = None
-    """Content of the update, shape (d,), of the rule's `kind`; None for the usual content, such as end
-    minus start of the training for `delta`."""
+    """Vector of the update, shape (d,), as the rule's `kind` requires. None for the default vector: for
+    `delta`, end minus start of the training."""
 
 
 class ClientHalf(ClientState):
@@ -258,12 +262,12 @@ class ClientHalf(ClientState):
     or remembers vectors. A rule returns an object of a class derived from this one in `begin_client`,
     and declares in `client_side` what the class uses.
 
-    Both methods are pure functions: an object of the class keeps nothing itself. The client's memory is
-    handed in. It is the memory after the client's last update that the server's half has taken: an
-    update that is lost, rejected or answered with `Ignored` changes no memory. It is empty before the
-    first such update. It is kept over crashes and when the run is resumed. If the server sends a client
-    a further model while an update of that client is under way, the client may train with the memory
-    from before that update.
+    `terms` and `answer` are pure functions: an object of the class stores nothing. Both methods get the
+    client's memory as an argument. The memory is empty until the server half has accepted a first update
+    of the client. An update that is lost, rejected or answered with `Ignored` does not change the
+    memory. The memory survives crashes and the resuming of the run. If the server sends a client a
+    further model before the client's last update has arrived, the client may train with the memory from
+    before that update.
 
         class MyClient(ClientHalf):
             def terms(self, model: ModelMessage, memory: Vectors) -> Terms:
@@ -277,7 +281,8 @@ class ClientHalf(ClientState):
         super().__init__(side, settings)
         self._kept = KeptMemory.from_saved(settings.memory or {})
         self._begun: dict[int, Vectors] = {}
-        """Memory with which each unfinished training began, by the dispatch of its model."""
+        """Memory with which each unfinished training began, by the dispatch number of the training's
+        model."""
 
     def terms(self, model: ModelMessage, memory: Vectors) -> Terms:
         """Return the terms to add to the objective of the training that begins from `model`. `memory`:
@@ -285,7 +290,7 @@ class ClientHalf(ClientState):
         return NO_TERMS
 
     def answer(self, result: LocalResult) -> Answer:
-        """Return what the client sends and keeps after the training."""
+        """Return the vectors that the client sends after the training, and the memory that it keeps."""
         return Answer()
 
     @property
@@ -343,11 +348,13 @@ _APPLIED, _SENT = "applied", "sent"
 
 @dataclass(frozen=True, slots=True)
 class KeptMemory:
-    """A client's memory after two of its updates, each with the sequence number of the update. The next
-    model says which of the two holds."""
+    """Up to two versions of a client's memory: after the last update that the server accepted, and after
+    an update sent later. Each version has the sequence number of its update. The next model says which
+    version is valid."""
 
     applied: tuple[int, Vectors] | None = None
-    """Memory after the last update that the server is known to have taken; None before the first."""
+    """Memory after the last update that the server is known to have accepted; None if no such update is
+    known."""
     sent: tuple[int, Vectors] | None = None
     """Memory after an update that was sent later; None if there is none."""
 
@@ -383,13 +390,14 @@ class KeptMemory:
         return {} if end is None else end[1]
 
     def after(self, sequence: int, memory: Vectors) -> KeptMemory:
-        """Return the memory after update `sequence`, which leaves `memory`, was sent."""
+        """Return the versions after update `sequence` was sent. `memory` is the client's memory after
+        this update."""
         return KeptMemory(self.applied, (sequence, memory))
 
     def acknowledged(self, sequence: int) -> KeptMemory:
-        """Return the memory after the aggregator has acknowledged update `sequence` as the last one that
-        it took; 0 if it took none. If the client has no memory of that update, because a crash of the
-        aggregator undid a part of the run, it keeps the newest that it has."""
+        """Return the versions after the aggregator has acknowledged update `sequence` as the last one
+        that was accepted. `sequence` is 0 if no update was accepted. If a crash of the aggregator undid
+        a part of the run, there may be no version for that update. The newest version is then kept."""
         if sequence == 0:
             return KeptMemory()
         for end in (self.sent, self.applied):
@@ -401,7 +409,8 @@ class KeptMemory:
 def effective_steps(local: LocalTraining, lr: float, steps: int) -> float:
     """Return FedNova's a_i (Wang et al. 2020): the progress of `steps` steps in units of a single step.
 
-    Momentum ρ: c ← ρc + 1, a ← a + c. Proximal term μ: a ← (1 − ημ)a + 1; with both, momentum first.
+    Start with a = c = 0. With momentum ρ, each step does c ← ρc + 1, a ← a + c. With a proximal term μ,
+    each step does a ← (1 − ημ)a + 1. With both, the momentum comes first. With neither, a is `steps`.
     """
     a = c = 0.0
     shrink = 1 - lr * local.proximal

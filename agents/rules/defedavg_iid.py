@@ -13,14 +13,15 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgIid(Rule):
-    """Aggregate, in each round, the first n updates that arrive from different clients, however stale
-    (Wang et al., Algorithm 2):
+    """Aggregate, in each round, the first n updates that arrive from different clients (Wang et al.,
+    Algorithm 2):
 
         w ← w + η_g (1/n) Σ Δ_i
 
-    Then w is broadcast to all clients. A client trains on the newest model received, never twice on the
-    same one. A second update of the same client waits for the next round. If fewer than n clients are
-    present, the round ends when all of them have contributed, with the mean over their updates.
+    Stale updates count like others. After the aggregation, w is broadcast to all clients. A client
+    trains on the newest model received, never twice on the same one. A second update of the same client
+    waits for the next round. If fewer than n clients are present, the round ends when all of them have
+    contributed. The updates are then divided by their number instead of n.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
     still count.
@@ -34,9 +35,9 @@ class DeFedAvgIid(Rule):
     server_lr: float = 1.0
     """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("buffer_size", self.buffer_size, 1)
@@ -84,8 +85,8 @@ class DeFedAvgIidState(State):
         self._round.add(update.client)
 
     def _end_complete_rounds(self) -> Actions:
-        """End the round if it is complete. Updates that waited for the next round may complete it,
-        too."""
+        """End the round if it is complete. Updates that waited for the next round may complete that
+        round, too."""
         actions: list[Action] = []
         while self._is_complete():
             actions += [self._sum.apply(self.params.server_lr / len(self._sum)), Broadcast()]

@@ -27,14 +27,15 @@ from agents.rules.parts import Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class DeFedAvgNiid(Rule):
-    """Draw n clients in each round, uniformly with replacement, pull one update from each of them,
-    however stale, and wait for all of these updates (Wang et al., Algorithm 1):
+    """Draw n clients in each round, uniformly with replacement, pull one update from each of them, and
+    wait for all of these updates (Wang et al., Algorithm 1):
 
         w ← w + η_g (1/n) Σ m_i Δ_i
 
-    where client i was drawn m_i times. Then w is broadcast to all clients, and the next round starts.
-    Clients train on the newest model received, never twice on the same one, and put the result into a
-    send buffer. So a fast client counts no more often than a slow one.
+    m_i is the number of times that client i was drawn. Stale updates count like others. After the
+    aggregation, w is broadcast to all clients, and the next round starts. Clients train on the newest
+    model received, never twice on the same one, and put the result into a send buffer. So a fast client
+    counts no more often than a slow one.
 
     A drawn client that leaves is dropped from the round, and n is reduced by its draws. If all drawn
     clients leave, w is unchanged. A client that joins, for the first time or again, gets w immediately
@@ -52,9 +53,9 @@ class DeFedAvgNiid(Rule):
     server_lr: float = 1.0
     """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         at_least("sample", self.sample, 1)

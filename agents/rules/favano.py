@@ -38,10 +38,10 @@ class Favano(Rule):
 
         w ← (1 − η_g) w + η_g (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i
 
-    w_b is the model that client i trained from, and α_i its typical number of local steps (see
-    `debias`). Because of the division by α_i, a fast client does not move w further than a slow one. The
-    paper has η_g = 1. The drawn clients get the new w. The others continue up to their number of local
-    steps K, then wait until they are drawn.
+    w_b is the model that client i trained from, and α_i the typical number of local steps of client i
+    (see `debias`). Because of the division by α_i, a fast client does not move w further than a slow
+    one. The paper has η_g = 1. The drawn clients get the new w. The others continue up to their number
+    of local steps K, then wait until they are drawn.
 
     If a round takes longer than a period, the next one starts immediately after it; rounds do not
     overlap. A drawn client that leaves is dropped and s is reduced by one; with s = 0, w is unchanged. A
@@ -58,7 +58,7 @@ class Favano(Rule):
     """s, number of clients per round."""
     debias: Literal["stochastic", "deterministic"] = "stochastic"
     """Formula for α_i. `stochastic`: P(E_i > 0)·min(E_i, K). `deterministic`: E[min(E_i, K)]. E_i is the
-    number of local steps that are done when the training is interrupted."""
+    number of local steps that are done when the training is interrupted, K the configured number."""
     server_lr: float = 1.0
     """η_g, the server's step size."""
 
@@ -90,7 +90,7 @@ class FavanoState(State):
     def __init__(self, params: Favano, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = WeightedSum(server)
-        """Σ (ŵ_i − w); w does not change during a round."""
+        """Σ (ŵ_i − w) over the updates of the round. w does not change during a round."""
         self._waiting: set[str] = set()
         """Drawn clients whose update has not arrived."""
         self._overdue = False
@@ -162,7 +162,8 @@ class FavanoClient(ClientState):
         """Count an update after `steps` local steps, and return its α_i.
 
         Let E be the number of local steps of an update. α_i is P(E > 0)·`steps` with `stochastic`, and
-        the mean of E with `deterministic`. Both are estimated from this client's updates, with this one.
+        the mean of E with `deterministic`. Both are estimated from all updates of this client, including
+        this one.
         """
         self._count += 1
         self._positive += steps > 0

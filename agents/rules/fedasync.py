@@ -16,8 +16,9 @@ class FedAsync(Rule):
 
         w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)
 
-    `staleness` chooses s: `constant` 1; `polynomial` (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1).
-    The sender gets the new w. The paper's optional local proximal term (0.005) is `task.local.proximal`.
+    s(τ) is the weight for the staleness τ. `staleness` chooses the formula: `constant` 1; `polynomial`
+    (τ+1)^(−a); `hinge` 1 if τ ≤ b, else 1/(a(τ−b)+1). The sender gets the new w. The setting
+    `task.local.proximal` adds the paper's optional proximal term (0.005 in the paper).
 
     A client that joins, for the first time or again, gets w immediately. The rule keeps no state of
     clients that leave.
@@ -27,7 +28,7 @@ class FedAsync(Rule):
     equation: ClassVar[str] = "w ← (1 − β_t) w + β_t w_i,   β_t = η_g · β · s(τ)"
 
     mixing: float = 0.6
-    """β, above 0 and at most 1."""
+    """β, the weight of an update that is not stale; above 0 and at most 1."""
     staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
     """s, the discount of stale updates."""
     a: float | None = None

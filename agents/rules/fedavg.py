@@ -30,10 +30,10 @@ class FedAvg(Rule):
 
         w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i
 
-    p' is the importance p renormalised over S, where a client that was drawn m times counts m times
-    (Fraboni et al. 2023, (3); Wang et al., DeFedAvg, (2)-(3), but (3) is printed there with the wrong
-    sign). The mean over S is biased if a round samples clients and p is not uniform. With `weights:
-    unbiased`, p'_i = p_i N/n (Fraboni et al. 2023, Appendix C).
+    S are the n clients of the round, of N clients. p' is the importance p renormalised over S. A client
+    that was drawn m times counts m times (Fraboni et al. 2023, (3); Wang et al., DeFedAvg, (2)-(3),
+    where (3) is printed with the wrong sign). The mean over S is biased if a round samples clients and p
+    is not uniform. With `weights: unbiased`, p'_i = p_i N/n (Fraboni et al. 2023, Appendix C).
 
     A selected client is dropped from the round if it goes offline or does not answer within
     `round_timeout`. If all selected clients are dropped, w is unchanged. A client that joins, for the
@@ -55,18 +55,18 @@ class FedAvg(Rule):
     sample: int | None = None
     """Number of clients per round; None for all clients."""
     replacement: bool = False
-    """Whether `sample` draws with replacement."""
+    """Whether clients are drawn with replacement."""
     weights: Literal["renormalised", "unbiased"] = "renormalised"
-    """Formula for p'. `renormalised`: p renormalised over the clients of the round. `unbiased`: p
-    N/n."""
+    """Formula for p'. `renormalised`: p renormalised over the clients of the round. `unbiased`: p N/n,
+    if n of N clients are drawn."""
     round_timeout: Annotated[float, "s"] | None = None
     """Maximum duration of a round; None for no limit."""
     server_lr: float = 1.0
     """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -130,7 +130,7 @@ class FedAvgState(State):
         return self._drop(set(self._waiting))
 
     def _drop(self, clients: set[str]) -> Actions:
-        """Remove `clients`, which the round waits for, from the round."""
+        """Remove `clients` from the round, which waits for the updates of all of them."""
         if not clients:
             return []
         self._waiting -= clients

@@ -14,20 +14,20 @@ from agents.rules.parts import ClientPool, MaskedSum, Trim, check_trim, make_sum
 
 @dataclass(frozen=True)
 class FedBuff(Rule):
-    """Sum the deltas in a buffer, and aggregate when it has K of them (Toghani & Uribe, Algorithms 1-2,
-    with β = η_g/K):
+    """Sum the deltas in a buffer, and aggregate when the buffer has K deltas (Toghani & Uribe,
+    Algorithms 1-2, with β = η_g/K):
 
         w ← w + (η_g/K) Σ s(τ_i) Δ_i
 
     `staleness` chooses s: 1 for `none` (Toghani & Uribe), 1/√(1+τ) for `inverse_sqrt` (Nguyen et al.). K
     = 1 is vanilla asynchronous FL. The server keeps only the running sum, never the single updates.
 
-    With `reply: immediate`, the sender of an update gets the current w immediately, and the K-th sender
-    gets the new one. With `reply: after_aggregation`, the contributors of a buffer get the new w
-    (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender becomes idle,
-    and a client drawn uniformly among the idle ones trains next. With `replace: each`, a client is drawn
-    after each upload; with `replace: block`, K clients are drawn after each aggregation (Xu et al.,
-    5.3).
+    With `reply: immediate`, the sender of an update gets the current w immediately. For the K-th sender,
+    this is already the new w. With `reply: after_aggregation`, the contributors of a buffer get the new
+    w (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender becomes
+    idle, and a client drawn uniformly among the idle ones trains next. With `replace: each`, a client is
+    drawn after each upload; with `replace: block`, K clients are drawn after each aggregation (Xu et
+    al., 5.3).
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
     idle. Updates of a client that leaves stay in the buffer. If no client trains and some clients wait
@@ -52,9 +52,9 @@ class FedBuff(Rule):
     """How idle clients are drawn if `concurrency` is set. `each`: one client after each upload. `block`:
     K clients after each aggregation."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         positive("server_lr", self.server_lr)
@@ -66,7 +66,8 @@ class FedBuff(Rule):
 
     @property
     def replies_at_once(self) -> bool:
-        """Whether the sender of an update, or its replacement, gets a model immediately."""
+        """Whether a client gets a model immediately when an update arrives: the sender, or the client
+        that is drawn next."""
         return self.reply == "immediate" and self.replace == "each"
 
     def check(self, clients: int) -> None:
@@ -139,6 +140,7 @@ class FedBuffState(State):
         return [aggregated, *self._give_work(deferred=not self.params.replies_at_once)]
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> Actions:
-        """Make `newly_idle` idle, and send the model to as many idle clients as may start training."""
+        """Make the clients `newly_idle` idle. Then send the model to as many idle clients as may start
+        training. `deferred`: see `Send`."""
         self._pool.add_idle(newly_idle)
         return [Send(client, deferred=deferred) for client in self._pool.assign()]

@@ -24,25 +24,26 @@ from agents.rules.interface import (
 
 @dataclass(frozen=True)
 class FedFa(Rule):
-    """Keep the last K updates in a sliding window S. Aggregate at every arrival, starting with the one
-    that fills the window (Xu et al., Algorithm 1, (3)-(4)):
+    """Keep the last K updates in a sliding window S. Aggregate at every arrival, starting with the
+    update that fills the window (Xu et al., Algorithm 1, (3)-(4)):
 
         param:  w ← (1 − η_g) w + η_g (1/K) Σ_{k∈S} w_k
         delta:  w ← w + η_g τ_eff (1/K) Σ_{k∈S} Δ_k
 
     The sender gets the current w immediately. In the paper, `param` has η_g = 1. τ_eff is 1 without
-    `local.fednova`. With `local.fednova`, it is the mean effective number of local steps over the
+    `local.fednova`. With `local.fednova`, τ_eff is the mean effective number of local steps over the
     window. The paper combines FedNova only with `delta`, and finds this combination unstable.
 
-    `delta` counts every update K times, so η_g ≈ 1/K matches FedBuff's pace. It diverges if local
-    training makes large progress: with η_g = 1 and four equally fast clients, K = 4, it diverges if
-    local training covers more than about a third of the way to the local optimum.
+    `delta` counts every update K times, so η_g ≈ 1/K matches FedBuff's pace. `delta` diverges if local
+    training makes large progress. With η_g = 1, K = 4 and four equally fast clients, the rule diverges
+    if local training covers more than about a third of the way to the local optimum.
 
-    The logged weight of an update is that of one application: η_g/K, multiplied by τ_eff for `delta`. An
-    update is logged once, with the first version that contains it. The server keeps K updates in memory.
+    The logged weight of an update is the weight in one aggregation: η_g/K, multiplied by τ_eff for
+    `delta`. An update is logged once, with the first version that contains it. The server keeps K
+    updates in memory.
 
     A client that joins, for the first time or again, gets w immediately. Updates of a client that leaves
-    stay in the window until K others have arrived.
+    stay in the window until K further updates have arrived.
     """
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024, arXiv 2404.11015"

@@ -26,8 +26,8 @@ class FedFix(Rule):
 
         w ← w + η_g Σ_{i∈S} d_i Δ_i,   d_i = ⌈τ_i/Δt⌉ p_i
 
-    S has the updates that have arrived since the last tick, including those that arrive at the instant
-    of this tick. The senders of these updates wait for the tick and get the new w. The other clients
+    S has the updates that have arrived since the last tick. Updates that arrive at the instant of this
+    tick count, too. The senders of these updates wait for the tick and get the new w. The other clients
     continue to train. A tick without updates leaves w and its version unchanged. With Δt ≥ max τ_i, the
     rule is synchronous FedAvg. The p_i are the importances in the whole run, even if only some clients
     are present.
@@ -49,9 +49,9 @@ class FedFix(Rule):
     server_lr: float = 1.0
     """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         duration("period", self.period)

@@ -1,8 +1,8 @@
 """The interface of aggregation rules. A rule is a pure state machine on the server: it receives updates
 and returns actions.
 
-A rule reads no clock and opens no socket; randomness comes from `Server.rng`. It owns the global model
-during the run: it changes `server.w` in place and counts `server.version`.
+A rule reads no clock and opens no socket; randomness comes from `Server.rng`. A rule owns the global
+model during the run: it changes `server.w` in place and counts `server.version`.
 
 The same inputs must give the same actions and models, bit by bit. Replay, and resuming after a crash,
 depend on this. So nothing may depend on the iteration order of a set of strings. And a state may hold
@@ -58,8 +58,8 @@ from agents.timing.nanoseconds import Nanoseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The update of one client after local training. `vector` has shape (d,). Copy it and `vectors` if
-    you keep them, because their memory is reused."""
+    """The update of one client after local training. `vector` has shape (d,). Copy `vector` and
+    `vectors` if you keep them: their memory is reused."""
 
     client: str
     dispatch: int
@@ -73,8 +73,8 @@ class Update:
     steps: int = 1
     """Number of local steps done."""
     effective_steps: float = 1.0
-    """FedNova: the effective number of local steps, which τ_eff averages; 1 for a delta that is not
-    normalised."""
+    """FedNova: the effective number of local steps; 1 for a delta that is not normalised. τ_eff is the
+    mean of this number over the updates."""
     round_trip: Nanoseconds = 0
     """Time from the dispatch of the model to the arrival of the update, in nanoseconds."""
     dispatched: Nanoseconds = 0
@@ -82,8 +82,8 @@ class Update:
     vectors: Vectors = dataclasses.field(default_factory=dict)
     """The vectors that the rule declares in `ClientSide.update_vectors`, by name."""
     base: Vector | None = None
-    """The model that the update was trained from, shape (d,), not to be changed; None unless the rule
-    has `keeps_bases`."""
+    """The model that the update was trained from, shape (d,); do not change it. None if the rule's
+    `keeps_bases` is false."""
 
     def contribution(self, weight: float) -> Contribution:
         """Return the log entry for the aggregation of this update with `weight`."""
@@ -123,8 +123,8 @@ class Send:
     lr: float | None = None
     """Step size for this local training; None if the client uses its configured step size."""
     vectors: Vectors = dataclasses.field(default_factory=dict)
-    """Vectors to send with the model: those that the rule declares in `ClientSide.model_vectors`. They
-    are copied as they are when the rule returns."""
+    """Vectors to send with the model: those that the rule declares in `ClientSide.model_vectors`. Their
+    values are copied when the rule returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +182,9 @@ class SumUp:
 
         w ← (1 − pull)·w + pull·known + scale·Σ weight_i v_i
 
-    where v_i is the update or, for an update of kind `model`, its difference to the model that it was
-    trained from. If too few clients are left to unmask the sum, the updates in it are discarded.
+    v_i is the vector of the update. For an update of kind `model`, v_i is this vector minus the model
+    that the update was trained from. If too few clients are left to unmask the sum, the updates in it
+    are discarded.
     """
 
     contributions: tuple[Contribution, ...]
@@ -231,9 +232,9 @@ class Server:
     """Buffers of the global model (e.g. of batch normalisation). Rules do not use them: the aggregator's
     core averages them."""
     masked: bool = False
-    """Secure aggregation: whether the vectors of updates are hidden from the server. If so, the vector
-    of an update of kind `model` is the model that the update was trained from. The vectors of other
-    updates are empty, shape (0,). The rule asks for sums of updates with `SumUp`."""
+    """Secure aggregation: whether the vectors of updates are hidden from the server. If they are hidden,
+    the rule asks for sums of updates with `SumUp`. `Update.vector` is then the model that the update was
+    trained from if the update has the kind `model`, and empty, shape (0,), otherwise."""
 
     def in_device_order(self, clients: Container[str]) -> list[str]:
         """Return the present clients among `clients`, in device order."""
@@ -244,7 +245,8 @@ class Server:
         return self.version - update.base_version
 
     def aggregated(self, used: Iterable[Contribution], scale: float = 1.0) -> Aggregated:
-        """Count a new version, made from the updates in `used`, with weights multiplied by `scale`."""
+        """Count a new version, which was made from the updates in `used`. Return the entry for the log,
+        in which the weights of `used` are multiplied by `scale`."""
         self.version += 1
         if scale != 1.0:
             used = (Contribution(c.client, c.dispatch, c.base_version, scale * c.weight) for c in used)
@@ -280,7 +282,7 @@ class State(ABC):
 
     def join(self, client: str) -> Actions:
         """Handle the join of `client`, which is ready for the first time, or again after a crash, an
-        outage or a goodbye. From now on, every rule treats this client like any other client."""
+        outage or a goodbye. From now on, the rule must treat this client like any other client."""
         return [Send(client)]
 
     def leave(self, client: str) -> Actions:
@@ -319,7 +321,7 @@ class Rule(Protocol):
     `local.fednova` requires such a rule."""
     keeps_bases: ClassVar[bool] = False
     """Whether the rule gets the model that each update was trained from, as `Update.base`. The server
-    keeps those versions that a client may still answer."""
+    then keeps every version that a client may still answer."""
 
     @property
     def client_side(self) -> ClientSide:

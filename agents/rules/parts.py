@@ -13,18 +13,20 @@ from agents.models.vectors import Vector, add_and_clear, add_scaled, mix, trimme
 from agents.rules.interface import Aggregated, Contribution, Server, SumUp, Update
 
 Trim = float | Literal["median"]
-"""Share of the updates whose values are removed at each end (lowest, highest) of every coordinate, from
-0 to below 0.5. `median`: only the middle one or two values are left."""
+"""Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+highest values. From 0 to below 0.5. `median`: only the middle one or two values are left."""
 
 
 def make_sum(server: Server, trim: Trim) -> WeightedSum | RobustSum:
-    """Return the sum that collects the updates for the next version."""
+    """Return an empty sum for the updates of the next version: a `RobustSum` if `trim` is set, otherwise
+    a `WeightedSum`."""
     return RobustSum(server, trim) if trim else WeightedSum(server)
 
 
 def check_trim(trim: Trim, updates: int | None = None) -> None:
-    """Raise ValueError if `trim` is neither `median` nor in [0, 0.5), or if it is above 0 and would
-    remove none of `updates`. `updates` is the number of updates per aggregation; None if it varies."""
+    """Raise ValueError if `trim` is neither `median` nor in [0, 0.5), or if `trim` is set but removes
+    nothing when `updates` updates are aggregated. `updates`: number of updates per aggregation; None if
+    this number varies."""
     if trim != "median" and not 0 <= trim < 0.5:
         raise ValueError(f"trim is {trim:g}, expected from 0 to below 0.5, or median")
     if not trim or updates is None or count_trimmed(updates, trim):
@@ -63,7 +65,7 @@ class WeightedSum:
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Add `update` with a = `weight`, counted `times` times."""
+        """Add `update` `times` times, each time with the weight a = `weight`."""
         weight *= times
         add_scaled(self.vector, update.vector, weight)
         self.contributions.append(update.contribution(weight))
@@ -97,7 +99,7 @@ class SumOfModels(WeightedSum):
         """A = Σ a_i over the updates that arrived as models."""
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Add `update` with a = `weight`, counted `times` times."""
+        """Add `update` `times` times, each time with the weight a = `weight`."""
         if update.kind != "model":
             if not self.vector.size:
                 self.vector = np.zeros_like(self._server.w)
@@ -129,12 +131,12 @@ class MaskedSum:
         return len(self.contributions)
 
     def add(self, update: Update, weight: float = 1.0) -> None:
-        """Add `update` with a = `weight`; its vector is masked and is not read."""
+        """Add `update` with a = `weight`. The vector of the update is masked, so it is not read."""
         self.contributions.append(update.contribution(weight))
 
     def apply(self, scale: float = 1.0) -> SumUp:
-        """Return the request to do w ← w + scale · Σ a_i v_i when the sum is known, and empty this
-        sum."""
+        """Empty this sum. Return the request to do w ← w + scale · Σ a_i v_i when Σ a_i v_i has been
+        unmasked."""
         used, self.contributions = tuple(self.contributions), []
         return SumUp(used, scale)
 
@@ -173,7 +175,7 @@ class RobustSum:
         return sum(contribution.weight for contribution in self.contributions)
 
     def add(self, update: Update, weight: float = 1.0, *, times: int = 1) -> None:
-        """Add `update` with a = `weight`, counted `times` times."""
+        """Add `update` `times` times, each time with the weight a = `weight`."""
         self._rows += [update.vector.astype(self._server.w.dtype)] * times
         self._weights += [weight] * times
         self.contributions.append(update.contribution(times * weight))
@@ -191,17 +193,17 @@ class ClientPool:
     """The present clients. At most `concurrency` of them train or wait for an aggregation at the same
     time. If `concurrency` is None, there is no limit.
 
-    A client is in one of three states: training, waiting for the aggregation that it contributed
-    to, or idle. Drawing an idle client takes constant time.
+    A client is in one of three states: training, waiting for the aggregation of its update, or idle.
+    Drawing an idle client takes constant time.
     """
 
     def __init__(self, server: Server, concurrency: int | None) -> None:
         self._server = server
         self._concurrency = concurrency
         self.training: dict[str, int] = {}
-        """The training clients, each with the version that it trains from."""
+        """Clients that train, each with the version of the model that it trains from."""
         self.waiting: set[str] = set()
-        """Clients that wait for the aggregation that they contributed to."""
+        """Clients that wait for the aggregation of their updates."""
         self._idle: list[str] = []
         self._position: dict[str, int] = {}
         """Index of each idle client in `_idle`."""
@@ -227,8 +229,9 @@ class ClientPool:
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Draw idle clients uniformly, as many as may start training, and count them as training. Return
-        the drawn clients in the order of the draws."""
+        """Draw idle clients uniformly until as many clients train as may train. Without a limit, take
+        all idle clients. Mark the drawn clients as training, and return them in the order of the
+        draws."""
         if self._concurrency is None:
             chosen, self._idle = self._idle, []
             self._position.clear()
@@ -251,8 +254,8 @@ class ClientPool:
 
 
 def training_at_once(clients: int, concurrency: int | None) -> int:
-    """Return the number of clients that train at the same time, of `clients` clients. Raise ValueError
-    if `concurrency` is more than `clients`."""
+    """Return how many of `clients` clients train at the same time. Raise ValueError if `concurrency` is
+    more than `clients`."""
     if concurrency is not None and concurrency > clients:
         raise ValueError(f"concurrency is {concurrency}, but there are only {clients} clients")
     return concurrency or clients

@@ -33,17 +33,17 @@ class Port(Rule):
         w ← w + η_g Σ ω_i Δ_i,   Σ ω_i = 1
         ω_i ∝ n_i·(μ·(1 + cos(w − w_b, Δ_i))/2 + λ·S/(τ_i + S))
 
-    n_i is the number of samples of client i, and w_b the model that it trained from. cos is 1 if τ ≤ 1,
-    and 0 if one of the vectors is zero. While a client trains from a model more than S versions old, the
-    aggregation waits for its update; with `urgent`, the client is asked to send its result so far. The
-    defaults of μ, λ and S are those of Plato, the framework of the authors. Plato always uses the model
-    of two versions ago as w_b.
+    n_i is the number of samples of client i, w_b the model that client i trained from, and τ_i the
+    staleness of its update. cos is 1 if τ_i ≤ 1, and 0 if one of the vectors is zero. While a client
+    trains from a model more than S versions old, the aggregation waits for its update; with `urgent`,
+    the client is asked to send its result so far. The defaults of μ, λ and S are those of Plato, the
+    framework of the authors. Plato always uses the model of two versions ago as w_b.
 
     The contributors then get the new w. With `concurrency` below the number of clients, the new w goes
-    to clients drawn uniformly among the idle ones, up to the limit. A client that joins, for the first
-    time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a client that
-    leaves stay in the buffer, but the aggregation does not wait for that client any more. If no client
-    trains, the updates in the buffer are aggregated.
+    to idle clients, drawn uniformly, up to the limit. A client that joins, for the first time or again,
+    gets w immediately; with `concurrency`, it becomes idle. Updates of a client that leaves stay in the
+    buffer, but the aggregation does not wait for that client any more. If no client trains, the updates
+    in the buffer are aggregated.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
@@ -54,12 +54,12 @@ class Port(Rule):
     min_updates: int = 15
     """Minimum number of updates per aggregation."""
     urgent: bool = True
-    """Whether stale clients are asked to send their result so far; otherwise the server waits until they
-    finish."""
+    """Whether stale clients are asked to send their result so far. If false, the server waits until the
+    stale clients have finished."""
     similarity_weight: float = 1.0
     """μ: weight of the similarity between the update and the recent change of the model."""
     staleness_weight: float = 3.0
-    """λ: weight of freshness."""
+    """λ: weight of the term S/(τ + S), which is larger for fresher updates."""
     staleness_bound: int = 10
     """S, staleness bound in versions. The aggregation waits for a client that trains from a model more
     than S versions old."""
@@ -68,9 +68,9 @@ class Port(Rule):
     server_lr: float = 1.0
     """η_g, the server's step size."""
     trim: Annotated[Trim, "share to trim"] = 0.0
-    """Share of the updates whose values are removed at each end (lowest, highest) of every coordinate,
-    as protection against a few attackers. 0: nothing is removed. `median`: only the middle one or two
-    values are left (Yin et al. 2018, arXiv 1803.01498)."""
+    """Share of the updates whose values are removed at each end of every coordinate: the lowest and the
+    highest values. This protects against a few attackers. 0: nothing is removed. `median`: only the
+    middle one or two values are left (Yin et al. 2018, arXiv 1803.01498)."""
 
     def __post_init__(self) -> None:
         for name in ("min_updates", "staleness_bound", "concurrency"):
@@ -96,16 +96,17 @@ class Port(Rule):
 
 
 class PortState(State):
-    """The server half. The model does not change while updates are collected. So the weight of an
-    update, up to the common factor 1/Σ, is known on arrival, and a running sum is enough."""
+    """The server half. The model does not change while updates are collected. So the weight of an update
+    is known on arrival, except for a factor that all updates have in common, and a running sum is
+    enough."""
 
     def __init__(self, params: Port, server: Server) -> None:
         self.params, self.server = params, server
         self._sum = make_sum(server, params.trim)
         self._pool = ClientPool(server, params.concurrency)
         self._deferred: set[str] = set()
-        """Clients that get a model at the end of this instant, in the version that is current at that
-        time."""
+        """Clients to which the model is sent at the end of this instant, in the version that is then
+        current."""
         self._interrupted: set[str] = set()
         """Training clients that were asked to send their result so far."""
         self.models: dict[int, Vector] = {}
@@ -137,7 +138,8 @@ class PortState(State):
         self._interrupted.discard(client)
 
     def _factor(self, update: Update) -> float:
-        """Return μ·(1 + cos)/2 + λ·S/(τ + S), which is above 0."""
+        """Return the factor μ·(1 + cos)/2 + λ·S/(τ + S) of the update's weight. The factor is above
+        0."""
         params, staleness = self.params, self.server.staleness(update)
         cosine = 1.0
         if staleness > 1:
@@ -183,7 +185,8 @@ class PortState(State):
             self.models[self.server.version] = self.server.w.copy()
 
     def _give_work(self, newly_idle: Iterable[str] = (), *, deferred: bool = False) -> list[Action]:
-        """Make `newly_idle` idle, and send the model to as many idle clients as may start training."""
+        """Make the clients `newly_idle` idle. Then send the model to as many idle clients as may start
+        training. `deferred`: see `Send`."""
         self._pool.add_idle(newly_idle)
         chosen = self._pool.assign()
         sends: list[Action] = [Send(client, deferred=deferred) for client in chosen]

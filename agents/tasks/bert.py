@@ -1,8 +1,8 @@
-"""BERT classifiers of sentences (Devlin et al. 2019, arXiv 1810.04805), with transformers and peft.
+"""BERT classifiers of sentences (Devlin et al. 2019, arXiv 1810.04805).
 
-Both packages are optional. Install them with pip install 'edge-fl-testbed[bert]'; in containers, set
-`requirements: [transformers, peft]`. Nothing is downloaded, because the bundled dataset is synthetic,
-and weights are random unless `task.initial` is set.
+The classifiers use the optional packages transformers and peft. Install them with pip install
+'edge-fl-testbed[bert]'; in containers, set `requirements: [transformers, peft]`. Nothing is downloaded,
+because the bundled dataset is synthetic, and weights are random unless `task.initial` is set.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Sent140TinyBert(Task):
 
 @dataclass(frozen=True)
 class Sst2BertLora(Task):
-    """Sentiment of sentences. Low-rank adapters of BERT for queries and values are trained (LoRA, Hu et
-    al. 2021, arXiv 2106.09685). Adapters and head are trained and sent; the other parameters are frozen
-    and the same on all devices. `base` is BERT-base: 38,402 of its 109 million parameters are sent at
-    rank 1. `small` is for the bundled synthetic sentences. Set other data with `task.data`. The task
-    needs transformers and peft (`requirements: [transformers, peft]` in containers)."""
+    """Sentiment of sentences. Only the head of a BERT and low-rank adapters of its queries and values
+    are trained and sent (LoRA, Hu et al. 2021, arXiv 2106.09685). The other parameters are frozen and
+    the same on all devices. `base` is BERT-base: 38,402 of its 109 million parameters are sent at rank
+    1. `small` is for the bundled synthetic sentences. Set other data with `task.data`. The task needs
+    transformers and peft (`requirements: [transformers, peft]` in containers)."""
 
     paper: ClassVar[str] = "Xu, Zhang, Di, Liu, Alharthi, Cao 2024: FedFa"
     dataset: ClassVar[str] = "synthetic-sentences"

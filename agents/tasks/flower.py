@@ -26,9 +26,9 @@ _PAIR = re.compile(r"[^\s=]+=(?:'[^']*'|\"[^\"]*\"|\S+)")
 
 @dataclass(frozen=True)
 class Flower(Task):
-    """Training and evaluation by a Flower ClientApp, on the data that the app loads for its partition.
-    Device k of the topology, counted from 0, has partition k. One training of the app counts as one
-    local step."""
+    """Training and evaluation by a Flower ClientApp, which loads the data of a partition itself. Device
+    k of the topology, counted from 0, has partition k. One training of the app counts as one local
+    step."""
 
     dataset: ClassVar[None] = None
     fits: ClassVar[bool] = True
@@ -37,23 +37,25 @@ class Flower(Task):
     """`module:name` of the ClientApp, or of a function without arguments that returns the ClientApp."""
     net: str | None = None
     """`module:name` of a class or a function that returns the initial model: a torch module, or a list
-    or dict of NumPy arrays. It has no argument, or one: the app's run_config. None if the model consists
-    of the parameters of partition 0's NumPyClient."""
+    or dict of NumPy arrays. It is called with the app's run_config if it requires one argument,
+    otherwise without arguments. None if the model consists of the parameters of partition 0's
+    NumPyClient."""
     run_config: str = ""
     """Configuration of the app, in the format of `flwr run --run-config`, such as `lr=0.1
-    local-epochs=2`. It overrides `[tool.flwr.app.config]` of a pyproject.toml in the code."""
+    local-epochs=2`. These values override `[tool.flwr.app.config]` in the code's pyproject.toml."""
     evaluate: str | None = None
     """`module:name` of a function that evaluates the global model once, as Flower's `evaluate_fn` does:
     `f(server_round, arrays)` returns a MetricRecord, and `f(server_round, parameters, config)` returns
     the loss and a dict. None if the app evaluates every partition."""
     app_config: str = ""
-    """Config that a strategy would send with each message, as key=value pairs: `proximal-mu=0.1`. The
-    value '{round}' stands for the number of the device's training."""
+    """Config that a strategy would send with each message, as key=value pairs such as `proximal-mu=0.1`.
+    The value '{round}' is replaced by the number of the device's training, counted from 1."""
     loss_metric: str | None = None
-    """Name of the metric that is the loss of an evaluation; None if it is found by its name."""
+    """Name of the metric that is the loss of an evaluation; None to use the metric with a common name,
+    such as `eval_loss`."""
     accuracy_metric: str | None = None
-    """Name of the metric that is the accuracy of an evaluation, a share from 0 to 1; None if it is found
-    by its name."""
+    """Name of the metric that is the accuracy of an evaluation, a share from 0 to 1; None to use the
+    metric with a common name, such as `accuracy`."""
     partitions: Count | None = None
     """Number of partitions that the app divides its data into, at least the number of devices; None for
     the number of devices."""
@@ -110,7 +112,7 @@ class Flower(Task):
     def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the loss that the app reports for each partition, scaled so that the mean over
         partitions is the mean over all examples. If the app reports an accuracy and no loss, the loss is
-        1 − accuracy; if it reports neither, NaN."""
+        1 − accuracy. If the app reports neither, the loss is NaN."""
         return outputs[:, 0]
 
     def correct(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
@@ -119,8 +121,8 @@ class Flower(Task):
         return outputs[:, 1]
 
     def fit(self, module: torch.nn.Module, shard: Shard, lr: float) -> float:
-        """Let the app train the arrays of `module` on the partition. Return the loss that the app
-        reports; NaN if it reports no loss."""
+        """Let the app train the arrays of `module` on the partition of `shard`. Return the loss that the
+        app reports; NaN if it reports no loss."""
         return float(module.fit(int(shard.x[0, 0]), int(shard.x[0, 1]), lr))  # type: ignore[operator]
 
     def _references(self) -> dict[str, str]:
@@ -151,8 +153,8 @@ def _load_object(key: str, reference: str) -> Any:
 
 
 def _pairs(parameter: str, text: str) -> dict[str, Any]:
-    """Parse a text such as `lr=0.1 name='x'`, the value of `parameter`, to a dict. Raises ValueError if
-    the text is invalid."""
+    """Convert key=value pairs such as `lr=0.1 name='x'` to a dict. `text` is the value of `parameter`.
+    Raises ValueError if the text is invalid."""
     if _PAIR.sub("", text).strip():
         raise ValueError(f"{parameter} is {text!r}, expected key=value pairs such as lr=0.1 epochs=2")
     lines = (pair.partition("=") for pair in _PAIR.findall(text))

@@ -17,11 +17,11 @@ _TRAIN_LOSS = ("train_loss", "loss")
 _LOSS = ("eval_loss", "loss", "val_loss", "test_loss")
 _ACCURACY = ("eval_acc", "eval_accuracy", "accuracy", "acc", "val_accuracy", "test_accuracy")
 _EXAMPLES = ("num-examples", "num_examples")
-"""Names under which apps report the training loss, the loss, the accuracy and the number of examples. If
-a reply has several of the names, the first one is used; if it has none, the only name that contains a
-word of `_PARTS`."""
+"""Names under which apps report four figures: the training loss, the loss, the accuracy and the number
+of examples. If a reply has several names for a figure, the first one is used. If a reply has no name for
+a loss or an accuracy, the metric is used whose name alone contains the word in `_PARTS`."""
 _PARTS = {"loss": "loss", "accuracy": "acc"}
-"""Word in the name of a metric that is a loss or an accuracy."""
+"""Word by which the name of a loss or an accuracy is recognised."""
 _ROUND = "{round}"
 """Value in `app_config` that stands for the number of the training."""
 _SECURE_MODS = frozenset({"secagg_mod", "secaggplus_mod"})
@@ -87,10 +87,10 @@ class FlowerModule(torch.nn.Module):
             self._places[name] = holder, last
 
     def forward(self, partitions: torch.Tensor) -> torch.Tensor:
-        """Return the app's loss and accuracy on each of `partitions`, shape (n, 2). They are scaled
-        by the number of examples, so that their mean over partitions is the mean over all examples. A
-        row of `partitions`, shape (n, 2), has the index of a partition and the total number of
-        partitions."""
+        """Return the loss and the accuracy that are reported for each partition, shape (n, 2). Both are
+        scaled by the partition's number of examples, so that the mean over partitions is the mean over
+        all examples. A row of `partitions`, shape (n, 2), has the index of a partition and the total
+        number of partitions."""
         if self._evaluate_fn is None:
             rows = [self._evaluate(int(k), int(count)) for k, count in partitions.tolist()]
         else:
@@ -100,8 +100,8 @@ class FlowerModule(torch.nn.Module):
         return results[:, :2] * weights
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
-        """Train in place on the partition. Return the loss that the app reports; NaN if it reports no
-        loss."""
+        """Let the app train the arrays in place on partition number `partition` of `partitions`. Return
+        the loss that the app reports; NaN if it reports no loss."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
         content = self._request("train", partition, partitions, {"lr": lr, **self._config(number)})
         self._load(content)
@@ -142,8 +142,8 @@ class FlowerModule(torch.nn.Module):
         )
 
     def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
-        """Return the loss, the accuracy and the number of examples that the app reports. A missing loss
-        or accuracy is NaN; a missing number of examples is 1."""
+        """Return the loss, the accuracy and the number of examples that the app reports for a partition.
+        A missing loss or accuracy is NaN; a missing number of examples is 1."""
         try:
             content = self._request("evaluate", partition, partitions, self._config(0))
         except NotImplementedError as error:
@@ -153,8 +153,8 @@ class FlowerModule(torch.nn.Module):
         return (*self._loss_and_accuracy(values), max(examples, 1.0))
 
     def _evaluate_globally(self) -> tuple[float, float, float]:
-        """Return the loss and the accuracy that the function `evaluate` reports, and the number of
-        examples, 1."""
+        """Return the loss and the accuracy that the function `evaluate` reports, and 1 as the number of
+        examples."""
         required = len(_required(self._evaluate_fn))
         if required == 2:
             record = flower.ArrayRecord({name: flower.Array(array) for name, array in self._present()})
@@ -172,8 +172,8 @@ class FlowerModule(torch.nn.Module):
         return (*self._loss_and_accuracy(_only_numbers(reported) | values), 1.0)
 
     def _loss_and_accuracy(self, values: Mapping[str, float]) -> tuple[float, float]:
-        """Return the loss and the accuracy among the reported `values`; NaN for a missing one. Without a
-        loss, the loss is 1 − accuracy. Raises ValueError if several metrics may be the loss or the
+        """Return the loss and the accuracy among the reported `values`. A missing accuracy is NaN. A
+        missing loss is 1 − accuracy. Raises ValueError if several metrics may be the loss or the
         accuracy."""
         named_loss, named_accuracy = self._metrics
         loss = _find("loss", named_loss, _LOSS, values)
@@ -186,8 +186,8 @@ class FlowerModule(torch.nn.Module):
         return 1 - accuracy if math.isnan(loss) else loss, accuracy
 
     def _config(self, number: int) -> dict[str, Any]:
-        """Return the config of a message: the numbers of the training `number` under their usual names,
-        and `app_config`."""
+        """Return the config of a message: the number of the training under the names that apps use, and
+        the entries of `app_config`. `number` is 0 for an evaluation."""
         numbers = dict.fromkeys(("server-round", "server_round", "current_round"), number)
         own = {key: number if value == _ROUND else value for key, value in self._app_config.items()}
         return numbers | own
@@ -282,7 +282,7 @@ def client_app(candidate: Any) -> Any:
 def check_app(candidate: Any, evaluate: Any, app_config: Mapping[str, Any]) -> None:
     """Raise ValueError if `candidate` is not a ClientApp that trains, that can be evaluated, and that
     does without Flower's server. `evaluate`: function that evaluates the global model; None if the app
-    does. `app_config`: config that is sent with each message."""
+    evaluates the model. `app_config`: config that is sent with each message."""
     app = client_app(candidate)
     mods = {str(getattr(mod, "__name__", "")) for mod in getattr(app, "_mods", ())}
     for mod in sorted(mods & _SECURE_MODS):
@@ -372,7 +372,7 @@ def _find(
     """Return the metric in `values` that is the loss or the accuracy; NaN if there is none.
 
     `named`: name that the topology gives. `usual`: names that apps use. Raises ValueError if the metric
-    `named` is missing, or if several metrics may be meant.
+    `named` is missing, or if several metrics may be the loss or the accuracy.
     """
     there = ", ".join(values) or "none"
     if named is not None:

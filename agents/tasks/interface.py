@@ -27,9 +27,10 @@ class FitClient:
     index: int
     """Number of the device in device order, from 0."""
     memory: dict[str, Vector] = field(default_factory=dict)
-    """Name -> float32 vector, shape (n,). `fit` may change this dict. The client's next training begins
-    with what it has then, also after a crash or when the run is resumed. An update that is lost,
-    rejected or not used by the rule leaves the memory as it was."""
+    """Vectors that the client remembers from one training to the next: name -> float32 vector, shape
+    (n,). `fit` may change this dict. The dict is kept over crashes and when the run is resumed. If an
+    update is lost, rejected or not used by the rule, the next training begins with the dict from before
+    that update."""
 
 
 class Task(Protocol):
@@ -44,8 +45,8 @@ class Task(Protocol):
     """Name in `testbed.data.datasets.DATASETS`, or a method that returns the same data at each call.
     None if `shards` makes the data of each device. Empty if each topology names its dataset."""
     has_accuracy: ClassVar[bool] = True
-    """Whether the task has an accuracy, computed from `correct`. If not, `correct` need not be
-    defined."""
+    """Whether the task has an accuracy, which is computed from `correct`. A task without accuracy need
+    not define `correct`."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
     has_perplexity: ClassVar[bool] = False
@@ -57,7 +58,7 @@ class Task(Protocol):
         return 0.0
 
     def model(self) -> torch.nn.Module:
-        """Return a new module that maps inputs of the dataset, scaled as in its shards, to outputs.
+        """Return a new module that maps the dataset's inputs, scaled as in the shards, to outputs.
 
         The first dimension of inputs and outputs is the batch. Learned parameters are float32. Frozen
         parameters (`requires_grad=False`) are not sent, so they must be the same at each call. Buffers,
@@ -91,7 +92,8 @@ class Task(Protocol):
         tasks with `fits` define this method. `shard.x` has the type of the data, such as uint8 for
         images. `shard.tensors()` returns inputs and labels as tensors for `module`.
 
-        With a fourth parameter, `fit(self, module, shard, lr, client)`, it also gets a `FitClient`.
+        With a fourth parameter, `fit(self, module, shard, lr, client)`, the method also gets a
+        `FitClient`.
 
         One call counts as one local step and cannot be interrupted. The random generators of torch,
         NumPy and Python are seeded from the topology's seed.
@@ -116,7 +118,7 @@ class Task(Protocol):
 
 
 def calls_correct(task: Task) -> bool:
-    """Whether evaluations call `correct`: if the task has an accuracy, or defines the method."""
+    """Whether evaluations call `correct`. True if the task has an accuracy or defines the method."""
     return task.has_accuracy or type(task).correct is not Task.correct
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cifar10CnnMcmahan(Task):
-    """CIFAR-10, the model of McMahan et al. 2017 (arXiv 1602.05629), "about 10^6 parameters": two 5×5
-    convolutions (64 channels each) with 3×3 max pooling of stride 2, and linear layers of 384, 192 and
-    10, on the middle 24×24 pixels; 1,068,298 parameters. The model is based on a TensorFlow tutorial.
-    The tutorial's random crops, flips and local response normalisation are omitted here."""
+    """CIFAR-10, the model of McMahan et al. 2017 (arXiv 1602.05629): two 5×5 convolutions (64 channels
+    each) with 3×3 max pooling of stride 2, and linear layers of 384, 192 and 10; 1,068,298 parameters
+    ("about 10^6" in the paper). The input is the middle 24×24 pixels. The model is based on a TensorFlow
+    tutorial. The tutorial's random crops, flips and local response normalisation are omitted here."""
 
     paper: ClassVar[str] = "Fraboni, Vidal, Kameni, Lorenzi 2023: FedFix"
     dataset: ClassVar[str] = "uoft-cs/cifar10"

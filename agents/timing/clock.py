@@ -51,7 +51,7 @@ class DeviceClock:
         self._read = 0
         """Modification time of the file when it was last read, in ns."""
         self._shown: Nanoseconds = 0
-        """Latest time on the monotonic clock for which a device time was returned."""
+        """Latest time, on the clock that device time follows, for which a device time was returned."""
 
     def now(self) -> Nanoseconds:
         """Return the device time in nanoseconds since a moment that is the same for all processes of the
@@ -59,7 +59,8 @@ class DeviceClock:
         return self.at(time.monotonic_ns(), now=True)
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
-        """Return the device time at the time `monotonic` of the monotonic clock, both in nanoseconds."""
+        """Return the device time when this host's monotonic clock shows `monotonic`, both in
+        nanoseconds. With `now`, the result is never before an earlier result."""
         if self._path is not None:
             monotonic = self._of_aggregator(monotonic, self._path)
             if now:

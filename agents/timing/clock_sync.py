@@ -1,10 +1,10 @@
 """Clock synchronisation: estimate another node's clock from questions and answers, as NTP does.
 
 In each exchange, the other clock is read between the sending of the question and the arrival of the
-answer. The middle of these two times is the best estimate, and its error is at most half of the round
-trip. So the exchanges with the shortest round trips are the most accurate. Clocks drift. The drift is
-assumed to be constant over the window, so a line is fitted through the best exchange of each second,
-weighted by accuracy.
+answer. The best estimate is that it was read at the middle of these two times. The error of this
+estimate is at most half of the round trip. So the exchanges with the shortest round trips are the most
+accurate. Clocks drift. The drift is assumed to be constant over the window, so a line is fitted through
+the best exchange of each second, weighted by accuracy.
 
 This module imports only Python's standard library, because it is sent to nodes as it is. All times are
 whole nanoseconds.
@@ -20,7 +20,7 @@ from typing import Any
 _SLOT = 10**9
 """Length of a slot, in ns. Only the exchange with the shortest round trip in each slot is used."""
 _SLOTS = 120
-"""Number of latest slots that are used."""
+"""Maximum number of slots that are kept. The oldest slot is dropped first."""
 _MAX_DRIFT = 200e-6
 """Maximum drift between two quartz clocks, in seconds per second. This drift is assumed until the actual
 drift is known."""
@@ -82,7 +82,7 @@ class Exchanges:
             self._best[-1] = new
 
     def estimate(self) -> Estimate | None:
-        """Return the estimate from all exchanges; None before the first exchange."""
+        """Return the estimate from the exchanges that are kept; None before the first exchange."""
         if not self._best:
             return None
         best = list(self._best)
