@@ -60,7 +60,8 @@ class DeviceClock:
 
     def at(self, monotonic: Nanoseconds, *, now: bool = False) -> Nanoseconds:
         """Return the device time when this host's monotonic clock shows `monotonic`, both in
-        nanoseconds. With `now`, the result is never before an earlier result."""
+        nanoseconds. If `now` is true, `monotonic` is the current time, and the result is at least as
+        late as all previous results."""
         if self._path is not None:
             monotonic = self._of_aggregator(monotonic, self._path)
             if now:

@@ -26,8 +26,9 @@ _FULL_SHARE_OF_RUN = 0.2
 """Maximum share of the run in which a server may be full. Short phases of full load are normal, and
 affect only some updates."""
 _FULL_SECONDS = 3.0
-"""Seconds for which a server may be full in a run of any length. In a short run, start and end are a
-large share of the time."""
+"""A server may always be full for less than this number of seconds, even if that is more than
+`_FULL_SHARE_OF_RUN` of the run. The reason is that the start and the end of a run take a large share of
+a short run."""
 _FOREIGN_SHARE = 0.12
 """Maximum share of the devices' CPU time that other work may take. Even if a device gets its share,
 other work that runs between two time slices of the device may evict the device's data from the caches.

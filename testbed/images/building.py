@@ -216,8 +216,11 @@ class Builder:
             archive.unlink()
 
     def _image(self, kind: str, context: Path, parent: str | None = None) -> None:
-        """Build one image. The Dockerfile gets the tag of the image `parent` as a build argument: PARENT
-        if the run adds the image, otherwise the name of the parent in capitals."""
+        """Build one image. A build argument of the Dockerfile holds the tag of the image `parent`.
+
+        The argument is PARENT if `kind` is in `OWN`. For other kinds, the argument is named after the
+        parent, such as LIBRARIES. The suffix `CUDA` is ignored in both cases.
+        """
         arguments = {}
         if parent is not None:
             name = "parent" if kind.removesuffix(CUDA) in OWN else parent.removesuffix(CUDA)

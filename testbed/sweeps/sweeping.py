@@ -60,9 +60,13 @@ class Index:
     cells: dict[str, dict[str, Any]]
     """Entries of the cells, by fingerprint.
 
-    An entry has the keys `cell`, `changes`, `run`, `outcome` (None while the run is executed) and
-    `error`. `tries` is the number of ended runs of a repeated cell. `instead_of` exists only while a
-    cell is repeated. It is the entry that counts until the repeat has ended.
+    Each entry has the keys `cell`, `changes`, `run`, and `outcome` (None while the run is executed).
+    Three further keys exist only in some entries:
+
+    - `error`: the error with which the run failed.
+    - `tries`: the number of ended runs, if the cell has been repeated.
+    - `instead_of`: the entry of the earlier run, while the cell is repeated. The earlier run counts
+      until the repeat has ended.
     """
 
     @classmethod
