@@ -1,11 +1,11 @@
 """Payloads as MQTT messages: a large payload is split into chunks, which are sent as several messages on
 one topic.
 
-A chunk has a head (`HEAD`) and a part of the payload. The head has a magic number, the number of the
-payload's body, the index of the chunk, the number of chunks, and the number of bytes in all chunks
-except the first. Chunk 0 has the payload's header and the beginning of its body. MQTT keeps the order of
-a topic's messages, and may repeat messages after a reconnect. If a chunk is lost, the whole payload is
-lost.
+A chunk has a head (`HEAD`) and a part of the payload. The head has a magic number, a random number that
+identifies the payload's body, the index of the chunk, the number of chunks, and the number of bytes in
+all chunks except the first. Chunk 0 has the payload's header and the beginning of its body. MQTT keeps
+the order of a topic's messages, and may repeat messages after a reconnect. If a chunk is lost, the whole
+payload is lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CHUNK_BYTES = 2**20
 """Maximum number of payload bytes in one message. MQTT's own limit is 268 MB. But while a message is
 sent, nothing else can be sent, not even the ping that keeps the connection alive."""
 _MAGIC = b"testbed\xff"
-"""First bytes of a chunk. No other message of the testbed begins with these bytes, because as the length
-of a safetensors header they would be far too large."""
+"""First bytes of a chunk. No other message of the testbed begins with these bytes: read as the length of
+a safetensors header, they would be far too large a number."""
 HEAD = struct.Struct("<8sQIIQ")
 _MAX_CHUNKS = 4096
 _GROWTH = 8
@@ -35,7 +35,7 @@ class Chunk(bytes):
     copied."""
 
     share: memoryview
-    """The chunk's part of the payload. It must not change before the message is sent."""
+    """The chunk's part of the payload. The memory must not change before the message is sent."""
 
 
 Messages = Sequence[bytes]
@@ -59,8 +59,8 @@ class Body:
 
 
 def cut(views: Sequence[bytes | memoryview], most: int = CHUNK_BYTES) -> Body:
-    """Cut the concatenation of `views` into chunks of at most `most` bytes. The views are not copied
-    and must not change before the messages are sent."""
+    """Cut the concatenation of `views` into chunks of at most `most` bytes. The views must not change
+    before the messages are sent, because large views are not copied."""
     if sum(map(len, views)) <= most:
         return Body(b"".join(views))
     first, *others = (
@@ -97,7 +97,7 @@ class _Unfinished:
 
     topic: str
     number: int
-    """Number of the body."""
+    """Number that identifies the body (`Body.number`)."""
     count: int
     """Number of chunks."""
     size: int
@@ -132,8 +132,8 @@ class Joiner:
     """Unfinished payload of each sender."""
 
     def add(self, topic: str, message: bytes) -> bytes | bytearray | None:
-        """Add a message. Return the payload if it is complete now. Return None if chunks are missing or
-        the message does not continue a payload."""
+        """Add a message. Return the payload if it is complete now. Return None if chunks are still
+        missing, or if the message is dropped. A message that is not a chunk is a complete payload."""
         if not is_chunk(message):
             return message
         if len(message) < HEAD.size:

@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 class Inbox(Generic[T]):
     """Queue between a connection's thread and the thread that handles messages. While the queue is full,
-    nothing is read from the connection. Messages then wait at the broker, which limits their number,
-    too.
+    nothing is read from the connection. Messages then wait at the broker, which also limits the number
+    of waiting messages.
 
     `most`: total size in bytes of the waiting messages at which the queue is full.
     """

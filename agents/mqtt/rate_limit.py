@@ -17,8 +17,8 @@ class RateLimit:
         """Number of refused items, by sender."""
 
     def admits(self, sender: str, at: float) -> bool:
-        """Count one item that `sender` sent at `at`, a time in seconds of any clock. Return whether
-        the item is within the limit."""
+        """Return whether one more item of `sender` is within the limit, and count the item. `at`: time
+        of the item in seconds, on any clock."""
         full = max(at, self._full.get(sender, at)) + self._interval
         if full - at > self._burst * self._interval:
             self.refused[sender] += 1
@@ -27,6 +27,7 @@ class RateLimit:
         return True
 
     def forget(self, sender: str) -> None:
-        """Reset the limit of `sender`, as if it had sent nothing."""
+        """Reset the bucket of `sender` and the number of refused items, as if `sender` had sent
+        nothing."""
         self._full.pop(sender, None)
         self.refused.pop(sender, None)

@@ -65,7 +65,7 @@ class _Arriving:
     payload: bytearray | None = None
     """Payload of a message that is not a chunk; None for a chunk."""
     share: int | None = None
-    """Length in bytes of a chunk that `joiner` accepts; None for any other message."""
+    """Number of payload bytes in a chunk that the joiner accepts; None for any other message."""
 
 
 class StreamingClient(paho.Client):
@@ -81,8 +81,8 @@ class StreamingClient(paho.Client):
         self._arrived_at: Nanoseconds = 0
         """Host's monotonic time at which the data that is being read had arrived."""
         self._left_to_paho: object = None
-        """paho's record of a large packet that paho handles, because its topic is foreign; None if there
-        is no such packet."""
+        """paho's record of the last large packet that was left to paho, because the topic is longer than
+        any topic of the testbed; None if no packet was left to paho."""
         self._moved = 0
         """Value of the property `moved` when the last ping was sent."""
         self.on_message = self._on_small
@@ -95,8 +95,9 @@ class StreamingClient(paho.Client):
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def close_sockets(self) -> None:
-        """Close all sockets, including the pair that wakes paho's thread. Call this after `loop_stop`.
-        paho closes this pair only when the client is deleted. Nothing may be published meanwhile."""
+        """Close all sockets, including the pair of sockets that wakes paho's thread. paho itself closes
+        this pair only when the client is deleted. Call this method after `loop_stop`, and publish
+        nothing during the call."""
         self._reset_sockets()
 
     @property
@@ -162,7 +163,8 @@ class StreamingClient(paho.Client):
                 self._last_bytes_received = time.monotonic()
 
     def _read_on(self, arriving: _Arriving) -> MQTTErrorCode:
-        """Read the bytes of the packet that have arrived. Raises OSError if more are missing."""
+        """Read the bytes of the packet that have arrived, and handle the packet if it is complete.
+        Raises OSError if further bytes have not arrived yet."""
         sock: socket.socket = cast(Any, self._sock)
         while arriving.left:
             try:
@@ -259,5 +261,6 @@ class StreamingClient(paho.Client):
 
 
 def _wake_at(sock: socket.socket, count: int) -> None:
-    """Report `sock` as readable when `count` bytes have arrived or the connection is lost."""
+    """Let the kernel report `sock` as readable only when `count` bytes have arrived or the connection is
+    lost."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)

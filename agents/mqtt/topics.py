@@ -16,8 +16,8 @@ ROUTER = "router"
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` may be the name of a run, device or client: it is one level of an MQTT topic
-    and one label of a host name."""
+    """Return whether `text` may be the name of a run, device or client. Names must be usable as one
+    level of an MQTT topic and as host names."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -50,7 +50,8 @@ class Topics:
         return f"{ROOT}/{self.run}/request/{client}"
 
     def status(self, client: str) -> str:
-        """client -> aggregator and controller, retained, with the last will `offline`."""
+        """client -> aggregator and controller: the client's state. Messages are retained; the last will
+        is `offline`."""
         return f"{ROOT}/{self.run}/status/{client}"
 
     def report(self, client: str) -> str:
@@ -76,11 +77,11 @@ class Topics:
         return f"{ROOT}/{self.run}/control/{device}"
 
     def telemetry(self, device: str) -> str:
-        """device -> controller: resource usage of the device."""
+        """device -> controller: telemetry of the device, such as resource usage and disturbances."""
         return f"{ROOT}/{self.run}/telemetry/{device}"
 
     def failure(self, device: str) -> str:
-        """device or router -> controller: the reason why an order failed."""
+        """device or router -> controller: the reason for a failure, for instance of an order."""
         return f"{ROOT}/{self.run}/failure/{device}"
 
     def kind_and_name(self, topic: str) -> tuple[str, str]:
@@ -97,7 +98,7 @@ class Topics:
         """Return the kind of a run's topic, and the last name in it: `share` and `pi-2` for
         `testbed/<run>/share/pi-1/pi-2`.
 
-        The name is that of the client or device that a message is sent to or comes from. Names are not
+        The name belongs to the client or device that sends or receives the message. Names are not
         checked; the kind is empty if the topic has fewer than three levels.
         """
         levels = topic.split("/")

@@ -6,11 +6,11 @@ paho:
 - `connect` blocks. If nothing listens at the address, it raises OSError, but a refused login is reported
   by a callback. Here both raise ConnectionFailedError.
 - paho reconnects by itself but does not subscribe again. So `on_connect` subscribes, unless the broker
-  has kept the session. It also publishes the client's status again, because the broker has published the
+  has kept the session. Then the client's status is published again, because the broker has published the
   last will.
 - After a reconnect, paho sends unacknowledged messages again only when the broker has answered. New
-  messages could overtake them, so new messages are held until the broker has answered the subscription.
-  Recovery relies on this order (docs/concepts/recovery.md).
+  messages could overtake these messages, so new messages are held until the broker has answered the
+  subscription. Recovery relies on this order (docs/concepts/recovery.md).
 - An exception in a callback would end paho's thread silently. So the callbacks raise no exceptions.
 """
 
@@ -71,7 +71,7 @@ class _Patience:
 
 class Connection:
     """One MQTT connection. `sink` is called with each message, in paho's thread. While `sink` waits,
-    nothing is read from the connection or sent."""
+    nothing is read from the connection or written to it."""
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class Connection:
 
         `will`: topic and payload of the last will, a retained message; None if there is no last will.
         `close` publishes the last will. If this process dies or is silent for 1.5 times `keepalive`
-        seconds, the broker publishes it. A transfer that makes progress does not count as silence.
+        seconds, the broker publishes the last will. A transfer that makes progress does not count as
+        silence.
 
         `keeps_session`: whether the broker keeps messages for this client while the client is
         disconnected. `largest`: maximum size in bytes of a payload that is joined from chunks, by kind
@@ -166,8 +167,9 @@ class Connection:
     def publish(
         self, topic: str, payload: bytes | bytearray | str | Messages, *, retain: bool = False
     ) -> None:
-        """Send a payload, or the MQTT messages that together are a payload, with QoS 1. The order is
-        kept, even after a reconnect. A large payload is sent in chunks and cannot be retained."""
+        """Send a payload, or the MQTT messages that together are a payload, with QoS 1. The order of
+        messages is kept, even after a reconnect. A large payload is sent in chunks and cannot be
+        retained."""
         if isinstance(payload, str):
             payload = payload.encode()
         with self._order:
