@@ -67,7 +67,7 @@ class Compressed:
         if method not in METHODS:
             raise ValueError(f"compression {method!r:.40}, expected one of {', '.join(METHODS)}")
         if fields.keys() != {"compression", "parameters", "chunk"}:
-            raise ValueError(f"unexpected fields: {', '.join(fields):.80}")
+            raise ValueError(f"fields {', '.join(fields):.80}, expected compression, parameters, chunk")
         size, chunk = int(fields["parameters"]), int(fields["chunk"])
         if not 0 < size < 1 << 40 or not 0 <= chunk <= _MAX_CHUNK:
             raise ValueError(f"{size} parameters in chunks of {chunk}: out of range")

@@ -283,7 +283,7 @@ accept these steps."""
 class DeviceGroup(Model):
     """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops."""
 
-    name: Name = Field(description="Name of the device; with count, of the group of devices")
+    name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
         Annotated[
             int,

@@ -278,7 +278,7 @@ NAN = np.array([1.0, np.nan], np.float32)
         ),
         (
             {"control": Encoded({"compression": "int8"}, PACKED.arrays)},
-            "vector control: unexpected fields",
+            "vector control: fields ",
         ),
     ],
 )
