@@ -1,7 +1,7 @@
 """User code: tasks and rules written by the user, as `module:Class` in a folder of modules
 (docs/guide/own-code.md).
 
-Python's import state is global, so a process uses one such folder at a time.
+Python's import state is global, so a process never uses two such folders at the same time.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def is_user_code(name: str) -> bool:
 
 def use_folder(folder: str | None) -> None:
     """Import user code from `folder` from now on; import no user code if `folder` is None. Modules of
-    the previous folder are unloaded, so that one process can run several versions of user code in
-    turn."""
+    the previous folder are unloaded, so that one process can run several versions of user code one after
+    the other."""
     if folder is None and not _in_use:
         return  # in a forked process, inspecting each module would copy its memory pages
     # `torch.compile` then returns the module as it is. A device has no compiler, and compiling takes
@@ -62,8 +62,8 @@ def folder() -> str | None:
 
 
 def load_attribute(name: str) -> Any:
-    """Return the object `module:name` of user code. Raises LookupError if the object does not exist, and
-    any error of the import."""
+    """Return the object `module:name` of user code. Raises LookupError if the object does not exist.
+    Errors during the import are passed on."""
     module_name, _, last = name.partition(":")
     module = _module(module_name)
     if not hasattr(module, last):
@@ -73,14 +73,15 @@ def load_attribute(name: str) -> Any:
 
 def build(named: Named, ours: Mapping[str, type[T]], base: type) -> T:
     """Build the task or rule that `named` describes, from the built-in classes `ours` or from user code.
-    Raises LookupError if the task or rule does not exist, and any error of user code."""
+    Raises LookupError if the task or rule does not exist. Errors in user code are passed on."""
     params = as_json_values(named.params) if is_user_code(named.name) else named.params
     return find_class(named.name, ours, base)(**params)
 
 
 def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
-    """Return the class called `name`: a key of `ours`, or a dataclass of user code derived from `base`.
-    Raises LookupError, and any error of importing user code."""
+    """Return the class called `name`: a key of `ours`, or `module:Class` for a dataclass of user code
+    derived from `base`. Raises LookupError if there is no such class. Errors during the import of user
+    code are passed on."""
     if not is_user_code(name):
         return ours[name]
     if name in HOSTS:
@@ -133,8 +134,8 @@ def _module(name: str) -> object:
 
 
 def is_from_user_code(error: BaseException) -> bool:
-    """Return whether `error` was raised in user code or in code that it called, or says that a rule does
-    not keep to what it has declared."""
+    """Return whether `error` was raised in user code, or in code that user code called. True also for a
+    DeclarationError, which is the fault of the rule."""
     return isinstance(error, DeclarationError) or bool(_own_lines(error))
 
 

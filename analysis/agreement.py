@@ -18,8 +18,8 @@ from analysis.load import Run
 
 _RESAMPLES = 2000
 _MIN_CONFIGURATIONS = 3
-"""Minimum number of configurations that can be resampled. With two configurations, each resample has the
-same tau as the original, or no tau if it has one configuration twice."""
+"""Minimum number of configurations that can be resampled. With two configurations, a resample has the
+same tau as the original, or no tau if one configuration was drawn twice."""
 
 Times = npt.NDArray[np.float64]
 """Times in seconds. There is one row per configuration or seed, and one column for each of the two
@@ -38,7 +38,8 @@ class RankedConfiguration:
     """Mean over seeds of the time to the target, in seconds in the real runtime; infinite if a seed did
     not reach the target."""
     virtual_rank: int
-    """Rank in virtual time, from 1. Configurations with equal times all have the best of their ranks."""
+    """Rank in virtual time, from 1. Configurations with equal times all have the best of the ranks that
+    they share: 1, 2, 2, 4."""
     real_rank: int
 
 
@@ -137,15 +138,16 @@ Resample = Callable[[np.random.Generator], Times]
 
 
 def _seeds(runs: list[Times]) -> Resample:
-    """Return a function that resamples the seeds of each configuration. For both runtimes, it draws the
-    same seeds."""
+    """Return a function that resamples the seeds of each configuration. The function draws the same
+    seeds for both runtimes."""
     return lambda random: np.array(
         [own[random.integers(len(own), size=len(own))].mean(axis=0) for own in runs]
     )
 
 
 def _configurations(means: Times) -> Resample | None:
-    """Return a function that resamples the configurations; None if there are too few."""
+    """Return a function that resamples the configurations; None if there are fewer than
+    `_MIN_CONFIGURATIONS`."""
     count = len(means)
     if count < _MIN_CONFIGURATIONS:
         return None

@@ -265,7 +265,7 @@ class ClientHalf(ClientState):
     `terms` and `answer` are pure functions: an object of the class stores nothing. Both methods get the
     client's memory as an argument. The memory is empty until the server half has accepted a first update
     of the client. An update that is lost, rejected or answered with `Ignored` does not change the
-    memory. The memory survives crashes and the resuming of the run. If the server sends a client a
+    memory. The memory is kept over crashes and when the run is resumed. If the server sends a client a
     further model before the client's last update has arrived, the client may train with the memory from
     before that update.
 

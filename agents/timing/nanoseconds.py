@@ -22,6 +22,6 @@ def to_seconds(nanoseconds: Nanoseconds) -> float:
 
 
 def next_multiple(period: Nanoseconds, after: Nanoseconds) -> Nanoseconds:
-    """Return the first multiple of `period` (above 0) later than `after`. The k-th tick is at k ×
-    period."""
+    """Return the time of the next tick after `after`. Ticks are at the multiples of `period`, which is
+    above 0."""
     return (after // period + 1) * period

@@ -269,8 +269,9 @@ class GpuFigures(_Fields, frozen=True):
 
 
 class GpuSample(_Fields, frozen=True):
-    """GPU usage of a device until `at` seconds on the host's monotonic clock. The controller measures
-    the usage and writes it to the run's telemetry. A GpuSample is never sent as a message."""
+    """GPU usage of a device in the time until `at`, in seconds on the host's monotonic clock. The
+    controller measures the usage and writes it to the run's telemetry. A GpuSample is never sent as a
+    message."""
 
     device: Name
     at: Seconds
@@ -392,7 +393,7 @@ def encode(message: Message | GpuSample) -> bytes:
 
 def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     """Return the message that arrived as `payload` on `topic`. `names`: topics of the run. Raises
-    MessageError."""
+    MessageError if the message is not valid."""
     try:
         kind, name = names.kind_and_name(topic)
     except ValueError as error:

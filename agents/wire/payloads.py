@@ -71,8 +71,8 @@ class ModelMessage:
     """Numbers of the dispatches whose updates wait to be summed. Empty unless the run uses secure
     aggregation and the client remembers what it sent."""
     lost: tuple[int, ...] = ()
-    """Numbers of the dispatches whose updates were lost with their sum. Empty unless the run uses secure
-    aggregation and the client remembers what it sent."""
+    """Numbers of the dispatches whose updates were discarded because their sum could not be unmasked.
+    Empty unless the run uses secure aggregation and the client remembers what it sent."""
     buffers: Buffers = NONE
     """Buffers of the model."""
     vectors: Mapping[str, Vector] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class UpdateMessage:
     vector: Vector
     """The update, shape (d,), float32; empty if `encoded` is set."""
     encoded: Encoded | None = None
-    """The update in the encoding of a step; None if the update is sent as `vector`."""
+    """The update as encoded by a step of `agents.pipeline`; None if the update is sent as `vector`."""
     buffers: Buffers = NONE
     """Buffers of the model after the training."""
     vectors: Mapping[str, Vector | Encoded] = field(default_factory=dict)
@@ -144,7 +144,7 @@ class UpdateMessage:
 
 
 def _readers(cls: type[Any]) -> dict[str, Callable[[str], Any]]:
-    """Return the parser of each field of `cls` that is in the header."""
+    """Return the parsers of the fields of `cls` that are in the header, by field name."""
     types: dict[str, Callable[[str], Any]] = {
         "int": int,
         "Nanoseconds": int,
@@ -196,8 +196,8 @@ def largest_model(parameters: int, buffers: int, own: int = 0) -> int:
 
 def plain_size(message: UpdateMessage, parameters: int, sizes: Mapping[str, int] | None = None) -> int:
     """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
-    parameters and with the rule's own vectors as float32. `sizes`: number of elements of each of these;
-    None if the rule has none."""
+    parameters and with the rule's own vectors as float32. `sizes`: number of elements of each vector of
+    the rule, by name; None if the rule has no vectors."""
     arrays = {"w": parameters, **{f"{_OWN}{name}": size for name, size in (sizes or {}).items()}}
     untouched = {name: np.empty(size, "<f4") for name, size in arrays.items()}  # memory never touched
     return sum(map(len, _pack(untouched, _metadata(message), message.buffers)))
@@ -247,8 +247,8 @@ def _with_vectors(
     arrays: Mapping[str, NDArray[Any]],
     buffers: Buffers,
 ) -> UpdateMessage:
-    """Return an update with vectors of the rule. `fields` are its decoded header fields, `metadata` all
-    of its header fields. Raises WireError."""
+    """Return an update with vectors of the rule. `fields`: decoded header fields of the update.
+    `metadata`: all header fields as text. Raises WireError."""
     known = {"protocol", *fields}
     more, own_fields = _separate({name: text for name, text in metadata.items() if name not in known})
     arrays, own = _separate(arrays)
@@ -275,16 +275,17 @@ T = TypeVar("T")
 
 
 def _separate(items: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Return the items of `w` or of an encoded update, and those of the rule's own vectors, the latter
-    without `_OWN` in their names."""
+    """Split `items` into two parts: the items of `w` or of an encoded update, and the items of the
+    rule's own vectors. Names in the second part no longer begin with `_OWN`."""
     rest = {name: item for name, item in items.items() if not name.startswith(_OWN)}
     own = {name.removeprefix(_OWN): item for name, item in items.items() if name.startswith(_OWN)}
     return rest, own
 
 
 def _by_vector(items: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Return the items of each of the rule's own vectors by the part of their names after `NAME/`. The
-    part is empty for a vector that is not encoded."""
+    """Group the items of the rule's own vectors: name of the vector -> key -> item. An item of an
+    encoded vector is called `NAME/KEY`. If a vector is not encoded, its item is called `NAME`, and the
+    key is empty."""
     found: dict[str, dict[str, T]] = {}
     for key, item in items.items():
         name, _, part = key.partition("/")
@@ -293,8 +294,8 @@ def _by_vector(items: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def pack(vector: Vector, metadata: dict[str, str], buffers: Buffers = NONE) -> Pieces:
-    """Return the pieces of a safetensors file with the float32 tensor `w` and, if there are any,
-    `buffers`. `vector`: contiguous, shape (d,)."""
+    """Return the pieces of a safetensors file with `vector` as the float32 tensor `w`, followed by
+    `buffers` unless they are empty. `vector`: contiguous, shape (d,)."""
     return _pack({"w": vector}, metadata, buffers)
 
 
@@ -308,7 +309,7 @@ def _pack(arrays: dict[str, NDArray[Any]], metadata: dict[str, str], buffers: Bu
 
 
 def _tensors(arrays: Mapping[str, NDArray[Any]], at: int = 0) -> dict[str, Any]:
-    """Return the header's entries for `arrays`, one after the other from byte `at` on."""
+    """Return the header's entries for `arrays`, which lie one after the other from byte `at` on."""
     found: dict[str, Any] = {}
     for name, array in arrays.items():
         end = at + array.nbytes

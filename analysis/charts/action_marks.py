@@ -20,8 +20,9 @@ _MAX_MARKS = 30
 _AXIS_CHARACTERS = 70
 """Number of characters that fit above a plot of the usual width."""
 _KINDS, _NAMED = 4, 2
-"""Maximum number of kinds of action that a mark lists, and of devices that it names for each kind. If
-there are more, the mark has the number of the others."""
+"""Maximum number of kinds of action that a mark lists, and maximum number of devices that a mark names
+for each kind. If there are more kinds, the mark ends with their number (`and 2 more`). If there are more
+devices, the mark has the number of all devices (`4 devices`)."""
 _UNITS = {"up": (1e-3, " kbit/s"), "down": (1e-3, " kbit/s"), "rtt": (1e3, " ms"),
           "jitter": (1e3, " ms"), "loss": (100.0, "%")}  # fmt: skip
 """Factor and unit to show the value of each field of a link."""
@@ -42,10 +43,11 @@ class ActionMark:
     at: float
     """Time of the first action, in seconds of device time."""
     what: str
-    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If there are several runs and only
-    one has the actions, the text starts with the run's name: `fedavg: crash pi-1`."""
+    """Description such as `crash pi-1; link up 100 kbit/s 4 devices`. If not all runs of the chart have
+    the actions, the text names the runs that have them: `fedavg: crash pi-1`."""
     run: Run | None
-    """The only run with these actions; None if several runs have them."""
+    """The run with these actions; None if several runs have these actions, or if the chart has only one
+    run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ def with_actions(
     axis of the chart must be device time.
 
     A mark of a single run has the colour of the run; `colors` has the colours by `id` of the run. If
-    there is enough space, the marks are labelled with descriptions, otherwise with numbers. In that
-    case, the chart's `key` explains the numbers. The chart's remarks say which actions are combined or
-    left out.
+    there is enough space, the marks are labelled with descriptions. Otherwise they are labelled with
+    numbers, which the chart's `key` explains. The chart's remarks say which actions are combined or left
+    out.
     """
     found = marks(runs)
     shown = [(number, mark) for number, mark in enumerate(found.marks, start=1) if mark.at >= since]
@@ -131,8 +133,8 @@ def with_actions(
 
 
 def _mark(bucket: Sequence[_MarkedAction], names: Mapping[int, str]) -> ActionMark:
-    """Return the mark for the actions in `bucket`. `names`: names of the runs by their ids, if there are
-    several."""
+    """Return the mark for the actions in `bucket`. `names`: names of the chart's runs, by `id` of the
+    run; empty if the chart has one run."""
     runs = {id(one.run): one.run for one in bucket}
     done: dict[int, dict[str, dict[str, None]]] = {key: {} for key in runs}
     for one in bucket:

@@ -79,7 +79,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One series. In an update of a chart, a layer replaces the earlier one of the same name."""
+    """One series of a chart. When a chart is updated, a layer replaces the layer of the same name."""
 
     name: str
     mark: Mark
@@ -94,9 +94,10 @@ class Layer:
     """Label in the legend. If it is empty, the name of the layer is used."""
     dashed: bool = False
     reference: bool = False
-    """Whether the layer is only a reference for others. A chart with nothing else is bare."""
+    """Whether the layer is only a reference for other layers. `Chart.is_bare` does not count its
+    points."""
     hover: Mapping[str, str] = field(default_factory=dict)
-    """Lines of a point's tooltip: for each heading, the column to show, or `$name` to show the layer's
+    """Lines of a point's tooltip: heading -> column whose value is shown, or `$name` for the layer's
     name."""
 
     def __post_init__(self) -> None:
@@ -122,13 +123,13 @@ class Chart:
     layers: tuple[Layer, ...]
     _: KW_ONLY
     legend: Mapping[str, str] = field(default_factory=dict)
-    """Name of each colour by its meaning, for charts in which one layer has several colours
-    (`spans`)."""
+    """Legend of colours: meaning -> name in `PALETTE`. Used by charts in which one layer has several
+    colours (`spans`)."""
     note: str = ""
     """Text below the title."""
     remarks: tuple[str, ...] = ()
-    """Remarks on the run that its other charts have, too. Below the title they follow the note. A page
-    of several charts shows each remark once."""
+    """Remarks that other charts of the same run have, too. They are written below the title, after the
+    note. A page of several charts shows each remark once."""
     key: tuple[str, ...] = ()
     """Explanations of the labels of vertical lines (`rules`) if these labels are numbers. In print, the
     explanations are written below the plot."""
@@ -143,8 +144,8 @@ class Chart:
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is too little data to show. That is the case if the chart has no span, and at
-        most one point or bar."""
+        """Whether there is too little data to show: no span, and at most one point or bar. Layers with
+        `reference` are not counted."""
         points = 0
         for layer in self.layers:
             if layer.mark == "spans" and len(layer.columns["begin"]):
@@ -190,7 +191,7 @@ def arrays(**columns: Any) -> dict[str, Column]:
 
 def group_ticks(labels: Sequence[str], groups: Sequence[str], max_labels: int) -> dict[float, str]:
     """Return ticks at 0, 1, 2, … with `labels`. If there are more than `max_labels` labels, return one
-    tick per group instead."""
+    tick per group instead, in the middle of the group."""
     if len(labels) <= max_labels:
         return {float(place): label for place, label in enumerate(labels)}
     places: dict[str, list[int]] = {}

@@ -1,4 +1,5 @@
-"""Chart of the effective importance q̃ of each device compared with its planned importance p, and χ²."""
+"""Chart that compares the effective importance q̃ of each device with its planned importance p. The note
+below the title has χ²."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from analysis.names import by_settings
 
 
 def contributions(runs: Sequence[Run]) -> Chart:
-    """Return a chart of the effective and the planned importance of each device, in the order of the
-    plan. A device has a point at its q̃ and a line at its p.
+    """Return a chart of the effective importance q̃ of each device (a point) and its planned importance
+    p (a line).
 
     For a single run, each group has a colour. For several runs, each set of runs that differ only in
     their seed has a colour.

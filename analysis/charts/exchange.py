@@ -12,16 +12,17 @@ import pandas as pd
 from bokeh.models.sources import ColumnDataSource
 
 _MAX_CHANGED_SHARE = 0.25
-"""Share of changed rows above which all rows are sent, because that is then cheaper."""
+"""Maximum share of rows that are sent singly. If more rows have changed, all rows are sent, because this
+is cheaper."""
 
 Rows = npt.NDArray[np.int64]
 
 
 def exchange(source: ColumnDataSource, data: Mapping[str, Any], *, ordered: bool) -> None:
-    """Replace the rows of `source` by those of `data`.
+    """Replace the rows of `source` with the rows of `data`.
 
     If `ordered` is true, the rows keep the order of `data`. Otherwise a new row may take the place of a
-    removed one. A window over the newest rows can then move without sending all rows.
+    removed row. A window over the newest rows can then move without sending all rows.
     """
     held: dict[str, Any] = dict(source.data)
     if _same(held, data):
@@ -54,8 +55,8 @@ def _in_any_order(old: Rows, new: Rows) -> tuple[Rows, Rows, Rows]:
 
 
 def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether nothing has changed. This is checked first: it is the usual case, and comparing is much
-    cheaper than hashing."""
+    """Return whether `old` and `new` are equal. `exchange` checks this first: equality is the usual
+    case, and comparing is much cheaper than hashing."""
     return len(old) == len(new) and all(
         old[name] == column
         if isinstance(column, list)

@@ -1,4 +1,5 @@
-"""Charts that compare measured with requested CPU and link rates. On the diagonal, both are equal."""
+"""Charts that compare measured CPU shares and link rates with the requested values. On the diagonal,
+both values are equal."""
 
 from __future__ import annotations
 

@@ -25,10 +25,11 @@ STATE_COLORS = {
 }
 """Colours of the states. The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000
-"""Maximum number of updates to show. If there are more, the newest are shown. A browser can still scroll
-through this number."""
+"""Maximum number of updates to show, so that a browser can still scroll the chart. If there are more
+updates, the newest are shown."""
 _NAMED = 40
-"""Maximum number of lanes that each have a label. If there are more lanes, only groups have labels."""
+"""Maximum number of lanes for which every lane has a label. If there are more lanes, only groups have
+labels."""
 _RECORD = ("sequence", "base_version", "applied_version", "staleness", "loss", "bytes")
 _HOVER = {
     "device": "device",
@@ -38,11 +39,12 @@ _HOVER = {
     **{name.replace("_", " "): name for name in _RECORD},
 }
 _CODES = np.array([COLORS.index(STATE_COLORS.get(state, "grey")) for state in STATES])
-"""Index of each state's colour."""
+"""Index in `PALETTE` of the colour of each state, in the order of `STATES`."""
 
 
 def lanes(runs: Sequence[Run], max_updates: int = MAX_UPDATES) -> Chart:
-    """Return the chart of the states of all devices. Raises ValueError if `runs` is empty."""
+    """Return the chart of the states of all devices. If there are more than `max_updates` updates, the
+    chart shows only the time of the newest ones. Raises ValueError if `runs` is empty."""
     if not runs:
         raise ValueError("the chart of devices needs at least one run")
     parts: list[pd.DataFrame] = []

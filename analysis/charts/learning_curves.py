@@ -16,7 +16,8 @@ from analysis.names import by_settings, distinct
 
 
 def uploaded_bytes(run: Run) -> Column:
-    """Return the payload size in bytes of all updates applied before each evaluation."""
+    """Return, for each evaluation, the total payload size in bytes of the updates in the evaluated
+    version."""
     updates = run.updates.sort_values("applied_version", kind="stable")
     total = np.append(0, updates["bytes"].cumsum())
     place = np.searchsorted(updates["applied_version"], run.evaluations["version"], side="right")
@@ -39,10 +40,10 @@ _Y: dict[Quality, tuple[Axis, float]] = {
 """Axis and scale factor of each quality."""
 _TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98)
 _MAX_GRID = 400
-"""Maximum number of points of a mean over seeds."""
+"""Maximum number of points of a line that shows the mean over seeds."""
 _MAX_TARGETS = 4
-"""Maximum number of targets to show. If there are more, the highest targets that any run reached are
-shown."""
+"""Maximum number of accuracies that `time_to_accuracy` shows by default: the highest that any run
+reached."""
 
 
 def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: bool = False) -> Chart:
@@ -111,9 +112,10 @@ def _mean(
 
 
 def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None) -> Chart:
-    """Return a chart with a bar per rule and accuracy, with 95% intervals (Student's t) for at least
-    three seeds. If one of the runs never reached the accuracy, the bar is left out; `target_reached`
-    shows such runs. Times are interpolated between evaluations."""
+    """Return a chart of the mean time to accuracies, with a bar for each accuracy and each set of runs
+    that differ only in their seed. Bars for at least three runs have 95% intervals (Student's t). If a
+    run of the set never reached the accuracy, the bar is left out; `target_reached` shows such runs.
+    Times are interpolated between evaluations."""
     best = np.fmax.reduce([run.evaluations["accuracy"].max() for run in runs], initial=np.nan)
     shown = targets if targets is not None else [t for t in _TARGETS if t <= best][-_MAX_TARGETS:]
     sets = by_settings(runs)
@@ -151,10 +153,11 @@ def time_to_accuracy(runs: Sequence[Run], targets: Sequence[float] | None = None
 
 def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
     """Return a chart of the share of runs that have reached an accuracy (Kaplan–Meier), with a line for
-    each set of runs that differ only in their seed. A point marks a run that ended without it.
+    each set of runs that differ only in their seed. A point marks a run that ended without reaching the
+    accuracy.
 
-    `target`: accuracy (share); None for the highest that all runs reached or, if there is none, that any
-    run reached.
+    `target`: accuracy (share); None for the highest target that all runs reached. If there is no such
+    target, None stands for the highest target that any run reached.
     """
     level = comparison.common_target(runs) if target is None else target
     layers: list[Layer] = []
@@ -185,6 +188,7 @@ def target_reached(runs: Sequence[Run], target: float | None = None) -> Chart:
 
 
 def _time(run: Run, target: float) -> float:
-    """Return the interpolated time to an accuracy in seconds; NaN if the run missed it."""
+    """Return the interpolated time to an accuracy in seconds; NaN if the run did not reach the
+    accuracy."""
     time = metrics.crossed(run, "accuracy", target)
     return time if np.isfinite(time) else np.nan

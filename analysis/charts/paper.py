@@ -22,18 +22,19 @@ _SIZE = (6.4, 3.6)
 """Width of a page's text, and usual height of a chart, in inches."""
 _DPI = 150
 _PLOT_PIXELS = 850
-"""About the width of a plot, without the labels of its y axis."""
+"""Approximate width of a plot in pixels, without the labels of the y axis."""
 _MAX_BINS = 100_000
-"""Maximum number of lanes × bins in a layer of spans."""
+"""Maximum number of lanes × time bins when spans that are too short to see are drawn as shares of
+time."""
 _STRIP = 0.6
 """Relative height below which a chart in a stack has small labels. The usual height is 1."""
 _MAX_SHAPES = 2_000
-"""Maximum number of vector shapes in a layer. If there are more, they are drawn as pixels, because a PDF
-would become too large."""
+"""Maximum number of vector shapes in a layer. If there are more shapes, they are drawn as pixels,
+because a PDF with all of them would be too large."""
 _MAX_NOTE = 110
 """Maximum number of characters per line of a note."""
 _MAX_KEY, _KEY_COLUMNS = 48, 3
-"""Maximum number of characters per entry of a key, and entries per line."""
+"""Maximum number of characters per entry of a key, and number of entries per line."""
 
 
 def draw(chart: Chart, theme: Theme = "light") -> Figure:
@@ -49,8 +50,8 @@ def draw(chart: Chart, theme: Theme = "light") -> Figure:
 
 
 def stack(charts: Sequence[Chart], theme: Theme = "light") -> Figure:
-    """Draw charts with the same x axis below each other, in one figure. Its legend is that of the first
-    chart."""
+    """Draw charts with the same x axis in one figure, below each other. The figure has the legend of the
+    first chart."""
     ink = INKS[theme]
     heights = [chart.height for chart in charts]
     figure = _figure(_SIZE[1] * (0.25 + sum(heights)), ink)
@@ -207,7 +208,8 @@ def _spans(axes: Axes, layer: Layer, ink: Ink) -> None:
 
 
 def _rectangles(axes: Axes, columns: Mapping[str, Column], ink: Ink, *, sharp: bool = False) -> None:
-    """Draw spans. `sharp`: they have no edges, and nothing shines through between them."""
+    """Draw spans. `sharp`: draw them without edges and without smoothing, so that the background does
+    not show between adjacent spans."""
     y, height, begin, end, color = (columns[name] for name in ("y", "height", "begin", "end", "color"))
     low, high = y - height / 2, y + height / 2
     # PolyCollection accepts an array and makes all shapes together, although matplotlib's types do not

@@ -14,7 +14,8 @@ from analysis.load import Run
 from analysis.names import by_settings, distinct
 
 _MAX_LINES = 2 * len(COLORS)
-"""Maximum number of parts with a line of their own. There are two kinds of lines of each colour."""
+"""Maximum number of parts (classes or groups) for which each part has a line. Each colour has a solid
+and a dashed line."""
 _PLURALS = {"class": "classes", "group": "groups"}
 
 
@@ -22,9 +23,9 @@ def accuracy(runs: Sequence[Run], by: Literal["class", "group"]) -> Chart:
     """Return a chart of the accuracy by class or group over time. The chart has only runs that evaluate
     by part (`evaluate: {classes: true}` or `{devices: 200}`).
 
-    Runs that differ only in their seed have a line per part and run. If there are other runs, or too
-    many parts, each set of such runs has two lines, averaged over its runs: the mean over the parts, and
-    dashed the lowest part.
+    If all runs differ only in their seed, and there are at most `_MAX_LINES` parts, each run has a line
+    per part. Otherwise each set of runs that differ only in their seed has two lines, averaged over the
+    runs of the set: a solid line for the mean over the parts, and a dashed line for the lowest part.
     """
     tables = {id(run): 100 * metrics.accuracy_by(run, by) for run in runs}
     sets = {
@@ -74,7 +75,8 @@ def _lines(run: str, table: pd.DataFrame, parts: Sequence[str], *, legend: bool)
 
 def _summary(name: str, tables: Sequence[pd.DataFrame], hue: str, *, legend: bool) -> Iterator[Layer]:
     """Yield the mean over the parts and the lowest part, averaged over the runs. Accuracies are
-    interpolated between evaluations, and constant after the last one of a run."""
+    interpolated between evaluations. After the last evaluation of a run, its accuracies stay
+    constant."""
     grid = np.unique(np.concatenate([table.index for table in tables]))
     means = [np.interp(grid, table.index, table.mean(axis=1)) for table in tables]
     lows = [np.interp(grid, table.index, table.min(axis=1)) for table in tables]

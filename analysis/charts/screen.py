@@ -38,7 +38,7 @@ _HEIGHT = 240
 WRAP = 80
 """Number of characters per line of a note, in a figure of the usual width."""
 _TITLE, _LEGEND = 0.7, 1.2
-"""Number of characters per line of a title, and of a legend, relative to that of a note."""
+"""Number of characters per line of a title and per line of a legend, relative to a line of a note."""
 _TIME_SHARES = Path(__file__).with_name("time_shares.js").read_text(encoding="utf-8")
 _TOOLS = "pan,xwheel_zoom,wheel_zoom,box_zoom,reset,save"
 
@@ -300,7 +300,7 @@ def _x_axis(shown: figure) -> BokehAxis:
 
 
 def _in_palette() -> Any:
-    """Return the mapping from the column `color` to colours."""
+    """Return Bokeh's mapping from the indices in the column `color` to the colours of `PALETTE`."""
     return linear_cmap("color", list(PALETTE.values()), -0.5, len(PALETTE) - 0.5)
 
 
@@ -338,7 +338,7 @@ def _data(layer: Layer) -> dict[str, Any]:
 
 
 def _to_browser(column: Column) -> Any:
-    """Return a copy of `column` for the browser. It must be a copy, because `exchange` changes it in
+    """Return a copy of `column` for the browser. A copy is needed, because `exchange` changes columns in
     place.
 
     Numbers are sent in binary form. That form supports 64-bit floats, but not 64-bit integers.
