@@ -75,8 +75,8 @@ class QueueTally:
     accepted: int = 0
     held_total: float = 0.0
     late_total: float = 0.0
-    """Sum of the packets' lateness in seconds. The lateness of a packet is the time from its due time
-    until it was accepted. The lateness is negative if the packet was accepted early."""
+    """Sum of the accepted packets' lateness, in seconds. A packet's lateness is the time from its due
+    time until it was accepted, that is, left the queue. It is negative if the packet left early."""
     late_max: float = 0.0
     """Maximum lateness of a packet, in seconds."""
 

@@ -385,7 +385,8 @@ class KeptMemory:
 
     @property
     def present(self) -> Vectors:
-        """The memory with which a training begins now."""
+        """Memory for a training that starts now: `sent`, or `applied` if `sent` is None; empty if both
+        are None."""
         end = self.sent or self.applied
         return {} if end is None else end[1]
 

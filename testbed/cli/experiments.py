@@ -240,7 +240,7 @@ def export(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Write the tables of a run or a sweep, or a run's model, to files; or send them to a tracker.
+    """Export the tables of a run or sweep, or the model of a run, to files or to a tracker.
 
     For a sweep, each run gets a folder, and the table `runs` has one row per run.
     """

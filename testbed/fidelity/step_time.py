@@ -60,9 +60,9 @@ def of_devices(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def fit(devices: pd.DataFrame) -> StepTime:
-    """Fit a line to the step times of `devices` as a function of `depth`, by least squares. `devices`:
-    rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not take longer
-    with smaller shares, the result is the mean step time for every share."""
+    """Return the step time as a linear function of `depth`, fitted to `devices` by least squares.
+    `devices`: rows of `of_devices`. If the CPU shares are too close to each other, or if steps do not
+    take longer with smaller shares, the result is one constant: the mean step time of all rows."""
     depth, step = devices["depth"].to_numpy(np.float64), devices["step"].to_numpy(np.float64)
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)

@@ -79,11 +79,13 @@ class ForkServer:
             )
 
     def fork(self, module: str, argument: str, *, name: str, cpus: str, log: int) -> ForkedProgram:
-        """Start a program. The first call waits until the modules are imported.
+        """Start a program in a new fork. The first call waits until the modules are imported.
 
-        `name`: value of the variable in the fork. `cpus`: cpuset of the fork. `log`: file descriptor for
-        the fork's output. Raises HostError if the modules cannot be imported, and OSError if no more
-        processes are possible.
+        `module`: name of the program's module. `argument`: the program's only command-line argument.
+        `name`: name of the program. It becomes the value of the environment variable whose name was
+        given to `__init__`. `cpus`: cpuset of the fork. `log`: file descriptor for the fork's output.
+        Raises HostError if the modules cannot be imported, and OSError if no more processes are
+        possible.
         """
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}

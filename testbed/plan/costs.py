@@ -222,14 +222,15 @@ def goodput(rate: float | None, rtt: float, loss: float) -> float | None:
     `rate`: rate of the link in bit/s; None if there is no limit. `rtt`: round-trip time in seconds.
     `loss`: share of packets lost.
 
-    Loss recovery limits the rate (Padhye, Firoiu, Towsley, Kurose 1998, eq. 30: Mathis et al. 1997 and
-    time-outs), with CUBIC's mean window W in packets (RFC 9438, section 5). For a short round trip or
-    many losses, W is Reno's mean window, which is the first argument of the maximum:
+    TCP's recovery from losses limits the rate. The limit is eq. 30 of Padhye, Firoiu, Towsley and Kurose
+    (1998), which adds time-outs to the formula of Mathis et al. (1997). W is the mean window in packets:
+    CUBIC's (RFC 9438, section 5), or Reno's if that is larger. Reno's window is the first argument of
+    the maximum. It is larger if the round trip is short or if many packets are lost.
 
         MSS / (RTT/W + RTO min(1, 3√(3p/8)) p (1 + 32p²)),   W = max(√(3/2p), 1.054 (RTT/p)^¾)
 
-    Lost packets, which are sent again, are not counted. The formula assumes independent losses, and
-    transfers that are long enough to leave slow start. BBR is faster, because it does not treat a loss
+    The returned rate does not count lost packets. The formula assumes independent losses, and transfers
+    that are long enough to leave slow start. BBR is faster, because it does not treat a loss
     as congestion.
     """
     if not loss:

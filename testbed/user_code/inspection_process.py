@@ -312,7 +312,11 @@ def _extent(cls: Any, _: Path, params: dict[str, Any], frozen: list[str]) -> tup
 
 
 def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -> list[str]:
-    """Answer with the result of `agents.models.flat.write_start` for the task."""
+    """Write the initial state of the task's module to a file, or only check the user's file.
+
+    `files`: as for `agents.models.flat.write_start`. Answer with a description of each difference
+    between the user's file and the module.
+    """
     from agents.models import flat
 
     return flat.write_start(_make(cls, params), seed, **files)
