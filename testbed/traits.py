@@ -49,7 +49,7 @@ class Traits:
     """Reason why an interrupted run cannot be resumed, and what to do instead; empty if runs can be
     resumed."""
     lack: str = ""
-    """Clause that says what this machine lacks if the runtime is not available."""
+    """Clause for the error if the runtime is not available. It says what this machine lacks."""
     notice: str = ""
     """Notice that is printed before each run; empty if there is none."""
 

@@ -38,8 +38,8 @@ class RateSample:
 
 
 def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `riiser`. A line of this format describes the time before it. Raises
-    ValueError."""
+    """Read the format `riiser`. The rate in a line was measured before the time of the line. Raises
+    ValueError if a line does not have this format."""
     end = 0.0
     for number, line in _significant(lines):
         cells = line.split()
@@ -55,7 +55,7 @@ def riiser(lines: Iterable[str]) -> Iterator[RateSample]:
 
 
 def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `ucc`. Raises ValueError."""
+    """Read the format `ucc`. Raises ValueError if the lines do not have this format."""
     rows = csv.DictReader(lines)
     missing = {"Timestamp", "DL_bitrate"} - set(rows.fieldnames or ())
     if missing:
@@ -75,7 +75,7 @@ def ucc(lines: Iterable[str]) -> Iterator[RateSample]:
 
 
 def pensieve(lines: Iterable[str]) -> Iterator[RateSample]:
-    """Read the format `pensieve`. Raises ValueError."""
+    """Read the format `pensieve`. Raises ValueError if the lines do not have this format."""
     for number, line in _significant(lines):
         cells = line.split()
         if len(cells) != 2:

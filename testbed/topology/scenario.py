@@ -94,7 +94,8 @@ class LinkChange(LinkSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Skip the check of jitter against rtt, because the link may already have a larger rtt."""
+        """Refuse keys that cannot change during a run. Do not compare jitter with rtt, because the link
+        may already have a larger rtt."""
         if self.trace is not None:
             raise ValueError("trace cannot begin during a run: write values such as up: 1mbit instead")
         if self.compression is not None:
@@ -226,8 +227,8 @@ def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tu
 def movements(
     scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
-    """Return the movements of each device in the order of time. In a movement, the device joins, leaves,
-    or crashes without a restart."""
+    """Map each device to its movements, in the order of time. A movement is an entry in which the device
+    joins, leaves, or crashes without a restart. Devices without movements are left out."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
@@ -256,8 +257,8 @@ def problems(
     groups: Sequence[DeviceGroup],
     source: Source,
 ) -> Iterator[Problem]:
-    """Yield the problems of scenario and churn in a topology read from `source`. Problems are unknown or
-    ambiguous names, and actions on devices that are absent."""
+    """Yield the problems of the keys `scenario` and `churn` in a topology read from `source`. Problems
+    are too many actions, unknown or ambiguous names, and actions on devices that are absent."""
     by_name = devices_by_name(groups)
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
@@ -294,8 +295,8 @@ def problems(
 def _too_early(
     scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
 ) -> Iterator[Problem]:
-    """Yield a problem for each entry if all its devices are still absent at its time. Yield one more
-    problem if the run would start without any device."""
+    """Yield a problem for each crash, pause or disconnection that would happen while all its devices are
+    still absent. Yield one more problem if no device is present when the run starts."""
     joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_name)

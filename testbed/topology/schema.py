@@ -425,8 +425,9 @@ class Topology(Model):
         return tuple(name for group in self.devices for name in group.device_names)
 
     def idle_devices(self, samples: Mapping[str, int]) -> list[str]:
-        """Return the devices whose samples make no mini-batch, so that they never train, in device
-        order. `samples`: number of samples by device; a device without an entry is left out."""
+        """Return the devices that never train, because their samples make no mini-batch. The devices are
+        in device order. `samples`: device -> number of samples. Devices that are not in `samples` are
+        left out."""
         return [
             name
             for group, local in ((group, group.local.build()) for group in self.devices)

@@ -2,7 +2,7 @@
 
 A reader takes a value as it is in the file. If the value is not the expected quantity, or is a number
 without a unit, the reader raises ValueError with a message that begins with "expected". Arithmetic is
-exact until the last step. If a number was formatted, the reader therefore returns exactly that number.
+exact until the last step. A reader therefore returns exactly the number that was formatted.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def format_power(watts: float) -> str:
 
 
 def format_frequency(per_second: float) -> str:
-    """Write a frequency with the first unit that needs few digits: 1/30 is `2/min`. `frequency` reads
-    the result back."""
+    """Write a frequency per second, minute or hour. Take the first of these units in which at most 12
+    digits are exact: 1/30 is `2/min`. `frequency` converts the text back to the same number."""
     for unit in ("s", "min", "h"):
         text = f"{per_second * float(_DURATIONS[unit]):.12g}/{unit}"
         if "e" not in text and frequency(text) == per_second:
@@ -166,7 +166,8 @@ def _split(value: object, expected: str) -> tuple[Fraction, str]:
 
 
 def _in_base_unit(value: object, units: Units, expected: str) -> Fraction:
-    """Convert a quantity to the unit whose factor in `units` is 1. The quantity must be at least 0."""
+    """Convert a quantity to the unit whose factor in `units` is 1. Raises ValueError with the text
+    `expected` if `value` is not a quantity of at least 0 in one of `units`."""
     number, unit = _split(value, expected)
     if unit not in units or number < 0:
         raise ValueError(expected)
@@ -184,6 +185,6 @@ def _largest_whole(value: Fraction, units: Units, otherwise: str = "") -> str:
 
 
 def _plain(value: Fraction) -> str:
-    """Write `value` with all its digits and without an exponent. It must not have more digits than a
-    float."""
+    """Write `value` with all its digits and without an exponent. `value` must not have more digits than
+    a float."""
     return format(Decimal(value.numerator) / Decimal(value.denominator), "f")

@@ -25,7 +25,8 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""Text of the expected value, by pydantic's error type, for fields without a message of their own."""
+"""pydantic's error type -> text that says what was expected. The texts are for fields without a message
+of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -50,11 +51,11 @@ _EXAMPLES = {
     "task": "task: {name: digits-logreg, local: {steps: 20}}",
     "topology": "topology: topologies/quickstart.yaml",
 }
-"""Examples for two kinds of messages: a key is missing, or a key has a value where it needs keys of its
-own."""
+"""Key -> example of the key with a value. Messages show the example if the key is missing, or if the key
+has a value where it needs keys of its own."""
 
 _TAGS = ("name", "distribution", "scheme")
-"""Keys that name a variant."""
+"""Keys whose value selects a variant, such as `name` in `rule: {name: fedbuff}`."""
 
 
 def validate(
@@ -66,8 +67,8 @@ def validate(
 ) -> M:
     """Validate `document` as a `model`.
 
-    `context` is the validation context. `belongs` has hints about misplaced keys, by key. Raises
-    FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`.
+    `context` is the validation context. `belongs` maps a misplaced key to a hint on its right place.
+    Raises FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`.
     """
     try:
         return model.model_validate(document.data, context=context)
@@ -171,7 +172,8 @@ _SYNONYMS = {"kill": "crash"}
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return `did you mean rate?`; an empty text if none of `known` is similar."""
+    """Return a question such as `did you mean rate?`, with the name in `known` that is most similar to
+    `word`; an empty text if none is similar."""
     close = [_SYNONYMS.get(word, "")]
     if close[0] not in known:
         close = difflib.get_close_matches(word, known, n=1)

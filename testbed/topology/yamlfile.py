@@ -95,14 +95,15 @@ class Source:
         return self.values.get(where, Place(1, 1))
 
     def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
-        """Make a problem at the value or the key at `where`. Its text is `devices[1].cpu: <message>`."""
+        """Make a problem at the value or the key at `where`. The text of the problem is `devices[1].cpu:
+        <message>`."""
         place = self.keys.get(where) if at_key else None
         name = dotted_path(where)
         return Problem(place or self.place(where), f"{name}: {message}" if name else message)
 
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
-        """Make an error that lists all `problems` in the order of the file, with their lines and their
-        number."""
+        """Make an error with all `problems`, in the order of the file. The message shows the first of
+        them with the faulty lines (at most `_MAX_SHOWN`), and the number of problems."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = quantity(len(found), "error")
         more = f", only the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""

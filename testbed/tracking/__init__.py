@@ -29,8 +29,8 @@ from testbed.tracking.points import Point
 
 
 class Tracker(Protocol):
-    """Tracker of one run. Its methods are called in the order below. They may raise any exception,
-    because the run does not depend on them."""
+    """Tracker of one run. The methods are called in the order below. A method may raise any exception,
+    because the run does not depend on trackers."""
 
     def begin(self, facts: Facts) -> None:
         """Receive the facts that are known before the first record. Replace an earlier upload of the
@@ -46,7 +46,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackerKind:
-    """Module of a tracker, and its requirements."""
+    """Implementation of a tracker: its module and class, and the package that has to be installed."""
 
     module: str
     class_name: str

@@ -13,7 +13,7 @@ from testbed.tracking.points import Point, Points
 
 _TICK_SECONDS = 0.5
 _READ_BYTES = 4 * 2**20
-"""Number of bytes of events to read at a time."""
+"""Maximum number of bytes of events per read."""
 _AT_ONCE = 500
 """Maximum number of points per call of a tracker."""
 

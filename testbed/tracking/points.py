@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from agents import events
 
 _POINTS = 500
-"""Number of windows after which the width of windows is doubled. This limits the number of points of
-long runs."""
+"""Number of windows with a point after which the width of windows is doubled. This limits the number of
+points of long runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Points:
     `updates`, `version`, `rejected` and `megabytes` of payloads. This point also has
     `updates_per_second`, and the mean `staleness` in versions within the window.
 
-    A window includes its end. At first, windows last 1 s of device time. Later they are longer.
+    A window includes its end. At first, a window lasts 1 s of device time. Each time that `_POINTS`
+    windows have given a point, the duration of a window doubles.
     """
 
     perplexity: bool = False

@@ -26,8 +26,8 @@ def tracking_run(
     """Send the run to the trackers `names` while the `with` block runs.
 
     Each tracker has its own process, which runs on the cpuset `cpus`. If `cpus` is empty, the process
-    runs on any CPU. At the end, the trackers get some time to finish. Then `report` is called with the
-    result of each tracker.
+    runs on any CPU. After the block, all trackers together have `_PATIENCE_SECONDS` to finish. `report`
+    is called with the result of each tracker.
     """
     processes: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:

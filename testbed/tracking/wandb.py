@@ -1,5 +1,5 @@
-"""Weights & Biases. It is configured by its own environment variables, such as WANDB_MODE=offline,
-WANDB_PROJECT and WANDB_DIR."""
+"""Weights & Biases. The uploads are configured by the environment variables of W&B, such as
+WANDB_MODE=offline, WANDB_PROJECT and WANDB_DIR."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class UserCode:
 
     @classmethod
     def read(cls, path: Path) -> UserCode:
-        """Read the code at `path`. Raises ValueError with a message on what is wrong with the code."""
+        """Read the code at `path`. Raises ValueError with a message that says what is wrong with the
+        code."""
         files: dict[str, bytes] = {}
         size = 0
         for name, file in _files(path):
@@ -86,7 +87,7 @@ def import_folder(path: Path) -> Path:
 
 
 def is_taken(module: str) -> bool:
-    """Return whether another module of that name exists on this host."""
+    """Return whether this host has another module called `module`."""
     if module in _TAKEN:
         return True
     places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]

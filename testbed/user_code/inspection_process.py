@@ -50,8 +50,8 @@ from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
 _FIT_S = 10.0
-"""Maximum seconds of the trial of a task's `fit`. A longer `fit` is ended, and its results are not
-checked."""
+"""Seconds after which the trial of a task's `fit` is ended. The results of a `fit` that was ended are
+not checked."""
 _TRIED = 3
 """Number of updates, and number of model parameters, in the trial of a rule."""
 _MAX_TRACEBACK = 20_000
@@ -65,8 +65,8 @@ _ARRAYS = {
     "y": ("biufU", "numbers or names"),
     "client": ("iuU", "whole numbers or names"),
 }
-"""For each array of a split, the kinds of NumPy types that it may have, and their description in
-errors."""
+"""Name of an array in a split -> the kinds of NumPy types that the array may have, and a description of
+these kinds for errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
 
@@ -128,8 +128,8 @@ def _make(cls: Any, params: Mapping[str, Any]) -> Any:
 
 
 def _class(cls: Any, _: Path) -> dict[str, Any]:
-    """Answer with the class's parameters, description and attributes. All objects of the class have the
-    same ones."""
+    """Answer with the properties that all objects of the class share: parameters, description and
+    attributes."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
         "about": inspect.cleandoc(cls.__doc__ or ""),
@@ -259,8 +259,9 @@ def _try_rule(rule: Rule, clients: int, file: Path) -> None:
 
 
 def _try_client(rule: Rule, send: Send, dispatch: int) -> Vectors:
-    """Run two updates through the client half of `rule`; return the vectors of the second, which is made
-    with the memory after the first."""
+    """Make two updates with the client half of `rule`. Return the vectors of the second update, which
+    depends on the memory that the first update left. Return no vectors if the rule's kind is
+    `residual`."""
     half = rule.begin_client(ClientSettings(local=LocalTraining(steps=1)))
     if not isinstance(half, ClientState):
         raise _RefusedError(f"its begin_client returns {half!r:.80}, expected a ClientHalf")
@@ -325,7 +326,7 @@ def _start(cls: Any, _: Path, params: dict[str, Any], seed: int, **files: Any) -
 def _shards(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> list[str]:
     """Write the task's own shards to files, and answer with the paths of the files.
 
-    Each answer has a folder of its own, because answers are cached.
+    Each answer has a new folder, because a cached answer still needs its files.
     """
     brought = [*_make(cls, params).shards_for(clients)]
     if len(brought) != clients:
@@ -406,7 +407,7 @@ def _step(
     trains: bool,
 ) -> None:
     """Train on the shard in the file `samples` if `trains`; else evaluate it. `client` and `index`: name
-    and number of the device whose shard it is, for a task's own `fit`."""
+    and number of the device that has the shard. Only a task's own `fit` uses them."""
     import torch
 
     torch.manual_seed(seed)
@@ -506,7 +507,7 @@ class _TimeOverError(BaseException):
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """Raise _TimeOverError if what is inside takes longer than `_FIT_S` seconds."""
+    """Raise _TimeOverError if the `with` block takes longer than `_FIT_S` seconds."""
 
     def stop(*_: object) -> None:
         raise _TimeOverError

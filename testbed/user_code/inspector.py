@@ -42,7 +42,8 @@ class RaisedError(Exception):
 class Inspector:
     """Inspector of one version of a user's modules.
 
-    `copy`: writes the modules into a folder. `origin`: folder with the user's files, which errors name.
+    `copy`: function that writes the modules into a folder. `origin`: folder with the user's own files.
+    Errors show paths in this folder.
     """
 
     def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:

@@ -128,8 +128,8 @@ def _inspector(code: UserCode) -> Inspector:
 def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
     """Return the stand-in for the class `name`.
 
-    Raises ValueError with a message on what is wrong with the class, and RaisedError if the import of
-    the class raises.
+    Raises ValueError with a message that says what is wrong with the class, and RaisedError if the
+    import of the class raises an exception.
     """
     found = _ask(code, "class", kind, name)
     fields = []

@@ -57,7 +57,8 @@ class OngoingTraining:
     done: Fraction = Fraction()
     """Number of steps done at `since`. It may be a fraction."""
     computed: Nanoseconds
-    """Running time at which all steps are computed, in nanoseconds, at the present CPU share."""
+    """Running time in nanoseconds at which all steps will be computed if the CPU share stays the
+    same."""
     floor: Nanoseconds
     """Earliest running time at which the training may end, in nanoseconds, according to the device's
     `timing`."""
@@ -83,7 +84,7 @@ class OngoingTraining:
 
     def delayed(self, at: Nanoseconds, by: Nanoseconds) -> OngoingTraining:
         """Return a copy that is delayed: from running time `at` on, the device computes something else
-        for the duration `by`."""
+        for `by` nanoseconds."""
         since = max(at, self.since)
         return replace(self, since=since, done=self.progress(at), computed=max(at, self.computed) + by)
 
@@ -101,8 +102,8 @@ class OngoingTraining:
 
 @dataclass(slots=True, kw_only=True)
 class VirtualDevice:
-    """A device from one start to its next end. When a device crashes, its messages in flight are
-    lost."""
+    """State of a device from a start until the device crashes or leaves. In a crash, the device's
+    messages in flight are lost."""
 
     index: int
     """Position of the device in device order."""
@@ -156,7 +157,7 @@ class VirtualDevice:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether no packet passes."""
+        """Whether no packets pass between the device and the server."""
         return self.unplugged or self.all_lost
 
     def last_awake(self, now: Nanoseconds) -> Nanoseconds:
@@ -178,7 +179,7 @@ class VirtualDevice:
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:
-        """Connect or disconnect the device. When it is connected, first pass the packets that have
+        """Connect or disconnect the device. After a connection, first pass the messages that have
         waited."""
         self.unplugged = not connected
         self._release_if_free()

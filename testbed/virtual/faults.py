@@ -70,8 +70,8 @@ class World(Protocol):
 
 
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
-    """Carry out `action` on the device `name` at `now`. An action that would change nothing has no
-    effect."""
+    """Carry out `action` on the device `name` at `now`. An action that does not fit the device's state
+    has no effect, such as the crash of a device that is not running."""
     device = world.device(name)
     match action:
         case SetCpu(cpu):
@@ -169,7 +169,7 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
     """End the device. If packets pass, the server learns at once that the device is offline. Otherwise
-    it learns so when packets pass again, or from the broker."""
+    the server learns this when packets pass again, or when the broker drops the client."""
     device.end()
     if device.given_up:
         return

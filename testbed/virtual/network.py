@@ -3,15 +3,15 @@
 Each device has one connection. In each `Direction`, the connection carries one message after the other.
 A message passes up to three pipes: that of the server, that of a shared access link, and that of the
 device. The connections in a pipe share its rate equally. A message has passed when it has passed all its
-pipes. If a message shares no pipe, it takes its size divided by the lowest rate on its path. No pipe
-carries more than its rate.
+pipes. If a message shares no pipe, the duration of its transfer is its size divided by the lowest rate
+on its path. No pipe carries more than its rate.
 
 The sharing is not max-min fair. If a connection cannot use its share of a pipe, because another pipe is
 slower, the other connections get the rest only after that connection has left the pipe.
 
 With `packets`, messages are as in containers. They have the headers of MQTT and of their packets, are
 acknowledged on the way back, and need time at the broker and at both ends. A device's own rate is a
-token bucket, so that after a pause the content of the bucket passes at once.
+token bucket: after a pause, as many bits as the bucket contains pass without delay.
 """
 
 from __future__ import annotations
@@ -66,13 +66,14 @@ class SharedPipe:
         self._each, self._since = 0.0, 0
         self._ends: dict[Flow, tuple[float, int]] = {}
         self._order: list[tuple[float, int, Flow]] = []
-        """Heap of flows by their ends. It also has flows that have already left."""
+        """Heap of (end, number, flow). `end` is the value of `_each` at which the flow has passed. Flows
+        that have left may still be in the heap."""
         self._count = itertools.count()
         self._check_at: Nanoseconds | None = None
         """Time of the next planned check, in nanoseconds; None if no check is planned."""
 
     def enter(self, flow: Flow, bits: float) -> None:
-        """Add `flow`, which must not be in the pipe yet. It has `bits` bits to send from now on."""
+        """Add `flow`, which has `bits` bits to send. The flow must not be in the pipe yet."""
         self._progress()
         end = self._each + bits, next(self._count)
         self._ends[flow] = end
@@ -156,7 +157,7 @@ class Direction:
         self._packets = packets
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
-        """Duration in which the device's rate fills the bucket, in nanoseconds."""
+        """Nanoseconds in which the device's rate fills the empty bucket; 0 if there is no bucket."""
         self._own: SharedPipe | None = None
         """The device's own pipe; None until it is needed."""
         self._open = True
@@ -172,8 +173,8 @@ class Direction:
         without the bucket; None if no message was sent."""
 
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
-        """Send a message of `bits` bits. Call `then` with its arrival time as soon as that time is
-        certain: either at once, or when the message has passed the pipes."""
+        """Send a message of `bits` bits. Call `then` with the message's arrival time as soon as this
+        time is certain: either at once, or when the message has passed the pipes."""
         if self._steady and self._open:
             takes = from_seconds(bits / self._rate) if self._rate else 0
             self._free = self._send_start() + takes
@@ -217,7 +218,8 @@ class Direction:
             self._start_first()
 
     def _start_first(self) -> None:
-        """Start the first message, if there is one. After a change, continue it."""
+        """Start the first message, or continue it after a change. A message that has no pipe to pass
+        gets its arrival time at once. Nothing happens while the direction is closed."""
         while self._messages and self._open:
             bits = self._messages[0][0]
             pipes = dict.fromkeys(self._shared, bits) if bits else {}

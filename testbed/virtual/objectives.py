@@ -1,4 +1,4 @@
-"""Loss and gradient of a task for a stack of models, each on its own mini-batches."""
+"""Loss and gradient of a task for a stack of models. Each model has its own mini-batches."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Indices = NDArray[np.int64]
 
 _CACHED_MODELS = 1 << 20
 _CACHED_SAMPLES = 640 << 10
-"""Maximum size in bytes of what is processed together: models with their gradients, and samples. Both
-fit into a core's cache, and are large enough to make numpy's overhead small."""
+"""Maximum size in bytes of the models with their gradients, and of the samples, that are processed
+together. Both sizes fit into a core's cache, and are large enough to make numpy's overhead small."""
 _STACK = 8 << 20
 """Maximum size in bytes of all models in a stack for vmap."""
 _STACKED, _FEW = 64, 12
 """Maximum number of models in a stack for vmap, and the minimum number from which vmap is faster than
-one model after the other (on two cores). Both numbers are independent of the host's cores, so that the
-results are, too."""
+one model after the other (on two cores). Both numbers are the same on every host, so that the results
+are the same, too."""
 _TRIED = 2
 """Number of samples on which a module is tried out."""
 
@@ -47,8 +47,8 @@ class Scratch:
         self._memory: NDArray[Any] = np.empty(0, dtype)
 
     def array(self, *shape: int) -> NDArray[Any]:
-        """Return an array of the given shape. Its content is arbitrary. It is valid until the next
-        call."""
+        """Return an array of the given shape. The content is arbitrary. The array is valid until the
+        next call."""
         size = math.prod(shape)
         if self._memory.size < size:
             self._memory = np.empty(size, self._memory.dtype)
@@ -67,8 +67,8 @@ class Gradient(Protocol):
 
 
 class Objective(Protocol):
-    """Loss and gradient of many models. Only one thread at a time may use it, because it may reuse
-    memory."""
+    """Loss and gradient of many models. Two threads must not use the same objective together, because an
+    objective may reuse memory."""
 
     partial: bool
     """Whether at least one loss, of those computed since the last call of `gradient_on`, did not depend
@@ -81,7 +81,8 @@ class Objective(Protocol):
         ...
 
     def stack_size(self, batch_size: int) -> int:
-        """Number of jobs that are best trained together."""
+        """Number of jobs to train together, so that training is fast. `batch_size`: samples per
+        mini-batch."""
         ...
 
 
@@ -284,8 +285,8 @@ class AnyModule:
         return gradient
 
     def _one(self, w: Floats, rows: Indices, out: Floats) -> float:
-        """Return the loss of the model `w`, shape (d,), on the samples `rows`. Write its gradient to
-        `out`."""
+        """Return the loss of the model `w`, shape (d,), on the samples `rows`. Write the gradient of the
+        loss to `out`."""
         self._flat.load(w)
         self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
@@ -298,7 +299,7 @@ class AnyModule:
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:
         """Return the losses of models `w`, shape (jobs, d), each on its own samples `rows`, shape (jobs,
-        b). Write their gradients to `out`."""
+        b). Write the gradients of the losses to `out`."""
         batch = torch.from_numpy(rows)
         x = model_inputs(self._x[batch], self._scale)
         stack, into = torch.from_numpy(w), torch.from_numpy(out)
@@ -318,7 +319,7 @@ class AnyModule:
 
 def _stacks_faster(module: nn.Module) -> bool:
     """Whether models train faster on a CPU in a stack than one after the other. Stacking saves overhead
-    per call, which is most of the time of small operations. Convolutions and recurrent layers have
+    per call. Small operations consist mostly of this overhead. Convolutions and recurrent layers have
     little overhead, and are slower in a stack (docs/evidence/virtual-time.md)."""
     return not any(isinstance(layer, _ConvNd | nn.RNNBase) for layer in module.modules())
 

@@ -58,8 +58,8 @@ class Pool:
             self._pending[ticket] = None
 
     def compute(self, ticket: Ticket) -> Outcome:
-        """Compute `ticket`, and return its result. Other waiting trainings are computed together with
-        it, those that end earliest first, up to `trainer.together` trainings in total."""
+        """Compute `ticket`, and return its result. Compute other waiting trainings together with
+        `ticket`: those that end earliest, and at most `trainer.together` trainings in total."""
         self.add(ticket)
         tickets = list(self._pending)
         if len(tickets) > self.trainer.together:

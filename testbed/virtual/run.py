@@ -209,8 +209,8 @@ class _Fleet:
         model: tuple[str, str, Vector, Buffers],
         view: View,
     ) -> None:
-        """`model` has the run id, and the schema, vector and buffers of the model. They are used to make
-        the messages to devices."""
+        """`model`: run id, and schema, vector and buffers of the model. The sizes of messages are
+        computed from these values."""
         self._model = model
         self._sizes: dict[str, int] = {}
         """Size of an update on the wire in bytes, by the names of its pipeline steps."""

@@ -283,8 +283,7 @@ class Simulation:
     # Actions of the aggregator's core
 
     def _handle(self, event: inputs.Input) -> None:
-        """Pass `event` to the core. This waits until all actions of earlier events have been carried
-        out."""
+        """Pass `event` to the core after all actions of earlier events have been carried out."""
         self._inputs.append(event)
         if self._handling:
             return

@@ -80,7 +80,7 @@ class _JobKind(enum.Enum):
     GRADIENT = enum.auto()
     """A gradient, computed together with others on stacked models."""
     SINGLE = enum.auto()
-    """A training or gradient, computed alone by the client's own trainer."""
+    """A training or gradient, computed alone by the trainer that clients use outside virtual time."""
 
 
 class BatchTrainer:
@@ -258,7 +258,7 @@ class _TrainingWorker:
 
 
 class _Single:
-    """A client's own trainer, which computes one job after the other."""
+    """Computes one job after the other, with the trainer that clients use outside virtual time."""
 
     def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train
@@ -356,8 +356,8 @@ def _width(job: Job) -> int:
 
 
 def _clip(job: Job, end: Vector) -> Vector:
-    """Return a copy of `end`. If the update exceeds `clip`, the copy is moved towards the start of the
-    job."""
+    """Return a copy of `end`. If the update exceeds `clip`, the copy is moved towards the job's initial
+    model."""
     if job.local.clip is None:
         return end.copy()
     update = end - job.start

@@ -2,9 +2,9 @@
 activity.
 
 What a device did for an update is recorded only when the update is applied. The activity after the last
-update is therefore inferred, and marked as inferred. It is assumed to be like the previous cycle. After
-the length of that cycle, it is inferred from telemetry, which shows whether the device uses its CPU. The
-record of the next update replaces the inferred activity.
+update is therefore inferred, and marked as inferred. At first, the device is assumed to repeat its last
+cycle. After the length of this cycle, the activity is inferred from telemetry, which shows whether the
+device uses its CPU. The record of the next update replaces the inferred activity.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
     "paused",
 )
 WINDOW = 60
-"""Seconds of device time that are kept; this is the last minute."""
+"""Seconds of device time for which the activity is kept: the last minute."""
 
 _HELD_AS: dict[Hold, str] = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
 """State of a device for each hold that keeps it from working. If there are several holds, the first in
@@ -55,7 +55,8 @@ _Seconds = defaultdict[ActivityCell, float]
 
 @dataclass(slots=True)
 class Activity:
-    """Activity of one device. Times are device time in seconds. They arrive roughly in order."""
+    """Activity of one device. All times are device times in seconds. The methods are called roughly in
+    the order of time."""
 
     _until: float = math.inf
     """Time up to which the activity is known, in seconds; infinity if the device has never been
@@ -78,8 +79,8 @@ class Activity:
     _idle: float = 0.0
     """Seconds between the last two cycles."""
     _busy: deque[tuple[float, bool]] = field(default_factory=deque)
-    """Pairs (time, busy). `busy` is whether the device used its CPU between the previous sample and this
-    time."""
+    """Pairs (time, busy). `time` is the time of a sample in seconds. `busy` says whether the device used
+    its CPU between the previous sample and `time`."""
     _holds: dict[Hold, float] = field(default_factory=dict)
     """Start of each present hold, by hold."""
     _held: deque[Span] = field(default_factory=deque)
@@ -95,17 +96,17 @@ class Activity:
         self._until = max(at, self._until) if math.isfinite(self._until) else at
 
     def add_update(self, update: UpdateApplied) -> None:
-        """Note an applied update.
+        """Record an applied update.
 
-        This must be cheap: a run in virtual time has very many updates. Most of them are older than a
-        minute when the screen is drawn.
+        This method must be cheap, because a run in virtual time has very many updates. Most updates are
+        older than a minute when the screen is drawn.
         """
         self._pending.append(update)
         while self._pending[0].applied < _oldest(update.applied):
             self._set_last(self._pending.popleft())
 
     def used_cpu(self, until: float, *, busy: bool) -> None:
-        """Note whether the device used its CPU since the previous sample, up to `until`."""
+        """Record whether the device used its CPU between the previous sample and `until`."""
         self._busy.append((until, busy))
         while self._busy[0][0] < _oldest(until):
             self._busy.popleft()
@@ -149,7 +150,8 @@ class Activity:
         return [_most(seconds, k * width, width) for k in range(last - count + 1, last + 1)]
 
     def shares(self, at: float) -> dict[str, float]:
-        """Return the seconds of the last minute in each state, including inferred ones."""
+        """Return the seconds that the device spent in each state in the last minute. Inferred activity
+        is included."""
         shares = dict.fromkeys(STATES, 0.0)
         for spent in self._all_seconds(at, _oldest(at)).values():
             for cell, seconds in spent.items():
@@ -160,7 +162,7 @@ class Activity:
         return next((state for what, state in _HELD_AS.items() if what in self._holds), None)
 
     def _changed(self, at: float) -> None:
-        """Update the held times after a hold has started or ended."""
+        """Update `_held` after a hold has started or ended."""
         state = self._held_as()
         if self._held and math.isinf(self._held[-1].end):
             open_span = self._held[-1]
@@ -262,7 +264,7 @@ class Activity:
 
 
 def _oldest(at: float) -> int:
-    """Return the first whole second of the last minute."""
+    """Return the first whole second of the last minute before `at`."""
     return math.floor(at) - WINDOW
 
 

@@ -26,7 +26,8 @@ from testbed.watching.terminal import Terminal
 
 _DRAW_INTERVAL_SECONDS = 0.25
 _MAX_CPU_SHARE, _MAX_CPU_SHARE_IN_CONTROLLER = 0.05, 0.02
-"""Maximum share of a core for drawing: first in a separate process, then in the controller's process."""
+"""Maximum share of a core for drawing, if the view runs in a separate process, and if the view runs in
+the controller's process."""
 _SAMPLE_INTERVAL_SECONDS, _JUDGE_INTERVAL_SECONDS = 1.0, 5.0
 """Seconds between two samples of the host, and seconds between two judgements of all samples."""
 _TELEMETRY_BYTES_PER_DEVICE = 4096
@@ -50,10 +51,11 @@ def view(
 
 
 class FullScreenView(LiveView):
-    """Uses the whole terminal from the start of the run clock to the end of the run.
+    """View that uses the whole terminal from the start of the run clock to the end of the run.
 
-    Lines that were printed before and after that remain on the terminal. Messages that were shown in
-    between remain there, too.
+    Lines that were printed before the start of the run clock, or after the end of the run, remain on the
+    terminal. The last messages that were shown on the full screen are printed again after the screen is
+    closed.
     """
 
     stays = True
@@ -210,7 +212,8 @@ class FullScreenView(LiveView):
             screen.messages.append("Select a row first: ↑ or ↓.")
 
     def _command(self, command: Command) -> None:
-        """Send `command` in a thread, because this process may be the controller that answers."""
+        """Send `command` in a thread, because this process may be the controller that has to answer the
+        command."""
         messages = self._screen.messages
         if self._overview.is_virtual:
             messages.append("In virtual time, only the topology's scenario can change devices.")

@@ -18,7 +18,7 @@ class OwnHosts:
         self.names = [f"{name}:{port}" for name in (HOST, "localhost", "[::1]")]
 
     def includes(self, host: str | None, origin: str | None) -> bool:
-        """Whether a request with these headers is addressed to this server, and not from a foreign
-        page."""
+        """Whether a request with the headers Host (`host`) and Origin (`origin`) is addressed to this
+        server, and does not come from a foreign page."""
         own = origin is None or origin.lower() in [f"http://{name}" for name in self.names]
         return own and host is not None and host.lower() in self.names

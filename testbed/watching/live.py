@@ -51,8 +51,8 @@ class LiveView(View):
         self._notices_due: float | None = None
         self._printed_evaluation: events.Evaluated | None = None
         self._printed_at, self._printed_section = 0.0, 0
-        """Time of the last printed evaluation, in seconds on the monotonic clock, and the section of the
-        run that it is in."""
+        """Time at which the last evaluation was printed, in seconds on the monotonic clock, and the
+        section of the run to which this evaluation belongs."""
         self._begun = 0.0
         """Time of the start of the run clock, in seconds on the monotonic clock."""
         self._outcome = ""
@@ -108,7 +108,7 @@ class LiveView(View):
         self.judgement = judgement
 
     def over(self, outcome: str, validity: Validity | None) -> None:
-        """Note how the watched run ended. An empty `outcome` means that the run is running, or has
+        """Record how the watched run ended. An empty `outcome` means that the run is running, or has
         been resumed."""
         self._outcome = outcome
 
@@ -126,7 +126,8 @@ class LiveView(View):
         self._notices, self._notices_due = [], None
 
     def _evaluated(self, evaluation: events.Evaluated) -> None:
-        """Print a line with aligned columns, unless the last line is too recent."""
+        """Print a line with aligned columns, unless the last evaluation was printed only shortly
+        before."""
         last = self._printed_evaluation
         if last is None or self._is_due(evaluation, last):
             self._print_evaluation(evaluation)
@@ -138,7 +139,7 @@ class LiveView(View):
         return passed >= _PRINT_INTERVAL_SECONDS or self._section(evaluation.at) > self._printed_section
 
     def _finished(self, ended: events.RunEnded) -> None:
-        """Print the last evaluation even if the last line is recent, and print how the run ended."""
+        """Print the last evaluation, if it has not been printed yet. Print how the run ended."""
         last = self._tally.evaluation
         if last is not None and last is not self._printed_evaluation:
             self._print_evaluation(last)
@@ -156,8 +157,8 @@ class LiveView(View):
         )
 
     def _time_left(self, at: float) -> str:
-        """Return a text on the estimated remaining time of a run in virtual time. It is empty for other
-        runs."""
+        """Return a text on the estimated remaining time of a run in virtual time; an empty text for
+        other runs."""
         progress = self._progress(at) if self._overview.is_virtual else 0.0
         left = console.time_left(time.monotonic() - self._begun, progress, 1.0)
         return f"  {left}" if left else ""

@@ -42,8 +42,8 @@ class Overview:
     run: str = ""
     """Run id."""
     links: bool = False
-    """Whether telemetry counts the bytes that devices send and receive. It does so in containers, and
-    for processes with links."""
+    """Whether telemetry counts the bytes that devices send and receive. These bytes are counted for
+    containers, and for processes with links."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 

@@ -1,7 +1,7 @@
 """Metrics of a run for Prometheus, on a port of the loopback interface (`testbed up --metrics-port`).
 
-Each request reads the new records of the run directory. Without requests, there is no work. All times
-are device time.
+Each request reads the new records of the run directory. Without requests, nothing is read. All times are
+device time.
 """
 
 from __future__ import annotations

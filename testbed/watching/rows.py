@@ -34,8 +34,8 @@ class Row:
     cpu: float
     """Requested share of a core, mean over the devices."""
     used: float
-    """Share of a core used in the last seconds, mean over the devices. If a device waited, it is less
-    than the requested share."""
+    """Share of a core used in the last seconds, mean over the devices. If a device waited, the used
+    share is less than the requested share."""
     memory: float
     """Memory in use in bytes, mean over the devices."""
     up: float
@@ -63,7 +63,8 @@ SORTS: dict[str, _Key | None] = {
     "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
 }
-"""Sort keys, by the name of a column. The most remarkable rows come first."""
+"""Name of a sort order -> function that returns a row's sort key; None for the order of the topology.
+The most remarkable rows come first."""
 
 
 def rows(

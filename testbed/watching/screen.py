@@ -68,7 +68,7 @@ class _Column(NamedTuple):
     width: int
     text: Callable[[Row], str]
     sort: str = ""
-    """Name in SORTS of the order that sorts by this column; empty if there is none."""
+    """Key of SORTS that sorts by this column; empty if there is none."""
 
 
 _COLUMNS = (

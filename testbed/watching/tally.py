@@ -17,7 +17,8 @@ from testbed.watching.usage import DeviceUsage
 _RATE_WINDOW_SECONDS = 10.0
 """Window of the update rate, in seconds of device time."""
 _MIN_BUSY_SHARE = 0.5
-"""Minimum part of its CPU share that a device uses while it trains. During transfers, it uses less."""
+"""Minimum fraction of its CPU share that a device uses while it trains. A device that only sends or
+receives uses less."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
 
@@ -139,8 +140,8 @@ class Tally:
             tally.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (tally.cpu or 1.0))
 
     def rate(self, at: float) -> float:
-        """Return the updates applied per second, over the ten seconds before `at`, or since the
-        start."""
+        """Return the number of applied updates per second, as the mean of the ten seconds before `at`.
+        If the run clock started later, return the mean since the start."""
         while self._applied and self._applied[0] < at - _RATE_WINDOW_SECONDS:
             self._applied.popleft()
         later = 0  # an evaluation may be recorded after later updates
@@ -152,8 +153,8 @@ class Tally:
         return (len(self._applied) - later) / (at - since) if at > since else 0.0
 
     def updates_in(self, version: int) -> int:
-        """Return the number of updates applied up to `version`. This must be the last evaluated version
-        or a later one."""
+        """Return the number of updates applied up to `version`. `version` must be the last evaluated
+        version or a later one."""
         return self._updates_by_version.get(version, self.updates if version else 0)
 
     def _device(self, name: str) -> DeviceTally:
@@ -205,8 +206,8 @@ class Tally:
 
 
 def merge_notices(notices: Iterable[Notice]) -> Sequence[Notice]:
-    """Merge notices of the same kind into one. The merged notice has the time of the first one, and each
-    reason once."""
+    """Merge the notices of each kind into one notice. The merged notice has the time of the first notice
+    of this kind, and each reason once."""
     kinds: dict[str, list[Notice]] = {}
     for notice in notices:
         kinds.setdefault(notice.what, []).append(notice)

@@ -29,12 +29,12 @@ from testbed.host.signals import uninterrupted
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 _LEAVE = "\x1b[m\x1b[2J\x1b[H\x1b[?25h\x1b[?1049l"
-"""Sequence that restores the terminal. It first clears the screen: when a terminal is enlarged, some
-show old content in the new areas."""
+"""Sequence that restores the terminal. The sequence first clears the screen, because some terminals show
+old content in new areas when they are enlarged."""
 _BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
 """Sequences that begin and end a frame. If a terminal supports them, it shows the frame in one step."""
 _REDRAW_INTERVAL_SECONDS = 5.0
-"""Seconds after which the whole screen is written again. Another program may have written to the
+"""Seconds after which the whole screen is written again, because another program may have written to the
 terminal."""
 _KEYS = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down",
@@ -49,7 +49,7 @@ _KEY_TIMEOUT_SECONDS = 0.03
 
 
 class Terminal:
-    """The terminal that `console` writes to. It is not changed before the first `paint`."""
+    """The terminal that `console` writes to. The first `paint` is the first change to the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,9 +65,9 @@ class Terminal:
 
     @classmethod
     def for_console(cls, console: Console) -> Self | None:
-        """Return the terminal of `console`; None if the screen cannot be drawn there. That is the case
-        if `console` writes to a file, the terminal does not support drawing, or the program runs in the
-        background of a shell."""
+        """Return the terminal of `console`; None if the screen cannot be drawn on it. The screen cannot
+        be drawn if `console` does not write to a terminal on standard output, if the terminal does not
+        support drawing, or if the program runs in the background of a shell."""
         if not console.is_terminal or console.is_dumb_terminal or console.file is not sys.stdout:
             return None
         return None if _own_terminal(console.file) is None else cls(console)

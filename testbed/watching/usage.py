@@ -78,7 +78,8 @@ class DeviceUsage:
         return 8 * self._rate("received", at)
 
     def _rate(self, counter: Literal["cpu", "sent", "received"], at: float) -> float:
-        """Return the growth of `counter` per second between the first sample and the last."""
+        """Return the growth of `counter` per second between the first and the last kept sample; NaN if
+        there are fewer than two samples, or if the last sample is too old."""
         if len(self._samples) < 2 or self._samples[-1].at < at - _MAX_AGE_SECONDS:
             return nan
         first, last = self._samples[0], self._samples[-1]

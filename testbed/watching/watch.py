@@ -1,7 +1,7 @@
 """`testbed watch`: view of a running or finished run, from its directory.
 
-It may start and end at any time without effect on the run. Its CPU priority (`nice`) is lower than the
-run's.
+The view may start and end at any time without effect on the run. The view has a lower CPU priority
+(`nice`) than the run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TICK_SECONDS = 0.1
 _STATUS_INTERVAL_SECONDS = 1.0
 """Seconds between two checks of whether the run has ended."""
 _READ_BYTES = 4 * 2**20
-"""Number of bytes of events to read at a time. A long run is read in pieces, so that keys stay
-responsive."""
+"""Maximum number of bytes of events per read. A long run is read in pieces, so that the view responds to
+keys in between."""
 _NICE = 10
 _MAX_ERROR = 200
 """Maximum number of characters of the reason why a run failed."""
