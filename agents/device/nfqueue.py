@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.links.socket_buffers import enlarge_receive_buffer
+
 _NETLINK_NETFILTER = 12
 _SOL_NETLINK, _NETLINK_NO_ENOBUFS = 270, 5
-_SO_RCVBUFFORCE = 33
 _REQUEST, _ACK = 0x1, 0x4
 _NLMSG_ERROR = 2
 _SUBSYSTEM = 3 << 8  # NFNL_SUBSYS_QUEUE
@@ -91,10 +92,7 @@ class PacketQueues:
         # Overruns are read from the kernel's counters. If they were reported as errors, each error would
         # also stop the flow until the buffer is empty.
         self._socket.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER)
-        except PermissionError:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        enlarge_receive_buffer(self._socket, _BUFFER)
         self._pending: list[bytes] = []
 
     def close(self) -> None:

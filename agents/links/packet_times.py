@@ -28,8 +28,10 @@ that a clock was set."""
 
 
 def enable_timestamps(sock: socket.socket) -> None:
-    """Let the kernel record the arrival times of packets at `sock`."""
-    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    """Let the kernel record the arrival times of packets at `sock`. No effect on other systems than
+    Linux."""
+    if sys.platform == "linux":
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
 def bytes_moved(sock: socket.socket) -> int:

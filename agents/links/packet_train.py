@@ -19,7 +19,7 @@ import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from agents.links import packet_times
+from agents.links import packet_times, socket_buffers
 
 PORT = 1884
 FRAME = 1464
@@ -40,7 +40,6 @@ longer."""
 _FIRST_PACKET_TIMEOUT_SECONDS = 10.0
 _MAX_REQUESTS = 10
 _SO_RXQ_OVFL = 40
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _SOCKET_BUFFER_BYTES = 4 << 20
 
 
@@ -202,9 +201,8 @@ def _timestamping_socket() -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     packet_times.enable_timestamps(sock)
     sock.setsockopt(socket.SOL_SOCKET, _SO_RXQ_OVFL, 1)
-    for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
-        with suppress(PermissionError):
-            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+    socket_buffers.enlarge_send_buffer(sock, _SOCKET_BUFFER_BYTES)
+    socket_buffers.enlarge_receive_buffer(sock, _SOCKET_BUFFER_BYTES)
     return sock
 
 

@@ -174,7 +174,11 @@ def encode(message: ModelMessage | UpdateMessage) -> bytes:
 
 def lay_out(message: ModelMessage | UpdateMessage) -> Pieces:
     """Return the payload of `message` as its header and views of its arrays."""
-    metadata, arrays = _metadata(message), {"w": np.ascontiguousarray(message.vector, dtype="<f4")}
+    metadata = {"protocol": str(PROTOCOL)}
+    for name in _READERS[type(message)]:
+        value = getattr(message, name)
+        metadata[name] = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    arrays = {"w": np.ascontiguousarray(message.vector, dtype="<f4")}
     if isinstance(message, UpdateMessage) and message.encoded is not None:
         metadata |= message.encoded.fields
         arrays = {name: np.ascontiguousarray(a) for name, a in message.encoded.arrays.items()}
@@ -198,17 +202,10 @@ def plain_size(message: UpdateMessage, parameters: int, sizes: Mapping[str, int]
     """Return the payload size in bytes that `message` would have with a float32 vector of `parameters`
     parameters and with the rule's own vectors as float32. `sizes`: number of elements of each vector of
     the rule, by name; None if the rule has no vectors."""
-    arrays = {"w": parameters, **{f"{_OWN}{name}": size for name, size in (sizes or {}).items()}}
-    untouched = {name: np.empty(size, "<f4") for name, size in arrays.items()}  # memory never touched
-    return sum(map(len, _pack(untouched, _metadata(message), message.buffers)))
-
-
-def _metadata(message: ModelMessage | UpdateMessage) -> dict[str, str]:
-    metadata = {"protocol": str(PROTOCOL)}
-    for name in _READERS[type(message)]:
-        value = getattr(message, name)
-        metadata[name] = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return metadata
+    vectors = {name: np.empty(size, "<f4") for name, size in (sizes or {}).items()}  # never touched
+    whole = np.empty(parameters, "<f4")
+    plain = dataclasses.replace(message, vector=whole, encoded=None, vectors=vectors)
+    return sum(map(len, lay_out(plain)))
 
 
 def decode_model(payload: bytes | bytearray) -> ModelMessage:

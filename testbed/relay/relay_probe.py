@@ -7,7 +7,8 @@ The device's side opens a connection and sends one line, which is one of the fol
 - `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement (one JSON line).
 
 A rate is measured between the first and the last arrival of payload, so that neither delay nor handshake
-counts.
+counts. Arrival times are the kernel's, and the receive buffers are large, so that a receiver that has to
+wait for a core changes neither the times nor the rate.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 
 from agents.config import AccessLink
 from agents.device.link_probe import fastest, pace, round_trip_figures
+from agents.links import packet_times, socket_buffers
+from agents.timing.nanoseconds import Nanoseconds
 from agents.wire.messages import LinkFigures
 from testbed.relay.pipe import SEGMENT, on_wire
 
@@ -32,7 +35,8 @@ _TRANSFER_SECONDS = 1.0
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
 """Minimum and maximum size of a transfer in bytes. A smaller transfer would have too few packets to
 measure a rate, and a larger transfer would take too long for a start-up."""
-_CHUNK_BYTES = 1 << 16
+_BUFFER_BYTES = _MAX_BYTES // 4
+"""Size of receive buffers. At 100 Mbit/s, a receiver may be 80 ms late before the sender has to wait."""
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
 """Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
@@ -97,7 +101,19 @@ def upload(host: str, port: int, rate: int) -> float:
 def download(host: str, port: int, rate: int) -> float:
     """Measure the rate of payload from the server to here, in bit/s. Raises OSError."""
     with _connect(host, port, f"down {size(rate)}") as sock:
-        return _rate(*_drain(sock, size(rate)))
+        return _rate(*receive_timed(sock, size(rate)))
+
+
+def receive_timed(sock: socket.socket, count: int) -> tuple[int, float]:
+    """Receive `count` bytes. Return the number of bytes after the first arrival, and the seconds in
+    which they arrived. Raises ConnectionError if fewer bytes arrive."""
+    room = bytearray(count)
+    first, begin = _receive_all(sock, room)
+    received, end = first, begin
+    while received < count:
+        more, end = _receive_all(sock, room)
+        received += more
+    return received - first, (end - begin) / 1e9
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
@@ -123,6 +139,10 @@ class _RelayProbeServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
+    def server_bind(self) -> None:
+        _prepare(self.socket)
+        super().server_bind()
+
 
 class _RelayProbeHandler(socketserver.StreamRequestHandler):
     rbufsize = 0  # what follows the line must be timed, not read ahead
@@ -140,16 +160,30 @@ class _RelayProbeHandler(socketserver.StreamRequestHandler):
                 case [b"down", count]:
                     self.request.sendall(bytes(min(int(count), _MAX_BYTES)))
                 case [b"up", count]:
-                    measured = _drain(self.request, min(int(count), _MAX_BYTES))
+                    measured = receive_timed(self.request, min(int(count), _MAX_BYTES))
                     self.wfile.write(json.dumps(measured).encode() + b"\n")
 
 
 def _connect(
     host: str, port: int, request: str, timeout: float = _SILENCE_TIMEOUT_SECONDS
 ) -> socket.socket:
-    sock = socket.create_connection((host, port), timeout)
-    sock.sendall(f"{request}\n".encode())
+    sock = socket.socket()
+    try:
+        _prepare(sock)
+        sock.settimeout(timeout)
+        sock.connect((host, port))
+        sock.sendall(f"{request}\n".encode())
+    except OSError:
+        sock.close()
+        raise
     return sock
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Let the kernel record arrival times at `sock`, and give `sock` a large receive buffer. Called
+    before the socket has connections, which inherit both."""
+    packet_times.enable_timestamps(sock)
+    socket_buffers.enlarge_receive_buffer(sock, _BUFFER_BYTES)
 
 
 def _receive(sock: socket.socket, most: int) -> int:
@@ -159,16 +193,17 @@ def _receive(sock: socket.socket, most: int) -> int:
     return count
 
 
-def _drain(sock: socket.socket, count: int) -> tuple[int, float]:
-    """Receive `count` bytes. Return the number of bytes after the first arrival, and the seconds in
-    which they arrived. Raises ConnectionError if fewer bytes arrive."""
-    first = received = _receive(sock, _CHUNK_BYTES)
-    begin = end = time.monotonic()
-    while received < count:
-        received += _receive(sock, _CHUNK_BYTES)
-        end = time.monotonic()
-    return received - first, end - begin
+def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds]:
+    """Wait for data, and read all that has arrived. Return the number of bytes, and the time at which
+    the last of them arrived, by the real-time clock. The kernel merges packets that wait, with the last
+    packet's time, so this time is right only if `room` has space for all of them. Raises ConnectionError
+    at the stream's end."""
+    count, ancillary, _, _ = sock.recvmsg_into([room], packet_times.ANCILLARY_BYTES)
+    if not count:
+        raise ConnectionError("the link was closed")
+    return count, packet_times.timestamp_in(ancillary)
 
 
 def _rate(count: int, seconds: float) -> float:
-    return 8 * count / seconds if seconds > 0 else float("inf")
+    """Return the rate in bit/s; 0 if all bytes were read at once, because the receiver was late."""
+    return 8 * count / seconds if seconds > 0 else 0.0

@@ -17,7 +17,7 @@ from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
 from testbed.topology import consistency, old_words, validation_errors, yamlfile
-from testbed.topology.devices import MAX_DEVICES, DeviceGroup, LocalSettings
+from testbed.topology.devices import MAX_DEVICES, DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
@@ -82,7 +82,7 @@ def validate(document: Document) -> Topology:
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
-    devices = tuple(_spelled_out(group, topology.task.local) for group in topology.devices)
+    devices = tuple(group.spelled_out(topology.task.local) for group in topology.devices)
     return topology.model_copy(update={"devices": devices})
 
 
@@ -136,13 +136,6 @@ def _read_user_code(
             if isinstance(error, RaisedError):
                 break  # importing the same code for the rule would most likely fail in the same way
     return code, classes, problems
-
-
-def _spelled_out(group: DeviceGroup, local: LocalSettings) -> DeviceGroup:
-    changes: dict[str, Any] = {"local": local.changed_by(group.local)}
-    if group.profile is None:  # else the profile may give the memory
-        changes["memory"] = group.memory or group.default_memory
-    return group.model_copy(update=changes)
 
 
 def _groups(document: Document) -> tuple[Any, ...]:

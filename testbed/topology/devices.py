@@ -413,6 +413,14 @@ class DeviceGroup(Model):
         """Whether the CPU share of the group's devices follows from their profile."""
         return self.profile is not None and self.cpu is None
 
+    def spelled_out(self, local: LocalSettings) -> Self:
+        """Return the group with the defaults that it takes from elsewhere. `local`: settings of the
+        task, which hold where the group has none."""
+        changes: dict[str, Any] = {"local": local.changed_by(self.local)}
+        if self.profile is None:  # else the profile may give the memory
+            changes["memory"] = self.memory or self.default_memory
+        return self.model_copy(update=changes)
+
     @property
     def update_steps(self) -> list[config.Named]:
         """Steps of `agents.pipeline` that only this group's devices have, with their parameters."""

@@ -17,6 +17,7 @@ import pytest
 
 from agents.config import AccessLink, SharedLink
 from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.links import packet_times
 from testbed.relay import relay_probe
 from testbed.relay.main import OwnLink, shared_lanes
 from testbed.relay.pipe import on_wire
@@ -280,6 +281,27 @@ def test_transfers_measure_the_rate_in_each_direction() -> None:
     with relay_probe.probe_server(HOST) as port:
         for move in (relay_probe.upload, relay_probe.download):
             assert move(HOST, port, 100_000_000) > 100_000_000
+
+
+def test_late_reader_measures_the_time_of_arrival() -> None:
+    """Four parts of the data arrive 0.1 s apart. The reader begins after the second has arrived."""
+    part = 10_000
+    with socket.create_server((HOST, 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        receiver, _ = server.accept()
+        packet_times.enable_timestamps(receiver)
+
+        def send() -> None:
+            for _ in range(4):
+                sender.sendall(bytes(part))
+                time.sleep(0.1)
+
+        with sender, receiver:
+            threading.Thread(target=send).start()
+            time.sleep(0.15)
+            count, seconds = relay_probe.receive_timed(receiver, 4 * part)
+        assert count == 2 * part
+        assert seconds == pytest.approx(0.2, abs=0.02)
 
 
 @pytest.mark.parametrize("move", [relay_probe.upload, relay_probe.download])
