@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from testbed.api.results import compare as compare
     from testbed.api.results import draw as draw
     from testbed.api.results import export as export
+    from testbed.api.results import export_trace as export_trace
     from testbed.api.results import load_all as load_all
     from testbed.api.results import report as report
     from testbed.api.results import step_time as step_time
@@ -97,6 +98,7 @@ _WHERE = {
     "step_time": "testbed.api.results",
     "draw": "testbed.api.results",
     "export": "testbed.api.results",
+    "export_trace": "testbed.api.results",
     "track": "testbed.api.results",
     "doctor": "testbed.api.machine",
     "calibrate": "testbed.api.machine",

@@ -362,6 +362,9 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
+            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome):
+                if self._finished is None:
+                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:
@@ -394,7 +397,7 @@ class Aggregator:
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         """Pass `event` to the core and carry out its actions. `payload`: the bytes from which the event
-        was decoded; None if it was not decoded from bytes."""
+        was decoded; None if the event was not decoded from bytes."""
         for action in self._durable.handle(event, payload):
             match action:
                 case act.Log() | act.Save():

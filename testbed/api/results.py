@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Form = Literal["parquet", "csv"]
 """File format of exported tables."""
+PERFETTO_FILE = "perfetto.json.gz"
+"""Name of a run's trace for Perfetto, in the run's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,18 @@ def export(
     place = writable_folder(Path(to or folder / "tables"))
     found = (read(directory.path) for directory in directories)
     return [*tables.export_runs(found, place, form)]
+
+
+def export_trace(run: str | Path, *, runs: str | Path = "runs") -> list[Path]:
+    """Write a trace of a run, or of each finished run of a sweep, that Perfetto opens
+    (ui.perfetto.dev); return the files' paths. The file is `perfetto.json.gz` in the run's directory.
+
+    `run`: id or directory of a run, or folder of a sweep. Raises BadInputError.
+    """
+    from analysis import perfetto
+
+    found = _directories(str(run), Path(runs))
+    return [perfetto.write(read(one.path), writable_file(one.path / PERFETTO_FILE)) for one in found]
 
 
 def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Path = "runs") -> list[str]:

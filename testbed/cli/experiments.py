@@ -231,7 +231,8 @@ def export(
         typer.Option(
             "--to",
             help="Folder to write to (default: RUN/tables); with --model a file (default: "
-            "RUN/model.pt); or a tracker: mlflow, wandb, tensorboard.",
+            "RUN/model.pt); or a tracker: mlflow, wandb, tensorboard; or perfetto, for a timeline "
+            "(RUN/perfetto.json.gz).",
         ),
     ] = None,
     model: Annotated[
@@ -251,7 +252,7 @@ def export(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Export the tables of a run or sweep, or the model of a run, to files or to a tracker.
+    """Export the tables of a run or sweep, the model or the timeline of a run, to files or to a tracker.
 
     For a sweep, each run gets a folder, and the table `runs` has one row per run.
     """
@@ -261,6 +262,12 @@ def export(
 
     if version is not None and (not model or str(to) in TRACKERS):
         raise BadInputError("--version needs --model, and a file to write the model to")
+    if str(to) == "perfetto" and not model:
+        traces = results.export_trace(run, runs=runs)
+        print_files(traces, as_json=as_json)
+        if not as_json:
+            remark("Next: open it at https://ui.perfetto.dev (the file stays in your browser)")
+        return
     if str(to) in TRACKERS:
         where = results.track(run, str(to), model=model, runs=runs)
         if as_json:
