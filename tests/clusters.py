@@ -167,9 +167,11 @@ def slurm() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def slurm_jobs() -> list[str]:
-    """Return the ids of all jobs that have not ended."""
-    return _output(["squeue", "--noheader", "--format=%i"], os.environ).decode().split()
+def slurm_jobs(states: str = "") -> list[str]:
+    """Return the ids of all jobs that have not ended. `states`: states of the jobs, such as `RUNNING`;
+    empty for all."""
+    chosen = [f"--states={states}"] if states else []
+    return _output(["squeue", "--noheader", "--format=%i", *chosen], os.environ).decode().split()
 
 
 def cancel_slurm_job(job: str) -> None:

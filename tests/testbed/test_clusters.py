@@ -67,6 +67,11 @@ def attempts() -> list[Path]:
     return [*Path("runs/study/.cluster").glob("*/attempt-*")]
 
 
+def cell_processes(worker: int) -> list[psutil.Process]:
+    """Return the processes in which the worker with this pid runs cells."""
+    return psutil.Process(worker).children() if attempts() else []
+
+
 def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     """A worker is killed in the middle: all cells are done, none is twice in the index. Ctrl-C ends a
     cell on the other worker."""
@@ -86,7 +91,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     assert "8 of 8 runs done already" in cli("sweep", file, "--on", dask.on).stdout
     file = write_sweep(f"variants: {{long: {LONG}}}")
     with started("sweep", file, "--on", dask.on) as running:
-        cells = eventually(lambda: attempts() and psutil.Process(dask.workers[1].pid).children())
+        cells = eventually(lambda: cell_processes(dask.workers[1].pid))
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
@@ -112,7 +117,7 @@ def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
         assert "1 run failed" in output
         worker = dask.add_worker()
         with started("sweep", file, "--on", dask.on) as running:
-            (cell,) = eventually(lambda: attempts() and psutil.Process(worker.pid).children())
+            (cell,) = eventually(lambda: cell_processes(worker.pid))
             running.kill()
         eventually(lambda: not cell.is_running())
 
@@ -120,7 +125,7 @@ def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
 def test_results_come_back_without_a_shared_folder(dask: clusters.Dask) -> None:
     """The worker has another file system in place of the sweep's folder, and none of the user's code."""
     if os.geteuid() or shutil.which("unshare") is None:
-        unavailable("netns", "a mount namespace takes root, and unshare of util-linux")
+        unavailable("mountns", "a mount namespace takes root, and unshare of util-linux")
     Path("runs").mkdir()
     Path("own").mkdir()
     shutil.copy(TOPOLOGIES / "own/feddyn.py", "own")
