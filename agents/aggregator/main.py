@@ -141,7 +141,7 @@ class Aggregator:
         )
         self._durable = DurableCore(
             directory,
-            Setup(settings, cfg.rule, cfg.seed),
+            Setup(settings, cfg.rule, cfg.seed, cfg.selection),
             w,
             segment=cfg.segment,
             durability=cfg.durability,
