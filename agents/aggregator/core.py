@@ -313,6 +313,8 @@ class AggregatorCore:
             self._orders.append(line)
             if record.action is not None:
                 self.progress.note_action(record.device, record.action)
+        if isinstance(record, events.RoundEnergy) and self._draws is not None:
+            self._draws.note_battery(record.client, record.level)
         return [] if record is None else [Log(record)]
 
     # The run clock starts, is suspended, and resumes

@@ -10,6 +10,7 @@ already on disk, and many updates share one fsync (docs/concepts/durability.md).
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -362,6 +363,10 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
+            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome, level):
+                if self._finished is None:
+                    known = math.nan if level is None else level
+                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome, known))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:

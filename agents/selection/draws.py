@@ -120,8 +120,9 @@ class Draws:
             self.note_battery(client, battery)
 
     def note_battery(self, client: str, level: float) -> None:
-        """Record the battery level that `client` reports; a level outside of 0 to 1 is ignored."""
-        if 0 <= level <= 1:
+        """Record the battery level that `client` reports. A level outside of 0 to 1, or of a device that
+        does not train, is ignored."""
+        if 0 <= level <= 1 and client in self.view.clients:
             seen = self.view.clients[client]
             seen.battery, seen.battery_at = level, to_seconds(self.now)
 

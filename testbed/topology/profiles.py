@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
+from testbed.topology.energy import PowerFigures
 from testbed.topology.fields import (
     Count,
     Model,
@@ -96,6 +97,9 @@ class DeviceProfile(_ProfileEntry):
     cores: Count | None = Field(default=None, description="Number of cores")
     memory: Size | None = Field(default=None, description="Size of the memory")
     power: Power | None = Field(default=None, description="Power draw of the whole device, by state")
+    energy: PowerFigures | None = Field(
+        default=None, description="Figures for the key energy of a topology"
+    )
     thermal: Thermal | None = Field(
         default=None, description="Slow-down by heat, used if the topology has none"
     )
