@@ -64,7 +64,7 @@ from agents.rules import interface as rules
 from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, SumUp
 from agents.selection import SELECTIONS
 from agents.selection.draws import REDRAW_EVERY, Draws
-from agents.selection.interface import Selection
+from agents.selection.interface import ClientSelection
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
@@ -95,7 +95,7 @@ class Setup:
         steps = ServerSteps(self.settings.steps, w.size)
         server.masked = steps.sums is not None
         if self.selection is not None:
-            selection = user_code.build(self.selection, SELECTIONS, Selection)
+            selection = user_code.build(self.selection, SELECTIONS, ClientSelection)
             server.draws = Draws(self.selection.name, selection, population, self.settings.samples)
         return AggregatorCore(self.settings, rule.begin(server), server, steps), server
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 import numpy as np
 
 from agents.checks import duration
-from agents.selection.interface import ClientView, Draw, Selection, View, by_weight
+from agents.selection.interface import ClientSelection, ClientView, Draw, ServerView, by_weight
 
 
 @dataclass(frozen=True)
-class Charged(Selection):
+class Charged(ClientSelection):
     """Clients whose battery is below `minimum` are not eligible. The others are drawn uniformly, or with
     a probability proportional to their level. The level is the one that a client reported last. A client
     that has not reported a level counts as fully charged."""
@@ -35,10 +35,10 @@ class Charged(Selection):
     def needs_battery(self) -> bool:
         return True
 
-    def eligible(self, idle: Sequence[str], view: View) -> Sequence[str]:
+    def eligible(self, idle: Sequence[str], view: ServerView) -> Sequence[str]:
         return [client for client in idle if self._is_charged(view.clients[client], view.at)]
 
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         if self.weight == "uniform":
             return draw.uniform(rng)
         return by_weight(draw.idle, [_level(view.clients[c]) for c in draw.idle], draw.count, rng)

@@ -10,7 +10,7 @@ import numpy as np
 
 from agents import events
 from agents.checks import DeclarationError
-from agents.selection.interface import ClientView, Draw, RuleDraw, Selection, View
+from agents.selection.interface import ClientSelection, ClientView, Draw, RuleDraw, ServerView
 from agents.texts import quantity
 from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
 
@@ -28,7 +28,7 @@ class Draws:
     def __init__(
         self,
         name: str,
-        selection: Selection,
+        selection: ClientSelection,
         importance: Mapping[str, float],
         samples: Mapping[str, int],
     ) -> None:
@@ -36,7 +36,7 @@ class Draws:
         device order. `samples`: number of training samples of each client."""
         self.name = name
         self._selection = selection
-        self.view = View({c: ClientView(p, samples.get(c, 1)) for c, p in importance.items()})
+        self.view = ServerView({c: ClientView(p, samples.get(c, 1)) for c, p in importance.items()})
         self.now: Nanoseconds = 0
         """Device time of the present input, in nanoseconds."""
         self._none_since: Nanoseconds | None = None

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import numpy as np
 
-from agents.selection.interface import Draw, Selection, View
+from agents.selection.interface import ClientSelection, Draw, ServerView
 
 
 @dataclass(frozen=True)
-class Fastest(Selection):
+class Fastest(ClientSelection):
     """The clients with the shortest mean duration of a round are chosen. A client that no draw has
     chosen yet goes first, so that each client is measured once. A client that was chosen and has never
     answered goes last. Of equally fast clients, the first in device order is chosen."""
@@ -25,7 +25,7 @@ class Fastest(Selection):
         if not 0 <= self.explore <= 1:
             raise ValueError(f"explore is {self.explore:g}, expected from 0 to 1")
 
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         order = {client: index for index, client in enumerate(view.clients)}
 
         def key(client: str) -> tuple[int, float, int]:

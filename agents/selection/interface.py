@@ -3,16 +3,16 @@ draws clients.
 
 A selection is a frozen dataclass. Its fields are the keys that a topology may set. Its methods are pure:
 the same arguments must give the same clients, because replay and resuming after a crash depend on this.
-Randomness comes from the generator that is passed. What a selection must remember until the next draw
-goes into `View.memory`, which the aggregator saves.
+Randomness comes from the generator that is passed. A selection remembers something until the next draw
+only in `ServerView.memory`, which the aggregator saves.
 
 A complete selection that can serve as a template. It prefers clients with a high loss:
 
     @dataclass(frozen=True)
-    class HighestLoss(Selection):
+    class HighestLoss(ClientSelection):
         needs_loss: ClassVar[bool] = True
 
-        def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> list[str]:
+        def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> list[str]:
             def loss(client: str) -> float:
                 last = view.clients[client].loss
                 return math.inf if last is None else last  # a new client trains first
@@ -35,7 +35,7 @@ RuleDraw = Callable[[np.random.Generator], list[str]]
 
 @dataclass(slots=True)
 class ClientView:
-    """What the server knows about a client."""
+    """Facts about a client that the server knows."""
 
     importance: float
     """Importance p_i; the sum over the clients of the run is 1."""
@@ -66,8 +66,8 @@ class ClientView:
 
 
 @dataclass(slots=True)
-class View:
-    """What the server knows at the time of a draw."""
+class ServerView:
+    """Facts that the server knows at the time of a draw."""
 
     clients: dict[str, ClientView]
     """Every client of the run, in device order, including clients that are absent."""
@@ -78,8 +78,8 @@ class View:
     version: int = 0
     """Version of the global model."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What the selection remembers: empty before its first draw. `choose` may change it. Values:
-    numbers, texts, None, lists, dicts, NumPy arrays."""
+    """Memory of the selection: empty before its first draw. `choose` may change it. Values: numbers,
+    texts, None, lists, dicts, NumPy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Draw:
         return [self.idle[i] for i in drawn]
 
 
-class Selection(Protocol):
+class ClientSelection(Protocol):
     """The parameters of a selection, with its methods."""
 
     paper: ClassVar[str] = ""
@@ -127,13 +127,13 @@ class Selection(Protocol):
         """Raise ValueError if these parameters cannot work with `clients` clients."""
         return  # mypy takes a method without a body as abstract
 
-    def eligible(self, idle: Sequence[str], view: View) -> Sequence[str]:
+    def eligible(self, idle: Sequence[str], view: ServerView) -> Sequence[str]:
         """Return the clients of `idle` that may be chosen, in the same order. If there are none, the
         draw is repeated after some time."""
         return idle
 
     @abstractmethod
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         """Return at most `draw.count` clients of `draw.idle`. No client may be returned twice, except if
         `draw.replacement` is true."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from agents.checks import at_least
-from agents.selection.interface import ClientView, Draw, Selection, View, by_weight
+from agents.selection.interface import ClientSelection, ClientView, Draw, ServerView, by_weight
 
 _CAP = 0.95
 """Quantile of the statistical utilities at which they are capped (section 4.4)."""
@@ -19,7 +19,7 @@ _MOST_EXCLUDED = 0.3
 
 
 @dataclass(frozen=True)
-class Oort(Selection):
+class Oort(ClientSelection):
     """Clients with useful data and short rounds are preferred (Algorithm 1). Of K places, ε·K go to
     clients that no draw has chosen yet, drawn uniformly. The others go to known clients:
 
@@ -84,7 +84,7 @@ class Oort(Selection):
     def needs_loss(self) -> bool:
         return True
 
-    def eligible(self, idle: Sequence[str], view: View) -> Sequence[str]:
+    def eligible(self, idle: Sequence[str], view: ServerView) -> Sequence[str]:
         if self.most_updates is None:
             return idle
         most = self.most_updates
@@ -93,7 +93,7 @@ class Oort(Selection):
         excluded = set(over[: int(_MOST_EXCLUDED * len(view.clients))])
         return [client for client in idle if client not in excluded]
 
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         new = [client for client in draw.idle if not view.clients[client].chosen]
         known = [client for client in draw.idle if view.clients[client].chosen]
         explored = self.epsilon(view.draw) * draw.count
@@ -107,7 +107,7 @@ class Oort(Selection):
         """Return ε at draw number `draw`."""
         return max(self.exploration_min, self.exploration * self.exploration_decay ** (draw - 1))
 
-    def preferred(self, view: View) -> float:
+    def preferred(self, view: ServerView) -> float:
         """Return T in seconds; infinity if the percentile is 100 or no duration is known."""
         percentile = view.memory.get("percentile", self.percentile)
         known = sorted(seen.duration for seen in view.clients.values() if seen.duration is not None)
@@ -115,7 +115,7 @@ class Oort(Selection):
             return math.inf
         return known[min(int(len(known) * percentile / 100), len(known) - 1)]
 
-    def utilities(self, known: Sequence[str], view: View) -> dict[str, float]:
+    def utilities(self, known: Sequence[str], view: ServerView) -> dict[str, float]:
         """Return U_i of the clients `known`, which earlier draws have chosen."""
         gained = _scaled({client: statistical_utility(view.clients[client]) for client in known})
         preferred, found = self.preferred(view), {}
@@ -128,7 +128,7 @@ class Oort(Selection):
         return found
 
     def _exploit(
-        self, known: Sequence[str], places: int, view: View, rng: np.random.Generator
+        self, known: Sequence[str], places: int, view: ServerView, rng: np.random.Generator
     ) -> list[str]:
         if places < 1 or not known:
             return []
@@ -138,7 +138,7 @@ class Oort(Selection):
         admitted = [client for client in ranked if utility[client] >= least]
         return by_weight(admitted, [utility[client] for client in admitted], places, rng)
 
-    def _pace(self, exploited: Sequence[str], view: View) -> None:
+    def _pace(self, exploited: Sequence[str], view: ServerView) -> None:
         """Record the statistical utility of the clients `exploited`, and raise the percentile if it has
         fallen."""
         memory, window = view.memory, self.window

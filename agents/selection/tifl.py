@@ -11,11 +11,11 @@ from typing import ClassVar
 import numpy as np
 
 from agents.checks import at_least
-from agents.selection.interface import Draw, Selection, View, by_weight
+from agents.selection.interface import ClientSelection, Draw, ServerView, by_weight
 
 
 @dataclass(frozen=True)
-class Tifl(Selection):
+class Tifl(ClientSelection):
     """Clients of similar speed form a tier, and a draw takes its clients from one tier (Algorithm 2), so
     that fast clients do not wait for slow ones:
 
@@ -58,7 +58,7 @@ class Tifl(Selection):
         if self.tiers > clients:
             raise ValueError(f"tiers is {self.tiers}, but there are only {clients} clients")
 
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         self._adapt(view)
         new = [client for client in draw.idle if not view.clients[client].chosen]
         chosen = by_weight(new, [1.0] * len(new), draw.count, rng)
@@ -71,7 +71,7 @@ class Tifl(Selection):
             idle[tier] = [client for client in idle[tier] if client not in taken]
         return chosen
 
-    def members(self, view: View) -> list[list[str]]:
+    def members(self, view: ServerView) -> list[list[str]]:
         """Return the clients of each tier, the fastest tier first. Clients that no draw has chosen
         belong to no tier."""
 
@@ -82,7 +82,9 @@ class Tifl(Selection):
         known = sorted((client for client, seen in view.clients.items() if seen.chosen), key=duration)
         return [list(part) for part in _parts(known, self.tiers)]
 
-    def _draw_tier(self, idle: Sequence[Sequence[str]], view: View, rng: np.random.Generator) -> int:
+    def _draw_tier(
+        self, idle: Sequence[Sequence[str]], view: ServerView, rng: np.random.Generator
+    ) -> int:
         """Return the number of a tier with idle clients, drawn by (2)."""
         memory, m = view.memory, self.tiers
         usable = [tier for tier in range(m) if idle[tier]]
@@ -98,12 +100,12 @@ class Tifl(Selection):
         memory["tier"] = tier
         return tier
 
-    def probabilities(self, view: View) -> list[float]:
+    def probabilities(self, view: ServerView) -> list[float]:
         """Return P_t of each tier, the fastest tier first."""
         found: list[float] = view.memory.get("probabilities", [1 / self.tiers] * self.tiers)
         return found
 
-    def _adapt(self, view: View) -> None:
+    def _adapt(self, view: ServerView) -> None:
         """Change the probabilities by (3)."""
         if self.interval is None or view.draw % self.interval:
             return
@@ -136,6 +138,6 @@ def _parts(clients: Sequence[str], count: int) -> list[Sequence[str]]:
     return [clients[begin:end] for begin, end in pairwise(ends)]
 
 
-def _mean_loss(clients: Sequence[str], view: View) -> float | None:
+def _mean_loss(clients: Sequence[str], view: ServerView) -> float | None:
     known = [loss for client in clients if (loss := view.clients[client].loss) is not None]
     return sum(known) / len(known) if known else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from agents.pipeline.secure.field import FIELD
 from agents.rules.interface import ClientSide
-from agents.selection.uniform import Uniform
+from agents.selection.uniform import UniformSelection
 from agents.texts import quantity
 from testbed.plan import memory
 from testbed.plan.catalog import Catalog
@@ -104,7 +104,7 @@ def _selection_notes(topology: Topology) -> Iterator[str]:
         return
     selection, rule = settings.build(), topology.rule
     result = rule.build().assumes_uniform
-    if result and rule.build().draws and not isinstance(selection, Uniform):
+    if result and rule.build().draws and not isinstance(selection, UniformSelection):
         yield (
             f"The theory of {rule.name} needs uniform draws: {result}. selection: {settings.name} draws "
             "otherwise, so that the model may head for another optimum. The chart `contributions` shows "

@@ -9,7 +9,7 @@ from agents import config
 from agents.pipeline import STEPS
 from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
-from agents.selection.uniform import Uniform
+from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
 from testbed.topology.schema import Topology
@@ -183,7 +183,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 def _selection_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     """Yield conflicts of the selection with the rule, and with privacy that hides what it needs."""
     settings, rule = topology.selection, topology.rule
-    if settings is None or isinstance(selection := settings.build(), Uniform):
+    if settings is None or isinstance(selection := settings.build(), UniformSelection):
         return
     if not rule.build().draws:
         keys = [key for key in ("concurrency", "sample") if key in rule.params]

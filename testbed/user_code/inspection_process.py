@@ -45,7 +45,7 @@ from agents.rules.client_half import (
 from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
 from agents.selection import SELECTIONS
 from agents.selection.draws import Draws
-from agents.selection.interface import Selection
+from agents.selection.interface import ClientSelection
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.flower import Flower
@@ -77,7 +77,7 @@ _ACTIONS = get_args(rules.Action)
 _KINDS: Mapping[str, tuple[Mapping[str, type], type, str]] = {
     "task": (TASKS, Task, "model"),
     "rule": (RULES, Rule, "begin"),
-    "selection": (SELECTIONS, Selection, "choose"),
+    "selection": (SELECTIONS, ClientSelection, "choose"),
 }
 """Kind of a class -> our classes, the base class, and the method that every class needs."""
 
@@ -194,7 +194,7 @@ def _describe_type(hint: Any) -> Any:
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Answer with the properties of an object that depend on its parameters."""
     made = _make(cls, params)
-    if Selection in cls.__mro__:
+    if ClientSelection in cls.__mro__:
         return {"needs_loss": bool(made.needs_loss), "needs_battery": bool(made.needs_battery)}
     if Rule not in cls.__mro__:
         return {}
@@ -231,14 +231,14 @@ def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None
             _try_rule(made, clients, folder / "state.bin")
         except DeclarationError as error:
             raise _RefusedError(f"its client_side does not declare what it does: {error}") from error
-    if Selection in cls.__mro__:
+    if ClientSelection in cls.__mro__:
         try:
             _try_selection(made, cls.__name__, clients, folder / "state.bin")
         except DeclarationError as error:
             raise _RefusedError(str(error)) from error
 
 
-def _try_selection(selection: Selection, name: str, clients: int, file: Path) -> None:
+def _try_selection(selection: ClientSelection, name: str, clients: int, file: Path) -> None:
     """Draw with `selection`, at first without any knowledge about clients, then with updates and battery
     levels of some of them. Then save its memory to `file`, and load it again."""
     names = [f"client-{k}" for k in range(clients)]

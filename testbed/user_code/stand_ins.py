@@ -108,7 +108,7 @@ class RuleStandIn(StandIn):
 
 
 class SelectionStandIn(StandIn):
-    """Stand-in for an `agents.selection.interface.Selection`, without its methods."""
+    """Stand-in for an `agents.selection.interface.ClientSelection`, without its methods."""
 
     @property
     def needs_loss(self) -> bool:

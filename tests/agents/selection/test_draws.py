@@ -25,7 +25,7 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule, Server
 from agents.rules.port import Port
 from agents.selection.charged import Charged
-from agents.selection.interface import Draw, Selection, View
+from agents.selection.interface import ClientSelection, Draw, ServerView
 from agents.selection.round_robin import RoundRobin
 from agents.timing.nanoseconds import SECOND, from_seconds
 from agents.wire.payloads import UpdateMessage
@@ -34,16 +34,16 @@ from tests.agents.selection.helpers import draw, make_draws
 
 
 @dataclass(frozen=True)
-class Fixed(Selection):
+class Fixed(ClientSelection):
     """Returns what it is given."""
 
     chosen: Any
     among: Any = None
 
-    def eligible(self, idle: Sequence[str], view: View) -> Sequence[str]:
+    def eligible(self, idle: Sequence[str], view: ServerView) -> Sequence[str]:
         return idle if self.among is None else self.among
 
-    def choose(self, draw: Draw, view: View, rng: np.random.Generator) -> Sequence[str]:
+    def choose(self, draw: Draw, view: ServerView, rng: np.random.Generator) -> Sequence[str]:
         return self.chosen  # type: ignore[no-any-return]
 
 
@@ -62,7 +62,7 @@ class Fixed(Selection):
     ],
 )
 def test_wrong_choice_is_an_error_that_names_selection_and_client(
-    selection: Selection, told: str
+    selection: ClientSelection, told: str
 ) -> None:
     with pytest.raises(DeclarationError, match=told):
         draw(make_draws(selection), 2)
@@ -127,7 +127,7 @@ def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
     assert not draws.waits  # for a day
 
 
-def _core(rule: Rule, selection: Selection, *clients: str) -> tuple[Core, Server]:
+def _core(rule: Rule, selection: ClientSelection, *clients: str) -> tuple[Core, Server]:
     """A core whose run clock has started at 100 s of the clients' clock with all `clients` present."""
     importance = dict.fromkeys(clients, 1 / len(clients))
     server = Server(np.zeros(1, np.float32), {}, np.random.default_rng(0), population=importance)

@@ -15,15 +15,15 @@ from agents.selection.interface import Draw, by_weight
 from agents.selection.oort import Oort, statistical_utility
 from agents.selection.round_robin import RoundRobin
 from agents.selection.tifl import Tifl
-from agents.selection.uniform import Uniform
+from agents.selection.uniform import UniformSelection
 from tests.agents.selection.helpers import choose, draw, make_draws, view
 
 
 def test_uniform_makes_the_draw_of_the_rule() -> None:
     seen = view(a={}, b={}, c={})
     wanted = Draw(["a", "b", "c"], 2, of_rule=lambda _: ["c", "a"])
-    assert Uniform().choose(wanted, seen, np.random.default_rng(0)) == ["c", "a"]
-    others = {*choose(Uniform(), seen, 2)}  # some idle client is not eligible
+    assert UniformSelection().choose(wanted, seen, np.random.default_rng(0)) == ["c", "a"]
+    others = {*choose(UniformSelection(), seen, 2)}  # some idle client is not eligible
     assert len(others) == 2
     assert others < {"a", "b", "c"}
 
