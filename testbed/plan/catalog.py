@@ -18,7 +18,7 @@ from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, link_traces, profiles
-from testbed.topology.devices import LinkSettings
+from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
@@ -96,13 +96,17 @@ def read(topology: Topology) -> Catalog:
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
-    found, hints = {}, []
+    found, hints = {}, list[str]()
+    known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}
     for index, group in enumerate(topology.devices):
-        if group.link is None or group.link.trace is None:
+        if group.link is None or (trace := group.link.trace) is None:
+            continue
+        if trace in known:
+            found[group.name] = known[trace]
             continue
         try:
-            found[group.name] = tuple(link_traces.read(group.link.trace, folder))
-            file = group.link.trace.csv
+            found[group.name] = known[trace] = tuple(link_traces.read(trace, folder))
+            file = trace.csv
             hints += [f"{file}: {hint}" for trace in found[group.name] for hint in trace.hints]
         except (ValueError, OSError) as error:
             reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
@@ -155,9 +159,14 @@ def with_cpu(
     """
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}
+    known: dict[tuple[str, str, int], dict[str, float]] = {}
     for index, group in enumerate(topology.devices):
         profile = catalog.profile(group.profile)
         if not group.has_profile_speed or group.profile is None or profile is None:
+            continue
+        kind = (group.group_name, group.profile, group.local.build().batch_size)
+        if kind in known:  # another device of the same draw
+            found[group.name] = known[kind]
             continue
         work = None
         if profile.training is not None:
@@ -170,9 +179,9 @@ def with_cpu(
         except BadInputError as error:
             problems.append(topology.source.problem(("devices", index, "profile"), str(error)))
             continue
-        found[group.name] = cpu
+        found[group.name] = known[kind] = cpu
         why = _why(group.profile, profile, speeds[here], work, topology.task.name)
-        sentences.append(f"{group.name}: {cpu[here]:g} cpu {why}")
+        sentences.append(f"{group.group_name}: {cpu[here]:g} cpu {why}")
         if others := [one for node, one in cpu.items() if node != here]:
             least, most = min(others), max(others)
             span = f"{least:g}" if least == most else f"{least:g} to {most:g}"
