@@ -107,7 +107,7 @@ class DrawnValue(Variant):
 
     def written(self, value: float) -> Any:
         """Return `value` in the notation of a topology."""
-        return float(f"{value:.6g}")
+        return float(f"{value:.4g}")
 
 
 class DrawnRate(DrawnValue):
@@ -116,16 +116,16 @@ class DrawnRate(DrawnValue):
     seconds: ClassVar[Any] = Rate
 
     def written(self, value: float) -> Any:
-        return f"{max(1, round(value))}bit"
+        return units.format_rate(max(1, int(float(f"{value:.4g}"))))
 
 
 class DrawnSize(DrawnValue):
-    """Size in bytes, drawn once per device."""
+    """Size in bytes, drawn once per device, and rounded to whole MiB."""
 
     seconds: ClassVar[Any] = Size
 
     def written(self, value: float) -> Any:
-        return f"{round(value)}B"
+        return units.format_size(max(1, round(value / _MIB)) * _MIB)
 
 
 class DrawnDuration(DrawnValue):
@@ -134,7 +134,7 @@ class DrawnDuration(DrawnValue):
     seconds: ClassVar[Any] = Seconds
 
     def written(self, value: float) -> Any:
-        return units.format_duration(float(f"{value:.6g}"))
+        return units.format_duration(float(f"{value:.4g}"))
 
 
 class DrawnShare(DrawnValue):
@@ -183,6 +183,7 @@ def _number_or_text(text: str) -> Any:
         return text
 
 
+_MIB = 2**20
 _DRAWN = {name: cls for name, cls in durations.DISTRIBUTIONS.items() if name != "trace"}
 """Distributions, by name. Traces are left out: a value is drawn only once, so that every device would
 get the first value of the trace."""

@@ -33,6 +33,8 @@ _MAX_SHOWN = 5
 """Maximum number of devices of a group whose faulty draws are reported."""
 _SPEEDS = ("cpu", "profile", "timing", "gflops")
 """Keys that say how fast a device is. A device needs at least one of them."""
+_FEDSCALE_FILES = ("client_device_capacity", "client_behave_trace")
+_FEDSCALE_FOLDER = "github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info"
 _UNWRITTEN = ("name", "count", "draw")
 """Keys of a group that its devices do not have."""
 
@@ -217,6 +219,8 @@ class _Drawing:
         except FileNotFoundError:
             written = self.document.value((*self.where, "from"))
             guess = profiles.suggestion(Path(written).name, population_names())
+            if path.name in _FEDSCALE_FILES:
+                guess = f"get the file from {_FEDSCALE_FOLDER}"
             message = (
                 f"found {written!r}, which is neither a file nor a population ({path} does not exist); "
                 f"{guess}"
@@ -301,6 +305,9 @@ class _Drawing:
         try:
             state = Path(path).stat()
             return _read_traces(path, state.st_mtime_ns, state.st_size)
+        except FileNotFoundError:
+            message = f"the file {path} does not exist: get it from {_FEDSCALE_FOLDER}"
+            raise _DrawError([self.problem(message, *keys)]) from None
         except (ValueError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise _DrawError([self.problem(f"{path}: {reason}", *keys)]) from None

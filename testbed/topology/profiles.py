@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -165,12 +165,13 @@ class Profiles(Model):
         """Return the link class `name`. Raises BadInputError that suggests a known name."""
         return _look_up(name, self.links, "link class")
 
-    def select(self, name: str) -> Profiles:
+    def select(self, name: str, beside: Sequence[str] = ()) -> Profiles:
         """Return the entries called `name`: a device profile, a link class, or both.
 
-        Raises BadInputError that suggests a known name.
+        Raises BadInputError that suggests a known name, unless `name` is in `beside`.
         """
-        _look_up(name, {**self.devices, **self.links}, "device profile or link class")
+        if name not in beside:
+            _look_up(name, {**self.devices, **self.links}, "device profile or link class")
         return Profiles(
             devices={key: entry for key, entry in self.devices.items() if key == name},
             links={key: entry for key, entry in self.links.items() if key == name},

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,6 +117,47 @@ def parse(text: str, name: str) -> Survey:
     if problems:
         raise source.error(problems)
     return Survey(source, tuple(rows), tuple(weights), about)
+
+
+def population_rows(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return a row per population, with its comments and its kinds of devices, for JSON."""
+    found = ((name, read_population(name)) for name in names)
+    return [
+        {
+            "name": name,
+            "kind": "population",
+            "description": survey.about.get("about", ""),
+            "source": survey.about.get("source", ""),
+            "licence": survey.about.get("licence", ""),
+            "date": survey.about.get("date", ""),
+            "kinds": [
+                {"weight": weight, **row.keys}
+                for weight, row in zip(survey.weights, survey.rows, strict=True)
+            ],
+        }
+        for name, survey in found
+    ]
+
+
+def population_text(names: Sequence[str], *, whole: bool) -> str:
+    """Return the populations as text: a line per population, or all details if `whole` is set."""
+    found = [(name, read_population(name)) for name in names]
+    if not whole:
+        width = max(len(name) for name in (*names, "population"))
+        lines = [f"{'population':{width}}  kinds  keys"]
+        for name, survey in found:
+            keys = dict.fromkeys(".".join(path) for row in survey.rows for path in row.columns)
+            lines.append(f"{name:{width}}  {len(survey.rows):<5}  {', '.join(keys)}")
+        return "\n".join(lines)
+    blocks = []
+    for name, survey in found:
+        facts = [
+            textwrap.fill(f"{key}: {text}", 80, initial_indent="    ", subsequent_indent="      ")
+            for key, text in survey.about.items()
+        ]
+        table = [line for line in survey.source.lines if line.strip() and not line.startswith("#")]
+        blocks.append("\n".join([name, *facts, "", *(f"    {line}" for line in table)]))
+    return "\n\n".join(blocks)
 
 
 def check_names(survey: Survey, known: profiles.Profiles) -> Iterator[Problem]:
