@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from agents.energy.settings import EnergyConfig
+
 T = TypeVar("T")
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
 """MQTT keep-alive in seconds of device time. KEEPALIVE: for most clients. FIT_KEEPALIVE: for clients
@@ -506,6 +508,13 @@ class DeviceConfig:
     netem: bool = False
     """Whether the kernel's netem emulates delay, jitter and loss in the device. Otherwise the router
     emulates them."""
+    energy: EnergyConfig | None = None
+    """Settings for the account of the device's energy; None if its energy is not counted."""
+    cpu: float | None = None
+    """The device's CPU share at the start of the run, in host cores of device time, to which
+    `EnergyConfig.busy` refers; None if its energy is not counted."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

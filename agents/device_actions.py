@@ -1,15 +1,20 @@
 """Actions on devices during a run: classes, JSON form, and their effect on a device's state. No I/O and
 no clock.
 
-A device does not work while one of three independent conditions, the holds, is true: it is down, frozen,
-or cut off.
+A device does not work while one of four independent conditions, the holds, is true: it is down, frozen,
+cut off, or unpowered.
 
-- The device's process runs while the device is present and not down. A process that starts while the
-  device is frozen is frozen as soon as possible. While the device is cut off, no packet passes. A device
-  that is down can still be frozen, thawed, cut off and connected. If it leaves, no goodbye is sent.
+- The device's process runs while the device is present, powered and not down. A process that starts
+  while the device is frozen is frozen as soon as possible. While the device is cut off, no packet
+  passes. A device that is down can still be frozen, thawed, cut off and connected. If it leaves, no
+  goodbye is sent.
 - `Join` starts a device that is absent, because it has not joined yet, has left, or has had a permanent
-  `Crash`. `Join` ends all holds.
-- `SetCpu` and `SetLink` apply to the device, not to its process: they persist over crashes and absence.
+  `Crash`. `Join` ends all holds except `unpowered`.
+- `PowerOff` and `PowerOn` follow from the level of the battery: nobody orders them. A power-off kills
+  the process as a crash does. A device that is restarted or joins while it is unpowered starts when its
+  power returns.
+- `SetCpu`, `SetLink`, `SetBattery`, `Charge` and `Unplug` apply to the device, not to its process: they
+  persist over crashes and absence.
 
 To add an action without a value, write a class, add it to `Switching`, and add a row to `_HOLDS`. To add
 an action with a value, write a class and add it to `Action`. The type checker then reports each place
@@ -29,6 +34,7 @@ from msgspec import Meta, Struct
 _MAX_CORES = 1e6
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_SECONDS = 1e10
+_MAX_WATTS = 1e9
 _Rate = Annotated[int, Meta(ge=1, le=_MAX_BITS_PER_SECOND)]
 _Seconds = Annotated[float, Meta(ge=0, le=_MAX_SECONDS)]
 
@@ -60,6 +66,24 @@ class _LinkChanges(Struct, forbid_unknown_fields=True):
     loss: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
+class SetBattery(_DeviceAction, frozen=True, tag="battery"):
+    """Set the level of the battery. A device that then has too little power powers off at once."""
+
+    level: Annotated[float, Meta(ge=0, le=1)]
+    """Level as a share of the battery's capacity, from 0 to 1."""
+
+
+class Charge(_DeviceAction, frozen=True, omit_defaults=True):
+    """Plug in a charger."""
+
+    watts: Annotated[float, Meta(ge=0, le=_MAX_WATTS)] | None = None
+    """Constant power in watts; None for the device's own charger, as configured."""
+
+
+class Unplug(_DeviceAction, frozen=True):
+    """Unplug the charger."""
+
+
 class Crash(_DeviceAction, frozen=True):
     """Kill the device's process, without a goodbye."""
 
@@ -89,12 +113,22 @@ class Leave(_DeviceAction, frozen=True):
 
 
 class Join(_DeviceAction, frozen=True):
-    """Join the run, for the first time or again. All holds end."""
+    """Join the run, for the first time or again. All holds except `unpowered` end."""
 
 
-Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join
+class PowerOff(_DeviceAction, frozen=True):
+    """Power off because the battery is too low: kill the process, without a goodbye."""
+
+
+class PowerOn(_DeviceAction, frozen=True):
+    """Start again because the battery is charged."""
+
+
+Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | Join | PowerOff | PowerOn
 """Actions without a value. Each of them begins or ends a hold."""
-Action = SetCpu | SetLink | Switching
+EnergyAction = SetBattery | Charge | Unplug
+"""Actions on the battery and its charger."""
+Action = SetCpu | SetLink | EnergyAction | Switching
 
 
 class _Set(_DeviceAction, frozen=True, tag="set"):
@@ -105,11 +139,12 @@ class _Set(_DeviceAction, frozen=True, tag="set"):
 class _AnyAction(Struct):
     """Wrapper for the union of actions, which `parse` validates."""
 
-    action: _Set | Switching
+    action: _Set | EnergyAction | Switching
 
 
-Hold = Literal["down", "frozen", "cut off"]
-"""Condition that keeps a device from working: no process, a frozen process, or no packets."""
+Hold = Literal["down", "frozen", "cut off", "unpowered"]
+"""Condition that keeps a device from working: no process, a frozen process, no packets, or an empty
+battery."""
 
 _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Crash: {"down": True},
@@ -120,6 +155,8 @@ _HOLDS: Mapping[type[Switching], Mapping[Hold, bool]] = {
     Reconnect: {"cut off": False},
     Leave: {"down": True},
     Join: {"down": False, "frozen": False, "cut off": False},
+    PowerOff: {"unpowered": True},
+    PowerOn: {"unpowered": False},
 }
 """Holds that each action begins (True) or ends (False). If an action has several holds, `hold_of`
 returns the first."""
@@ -131,7 +168,7 @@ def holds(action: Switching) -> Mapping[Hold, bool]:
 
 
 def hold_of(action: Switching) -> Hold:
-    """Return the hold that `action` begins or ends. For a `Join`, which ends all holds, return
+    """Return the hold that `action` begins or ends. For a `Join`, which ends several holds, return
     `down`."""
     return next(iter(_HOLDS[type(action)]))
 
@@ -145,8 +182,9 @@ BY_NAME: Mapping[str, Switching] = {name_of(action): action for action in (kind(
 
 
 def to_json(action: Action) -> dict[str, Any]:
-    """Return the JSON form: `{"action": "crash"}`, `{"action": "set", "cpu": 0.05}` or `{"action":
-    "set", "link": {"up": 1000000}}`, with rates in bit/s and times in seconds."""
+    """Return the JSON form: `{"action": "crash"}`, `{"action": "set", "cpu": 0.05}`, `{"action":
+    "set", "link": {"up": 1000000}}`, `{"action": "battery", "level": 0.2}` or `{"action": "charge",
+    "watts": 10}`, with rates in bit/s, times in seconds and powers in watts."""
     return dict(msgspec.to_builtins(action, enc_hook=float))  # the hook converts NumPy numbers
 
 
@@ -185,17 +223,24 @@ class DeviceState:
     link: Mapping[str, float | None] = field(default_factory=dict)
     """Current values of the link's fields that have changed since the start of the run, as in
     `SetLink`."""
+    charger: Charge | Unplug | None = None
+    """Last action on the charger; None if it is unchanged since the start of the run."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
-    """Last action on each hold, in the order of the actions. A `Join` removes all entries and is stored
-    as the last action on `down`."""
+    """Last action on each hold, in the order of the actions. A `Join` removes all entries except
+    that of `unpowered`, and is stored as the last action on `down`."""
 
     def with_action(self, action: Action) -> DeviceState:
-        """Return the device's state after `action`."""
+        """Return the device's state after `action`. The level of the battery is not part of the state,
+        because it changes all the time."""
         match action:
             case SetCpu(cpu):
                 return dataclasses.replace(self, cpu=cpu)
             case SetLink(changes):
                 return dataclasses.replace(self, link={**self.link, **changes})
+            case SetBattery():
+                return self
+            case Charge() | Unplug():
+                return dataclasses.replace(self, charger=action)
             case _:
                 ended = holds(action)
                 others = {hold: last for hold, last in self.switched.items() if hold not in ended}
@@ -212,4 +257,6 @@ class DeviceState:
             yield SetCpu(self.cpu)
         if self.link:
             yield SetLink(self.link)
+        if self.charger is not None:
+            yield self.charger
         yield from self.switched.values()

@@ -215,7 +215,8 @@ class Acted:
     device: str
     source: str
     """Origin of the action. `scenario`: the topology's scenario, churn, availability or heat. `hand`: a
-    user during the run. `aggregator`: the aggregator ended a client that flooded it."""
+    user during the run. `aggregator`: the aggregator ended a client that flooded it. `battery`: the
+    device's battery was too low (`poweroff`), or was charged (`poweron`)."""
     lateness: float
     """Seconds between the time when the action was due and `at`."""
     details: Mapping[str, Any]
@@ -226,6 +227,27 @@ class Acted:
         """The action; None if this version of the testbed does not know the action. This property is not
         stored."""
         return from_json(self.details)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnergy:
+    """Energy that a device consumed for one round. A round has the device's model, its training, and its
+    update. The energy of a round consists of the energy to receive the model, of everything that the
+    device consumed from the start of the training to its end, transfers of other messages excluded, and
+    of the energy to send the update. Only runs that count energy have this record."""
+
+    event: ClassVar[str] = "energy"
+    at: float
+    """Time at which the device sent the update, or at which the round was lost."""
+    client: str
+    dispatch: int
+    """Number of the dispatch that began the round. `client` and `dispatch` together identify the update.
+    """
+    energy_j: float
+    """Energy in joules."""
+    outcome: str
+    """`sent`: the device began to send the update. The update may still be lost on its way; then it has
+    no record `update`. `lost`: the round ended before, for instance because the device powered off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +331,7 @@ Record = (
     | Evaluated
     | EvaluatedPart
     | Acted
+    | RoundEnergy
     | Disrupted
     | Note
     | WrongSum

@@ -26,7 +26,12 @@ _WORK = {
 _MIN_BUSY_SHARE = 0.5
 """A device that uses at least this fraction of its CPU share counts as training. During transfers, a
 device uses less."""
-_HELD_AS: dict[Hold, str] = {"down": "offline", "cut off": "offline", "frozen": "paused"}
+_HELD_AS: dict[Hold, str] = {
+    "down": "offline",
+    "cut off": "offline",
+    "frozen": "paused",
+    "unpowered": "offline",
+}
 """State of a device during each kind of hold."""
 
 
@@ -138,7 +143,7 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
         changes += [
             (start.at, name, what, False)
             for name in (*start.clients, *start.missing)
-            for what in ("frozen", "cut off")
+            for what in ("frozen", "cut off", "unpowered")
         ]
     for at, name, action in run.scenario[["at", "device", "action"]].itertuples(index=False):
         if (

@@ -48,6 +48,8 @@ class Traits:
     unresumable_reason: str = ""
     """Reason why an interrupted run cannot be resumed, and what to do instead; empty if runs can be
     resumed."""
+    counts_energy: bool = False
+    """Whether the energy of devices is counted, so that their batteries run empty."""
     lack: str = ""
     """Clause for the error if the runtime is not available. It says what this machine lacks."""
     notice: str = ""
@@ -85,6 +87,7 @@ RUNTIMES: dict[str, Traits] = {
     "virtual": Traits(
         module="testbed.virtual.run",
         simulated=True,
+        counts_energy=True,
         shaper="model",
         unresumable_reason="the same seed repeats it from the start",
     ),

@@ -362,6 +362,9 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
+            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome):
+                if self._finished is None:
+                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:

@@ -35,15 +35,20 @@ from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
 from agents.device.netlink import Netlink
 from agents.device_actions import (
+    Charge,
     Crash,
     Disconnect,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetLink,
+    Unplug,
 )
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt import topics
@@ -330,6 +335,8 @@ class Init:
                 self._plug(up=False)
             case Reconnect():
                 self._plug(up=True)
+            case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
+                self._fail(f"the action {action} is not possible here: this runtime counts no energy")
             case _:
                 assert_never(action)
 

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from agents import device_actions
-from agents.device_actions import SetLink, Switching
+from agents.device_actions import EnergyAction, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
 from agents.texts import make_printable
@@ -43,12 +43,12 @@ class MessageError(Exception):
     """A payload that is not a valid message for its topic; the text describes the error."""
 
 
-RemoteAction = SetLink | Switching
+RemoteAction = SetLink | EnergyAction | Switching
 """Actions that a device's init or the router carries out. CPU limits are set by the controller
 itself."""
 State = Literal["joining", "ready", "over", "offline"]
 ClientCommand = Literal["stop", "pull", "interrupt"]
-Source = Literal["scenario", "hand"]
+Source = Literal["scenario", "hand", "battery"]
 _REPORT = "report "
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -59,6 +59,8 @@ DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
+Watts = Annotated[float, Meta(ge=0, le=1e12)]
+Joules = Annotated[float, Meta(ge=0, le=1e18)]
 Cpuset = Annotated[
     str,
     Meta(
@@ -114,6 +116,16 @@ class NoteOrder(_AggregatorOrder, frozen=True):
         force_setattr(self, "message", make_printable(self.message, MAX_TEXT_CHARACTERS, keep="\n"))
 
 
+class EnergyOrder(_AggregatorOrder, frozen=True):
+    """Order to the aggregator: record the energy of a round, as `agents.events.RoundEnergy`."""
+
+    at: DeviceTime
+    client: Name
+    dispatch: Count
+    energy_j: Joules
+    outcome: Literal["sent", "lost"]
+
+
 class DisruptOrder(_AggregatorOrder, frozen=True):
     """Order to the aggregator: record a disruption of the run from `since` to `at`, as
     `agents.events.Disrupted`. Times are seconds of the host's monotonic clock."""
@@ -149,6 +161,47 @@ class QueueUse(_Fields, frozen=True):
     """Number of bytes that left the queue while packets waited."""
     allowed: Count
     """Number of bytes that the link's rate allows in the time during which packets waited."""
+
+
+class EnergyFigures(_Fields, frozen=True, kw_only=True):
+    """Energy of a device. Totals are in joules since the start of the run clock."""
+
+    consumed: Joules
+    """Energy that the device has consumed, `transferred` included."""
+    transferred: Joules
+    """Energy that the device has consumed to send and receive bytes."""
+    power: Watts
+    """Mean power of the device in watts since its previous sample."""
+    is_on: bool = True
+    """Whether the device has power."""
+    level: Share | None = None
+    """Level of the battery, from 0 to 1; None if the device has no battery."""
+    supplied: Joules | None = None
+    """Energy from the charger that the device has consumed or stored; None if the device has no
+    battery."""
+    charging: Watts | None = None
+    """Power in watts that the charger offers now; None if the device has no battery."""
+
+
+class EnergySample(_Fields, frozen=True):
+    """Energy of a device until `at`: seconds on the host's monotonic clock, in virtual time seconds of
+    device time since the start of the run clock."""
+
+    device: Name
+    at: Seconds
+    energy: EnergyFigures
+
+
+class PowerSwitch(_Fields, frozen=True):
+    """`device` has powered off because its battery is too low, or has started again. `at`: seconds on
+    the host's monotonic clock."""
+
+    device: Name
+    at: Seconds
+    powered: bool
+    """Whether the device has power now."""
+    level: Share
+    """Level of the battery, from 0 to 1."""
 
 
 class UsageSample(_Fields, frozen=True, kw_only=True):
@@ -341,11 +394,11 @@ class Report(_Fields, frozen=True):
     """Number of the dispatch that the request asked about; 0 if the request asked about no dispatch."""
 
 
-AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | DisruptOrder
+AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
 Order = AggregatorOrder | DeviceOrder | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
-Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance
+Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance | EnergySample | PowerSwitch
 """Messages that devices and the router send to the controller."""
 Message = (
     Order
@@ -407,6 +460,7 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             fields = _json(payload)
             kinds: dict[str, type[Telemetry]] = {
                 "probe": LinkProbe, "limits": LimitsRead, "disturbance": Disturbance,
+                "energy": EnergySample, "powered": PowerSwitch,
             }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
             return _of_device(name, next(found, UsageSample), fields)

@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from agents.device_actions import SetCpu, SetLink, from_json, name_of
+from agents.device_actions import Charge, SetBattery, SetCpu, SetLink, Unplug, from_json, name_of
 from analysis.charts.chart import COLORS, Chart, Layer, arrays
 from analysis.load import Run
 from analysis.names import distinct
@@ -218,6 +218,12 @@ def describe(details_json: str) -> str:
             return "link " + ", ".join(
                 f"{name} {_value(name, value)}" for name, value in changes.items()
             )
+        case SetBattery(level):
+            return f"battery {level:.0%}"
+        case Charge(watts):
+            return "charge" if watts is None else f"charge {watts:g} W"
+        case Unplug():
+            return "unplug"
         case action:
             return name_of(action)
 

@@ -91,12 +91,11 @@ def profiles() -> Profiles:
     return reader.load(Path())
 
 
-def populations(name: str | None = None) -> list[str]:
-    """Return the names of the populations from which fleets are drawn; only `name`, if it is set. Empty
-    if no population is called `name`."""
+def populations() -> list[str]:
+    """Return the names of the populations from which fleets are drawn."""
     from testbed.topology.draw_settings import population_names
 
-    return [one for one in population_names() if name in (None, one)]
+    return population_names()
 
 
 def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[str, Any]]:

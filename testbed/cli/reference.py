@@ -128,9 +128,10 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
     from testbed.api import catalog
 
     known = catalog.profiles()
-    populations = catalog.populations(name)
+    populations = catalog.populations()
     if name is not None:
-        known = known.select(name, beside=populations)
+        known = known.select(name, populations)
+        populations = [one for one in populations if one == name]
     if as_json:
         print_json(catalog.profile_rows(known, populations))
     else:

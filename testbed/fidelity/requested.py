@@ -9,7 +9,17 @@ from dataclasses import dataclass, field, replace
 
 from agents import events
 from agents.config import AccessLink
-from agents.device_actions import DeviceState, SetCpu, SetLink, holds
+from agents.device_actions import (
+    Charge,
+    DeviceState,
+    PowerOff,
+    PowerOn,
+    SetBattery,
+    SetCpu,
+    SetLink,
+    Unplug,
+    holds,
+)
 from testbed.fidelity.figures import Interval, Requested, RequestedCpu, RequestedGpu, RequestedLink
 from testbed.fidelity.limits import RequestedLimits
 from testbed.fidelity.validity import StepDone, TrainingSpan
@@ -114,6 +124,12 @@ class _DeviceRequests:
                 self._request_cpu(record.at)
             case SetLink():
                 self._request_link(record.at)
+            case SetBattery() | Charge() | Unplug():
+                pass
+            case PowerOff():  # a device that returns reports when it is ready
+                self._begin_absence("down", record.at - record.lateness)
+            case PowerOn():
+                pass
             case _:
                 for hold, begins in holds(action).items():
                     if begins and hold != "cut off":  # a device without network continues computing

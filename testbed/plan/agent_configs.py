@@ -414,6 +414,9 @@ def _device(
         hashes=_hashes(spec, device.name) if spec.plan.traits.many_hosts else {},
         clock=places.clock,
         user=CLIENT_USER,
+        energy=device.energy,
+        cpu=None if device.energy is None else device.cpu,
+        dilation=device.dilation,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
+from testbed.plan.energy import energy_of
 from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.host import HostResources
 from testbed.plan.measurements import Measurements
@@ -58,6 +59,7 @@ def plan(
     reserved = memory.server_memory(message, len(topology.device_names))
     groups = _groups(topology, found, host, catalog, reserved)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
+    problems += feasibility.without_energy(topology, runtime)
     made = Plan(
         runtime=runtime,
         devices=(),
@@ -326,6 +328,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         gflops=group.gflops,
         steps=tuple(group.update_steps),
         power=None if power is None else power.plain(),
+        energy=energy_of(group, profile, cpu, catalog.chargers.get(group.name)),
         thermal=thermal,
         origin=group.origin or None,
     )

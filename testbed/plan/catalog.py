@@ -11,14 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agents import config
+from agents.energy.settings import ChargerConfig
 from agents.tasks.interface import Task
 from testbed.errors import BadInputError
+from testbed.plan.energy import energy_problems
 from testbed.plan.measurements import Measurements
 from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, link_traces, profiles
+from testbed.topology import Topology, energy, link_traces, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
+from testbed.topology.energy import ChargerSettings
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
@@ -45,6 +48,8 @@ class Catalog:
     """Device profiles and link classes."""
     traces: Mapping[str, tuple[LinkSeries, ...]] = field(default_factory=dict)
     """Device group -> its link traces. Groups without traces are left out."""
+    chargers: Mapping[str, ChargerConfig] = field(default_factory=dict)
+    """Device group -> content of its charger's trace. Groups without such a trace are left out."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
@@ -96,9 +101,20 @@ def read(topology: Topology) -> Catalog:
     named = any(group.profile or (group.link and group.link.kind) for group in topology.devices)
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
-    found, hints = {}, list[str]()
-    known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}
+    problems += energy_problems(topology, catalog.profiles.devices)
+    found, chargers, hints = {}, {}, list[str]()
+    known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}  # drawn devices may share a trace
+    known_chargers: dict[ChargerSettings, ChargerConfig] = {}
     for index, group in enumerate(topology.devices):
+        charger = None if group.energy is None else group.energy.charger
+        if charger is not None and charger.trace is not None:
+            try:
+                if charger not in known_chargers:
+                    known_chargers[charger] = energy.read_trace(charger, folder)
+                chargers[group.name] = known_chargers[charger]
+            except (ValueError, OSError) as error:
+                where: Where = ("devices", index, "energy", "charger", "trace")
+                problems.append(topology.source.problem(where, _reason(error)))
         if group.link is None or (trace := group.link.trace) is None:
             continue
         if trace in known:
@@ -109,12 +125,15 @@ def read(topology: Topology) -> Catalog:
             file = trace.csv
             hints += [f"{file}: {hint}" for trace in found[group.name] for hint in trace.hints]
         except (ValueError, OSError) as error:
-            reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-            where: Where = ("devices", index, "link", "trace")
-            problems.append(topology.source.problem(where, reason))
+            where = ("devices", index, "link", "trace")
+            problems.append(topology.source.problem(where, _reason(error)))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, traces=found, hints=tuple(hints))
+    return replace(catalog, traces=found, chargers=chargers, hints=tuple(hints))
+
+
+def _reason(error: ValueError | OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
 
 
 def _unknown(topology: Topology, catalog: Catalog) -> Iterator[Problem]:

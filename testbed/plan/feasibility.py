@@ -64,6 +64,20 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
             )
 
 
+def without_energy(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Yield a problem for each group whose energy `runtime` cannot count."""
+    if traits(runtime).counts_energy:
+        return
+    for index, group in enumerate(topology.devices):
+        if group.energy is not None:
+            yield topology.source.problem(
+                ("devices", index, "energy"),
+                f"the {runtime} runtime does not count energy yet: remove it, or use the "
+                f"{runtime_names(lambda t: t.counts_energy)} runtime",
+                at_key=True,
+            )
+
+
 def without_gpu(topology: Topology, runtime: str, lack_of_cuda: str | None) -> Iterator[Problem]:
     """Yield a problem for each training that requires a GPU but has none in `runtime`.
 

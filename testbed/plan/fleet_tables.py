@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from agents.config import AccessLink
+from agents.energy.settings import BatteryConfig
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.availability import Availability
@@ -146,6 +147,10 @@ def _link(device: PlannedDevice) -> AccessLink:
     return device.link or AccessLink()
 
 
+def _battery(device: PlannedDevice) -> BatteryConfig | None:
+    return None if device.energy is None else device.energy.battery
+
+
 def _timing(device: PlannedDevice) -> float | None:
     timing = device.timing
     if timing is None or timing.distribution != "constant":
@@ -185,6 +190,14 @@ _NUMBERS: dict[
     "link.rtt": (lambda _, device: _link(device).rtt, _duration),
     "link.jitter": (lambda _, device: _link(device).jitter, _duration),
     "link.loss": (lambda _, device: _link(device).loss, _number),
+    "battery.capacity": (
+        lambda _, device: None if (one := _battery(device)) is None else one.capacity,
+        lambda value: f"{value / 3600:.3g}Wh",
+    ),
+    "battery.initial": (
+        lambda _, device: None if (one := _battery(device)) is None else one.initial,
+        lambda value: f"{value:.0%}",
+    ),
     "connected": (lambda group, _: _connected(group.availability), lambda value: f"{value:.0%}"),
 }
 """Key -> function that returns a device's value, or None if the device has none; and function that

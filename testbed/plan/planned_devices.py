@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
+from agents.energy.settings import EnergyConfig
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import feasibility
@@ -83,6 +84,8 @@ class PlannedDevice:
     have."""
     power: Mapping[str, float] | None = None
     """State of the device -> power draw in watts; None if unknown."""
+    energy: EnergyConfig | None = None
+    """Settings for the account of the device's energy; None if its energy is not counted."""
     thermal: Thermal | None = None
     """Settings for the loss of CPU share by heat; None if heat has no effect."""
     gpu: PlannedGpu | None = None

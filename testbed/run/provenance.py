@@ -6,7 +6,7 @@ import functools
 import platform
 import subprocess
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from agents import events
+from agents.energy.settings import EnergyConfig
 from testbed import bundle
 from testbed.plan import Plan
 from testbed.plan.agent_configs import RunSpec, importance
@@ -46,6 +47,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 "speed": device.speed,
                 "memory": device.memory,
                 "power": device.power,
+                **({"energy": _energy(device.energy)} if device.energy is not None else {}),
                 **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
                 **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
                 "samples": spec.samples[device.name],
@@ -58,6 +60,12 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         **_shaper(spec.plan),
         **_clock(spec.plan),
     }
+
+
+def _energy(energy: EnergyConfig) -> dict[str, Any]:
+    """Return a device's energy settings. Of a charger, only whether there is one: its trace may be
+    long."""
+    return {**asdict(replace(energy, charger=None)), "charger": energy.charger is not None}
 
 
 def _cpus(plan: Plan) -> dict[str, Any] | None:

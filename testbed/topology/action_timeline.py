@@ -6,9 +6,9 @@ Overlapping causes are merged, such as a pause within a pause, or churn of a dev
 crashed. A device is down, paused or disconnected as long as at least one cause lasts. The actions that
 begin and end this state alternate.
 
-An absent device gets `SetCpu` and `SetLink` only. If the device joins during a pause or disconnection,
-the pause or disconnection begins at the same time. The earlier crashes of a device that joins no longer
-count.
+Until it joins, an absent device gets only actions that last over absence, such as `SetCpu` and
+`SetLink`. If the device joins during a pause or disconnection, the pause or disconnection begins at the
+same time. The earlier crashes of a device that joins no longer count.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ from typing import NamedTuple, assert_never
 from agents.device_actions import (
     BY_NAME,
     Action,
+    Charge,
     Crash,
     Disconnect,
     Hold,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
     Switching,
+    Unplug,
     hold_of,
 )
 from agents.timing import durations
@@ -141,7 +146,13 @@ def _scenario_steps(
                 dues.append(_CausedStep(Step(at, device, SetCpu(entry.cpu))))
             if entry.link is not None:
                 dues.append(_CausedStep(Step(at, device, SetLink(entry.link.changes))))
-            if entry.duration is not None:
+            if entry.battery is not None:
+                dues.append(_CausedStep(Step(at, device, SetBattery(entry.battery))))
+            if entry.verb == "charge":
+                dues.append(_CausedStep(Step(at, device, Charge(entry.watts))))
+            elif entry.verb == "unplug":
+                dues.append(_CausedStep(Step(at, device, Unplug())))
+            elif entry.duration is not None:
                 dues += _span(at, from_seconds(entry.duration), device, BY_NAME[entry.verb])
             elif entry.verb != "set":
                 dues.append(_CausedStep(Step(at, device, BY_NAME[entry.verb])))
@@ -210,14 +221,14 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps that have an effect. Overlapping causes are merged. An absent device gets only
-    `SetCpu` and `SetLink` until it joins."""
+    """Yield the steps that have an effect. Overlapping causes are merged. Until it joins, an
+    absent device gets only actions that last over absence."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:
         device, action = step.device, step.action
         match action:
-            case SetCpu() | SetLink():
+            case SetCpu() | SetLink() | SetBattery() | Charge() | Unplug():
                 yield step
             case Join():
                 if device in gone:
@@ -249,5 +260,7 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
                     causes.remove(cause)
                     if not causes and device not in gone:
                         yield step
+            case PowerOff() | PowerOn():
+                raise ValueError(f"{action} cannot be planned: it follows from the battery")
             case _:
                 assert_never(action)

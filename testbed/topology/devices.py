@@ -27,6 +27,7 @@ from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
 from testbed.topology.draw_settings import DrawSettings
+from testbed.topology.energy import EnergySettings, energy_settings
 from testbed.topology.fields import (
     Cpu,
     Duration,
@@ -361,6 +362,15 @@ class DeviceGroup(Model):
     )
     power: Power | None = Field(
         default=None, description="Power draw of a device in each state. Default: that of the profile"
+    )
+    energy: Annotated[
+        EnergySettings | None,
+        BeforeValidator(energy_settings, json_schema_input_type=bool | EnergySettings | None),
+    ] = Field(
+        default=None,
+        exclude_if=lambda energy: energy is None,
+        description="Account of the energy that a device consumes during the run, with battery and "
+        "charger. true: with the figures of the profile. Default: none",
     )
     thermal: Thermal | None = Field(
         default=None, description="Slow-down by heat. Default: that of the profile"

@@ -28,6 +28,7 @@ from testbed.topology import units
 from testbed.topology.fields import (
     Cpu,
     FilePath,
+    Joules,
     Model,
     Name,
     NotNegative,
@@ -146,6 +147,15 @@ class DrawnShare(DrawnValue):
         return min(1.0, float(f"{value:.6g}"))
 
 
+class DrawnEnergyContent(DrawnValue):
+    """Energy of a battery in joules, drawn once per device."""
+
+    seconds: ClassVar[Any] = Joules
+
+    def written(self, value: float) -> Any:
+        return f"{float(f'{value:.4g}')!r}J"
+
+
 class _OrWeights:
     """Type annotation for a field that holds a distribution. It accepts a mapping of values to weights,
     such as `{512MiB: 3, 1GiB: 1}`, as a short form of the distribution `choice`."""
@@ -225,6 +235,23 @@ class DrawnLink(Model):
     )
 
 
+class DrawnBattery(Model):
+    """Keys of `energy.battery` that are drawn once per device, independently of each other."""
+
+    capacity: Annotated[DrawnEnergyContent, _VARIANTS, _OrWeights()] | None = Field(
+        default=None, description="Energy of the full battery"
+    )
+    initial: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = Field(
+        default=None, description="Level at the start of the run"
+    )
+
+
+class DrawnEnergy(Model):
+    """Keys of `energy` that are drawn once per device."""
+
+    battery: DrawnBattery
+
+
 class DrawnKeys(Model):
     """Keys that are drawn once per device, independently of each other. Each has a distribution, or
     values with weights."""
@@ -243,6 +270,7 @@ class DrawnKeys(Model):
         default=None, description="Memory limit"
     )
     link: DrawnLink | None = None
+    energy: DrawnEnergy | None = None
 
     @model_validator(mode="after")
     def _has_keys(self) -> Self:

@@ -133,6 +133,18 @@ Watts = Annotated[
     PlainSerializer(units.format_power),
     WithJsonSchema(_text(_NUMBER + "m?W$", "6.4W", "350mW")),
 ]
+Joules = Annotated[
+    float,
+    BeforeValidator(units.energy),
+    PlainSerializer(units.format_energy),
+    WithJsonSchema(_text(_NUMBER + "([mk]?Wh|k?J)$", "18Wh", "36kJ")),
+]
+JoulesPerMegabyte = Annotated[
+    float,
+    BeforeValidator(units.energy_per_megabyte),
+    PlainSerializer(units.format_energy_per_megabyte),
+    WithJsonSchema(_text(_NUMBER + "(m?J/MB|J/GB)$", "5J/MB", "80mJ/MB")),
+]
 PositiveSeconds = Annotated[Seconds, Field(gt=0), expecting("a duration above zero such as 30s")]
 PositiveShare = Annotated[
     Share, Field(gt=0), expecting("a share above 0 and at most 1 such as 0.9, or 90%")

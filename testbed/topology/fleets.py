@@ -324,8 +324,8 @@ def _read_traces(path: str, modified: int, size: int) -> Mapping[str, Any]:
 
 
 def merged(keys: Mapping[str, Any], over: Mapping[str, Any]) -> Keys:
-    """Return `keys` with the values of `over`, which win. Mappings are merged key by key; a value of
-    None counts as left out."""
+    """Return `keys` with the values of `over`, which win. Mappings are merged key by key. A value of
+    None counts as left out, and so does `true` where `keys` has a mapping (`energy: true`)."""
     found: Keys = dict(keys)
     for key, value in over.items():
         if value is None:
@@ -333,6 +333,8 @@ def merged(keys: Mapping[str, Any], over: Mapping[str, Any]) -> Keys:
         if key == "link" and isinstance(value, str):
             value = {"class": value}
         before = found.get(key)
+        if value is True and isinstance(before, Mapping):  # energy: true
+            continue
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
         found[key] = merged(before or {}, value) if both else value
     return found

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from testbed.errors import BadInputError
 from testbed.topology import validation_errors, yamlfile
+from testbed.topology.energy import PowerFigures
 from testbed.topology.fields import (
     Count,
     Model,
@@ -96,6 +97,9 @@ class DeviceProfile(_ProfileEntry):
     cores: Count | None = Field(default=None, description="Number of cores")
     memory: Size | None = Field(default=None, description="Size of the memory")
     power: Power | None = Field(default=None, description="Power draw of the whole device, by state")
+    energy: PowerFigures | None = Field(
+        default=None, description="Figures for the key energy of a topology"
+    )
     thermal: Thermal | None = Field(
         default=None, description="Slow-down by heat, used if the topology has none"
     )
@@ -165,13 +169,15 @@ class Profiles(Model):
         """Return the link class `name`. Raises BadInputError that suggests a known name."""
         return _look_up(name, self.links, "link class")
 
-    def select(self, name: str, beside: Sequence[str] = ()) -> Profiles:
+    def select(self, name: str, populations: Sequence[str] = ()) -> Profiles:
         """Return the entries called `name`: a device profile, a link class, or both.
 
-        Raises BadInputError that suggests a known name, unless `name` is in `beside`.
+        Raises BadInputError that suggests a known name, unless `name` is one of `populations`.
         """
-        if name not in beside:
-            _look_up(name, {**self.devices, **self.links}, "device profile or link class")
+        known: dict[str, object] = {**self.devices, **self.links, **dict.fromkeys(populations)}
+        if name not in known:
+            message = f"no device profile, link class or population is called {name!r}"
+            raise BadInputError(f"{message}: {suggestion(name, known)}")
         return Profiles(
             devices={key: entry for key, entry in self.devices.items() if key == name},
             links={key: entry for key, entry in self.links.items() if key == name},

@@ -23,15 +23,17 @@ from pydantic import (
 from agents.timing.nanoseconds import from_seconds
 from testbed.topology import units
 from testbed.topology.devices import DeviceGroup, LinkSettings
-from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds
+from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds, Share, Watts
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 
-Verb = Literal["set", "crash", "pause", "disconnect", "leave", "join"]
+Verb = Literal["set", "crash", "pause", "disconnect", "leave", "join", "charge", "unplug"]
 _VERBS: tuple[Verb, ...] = get_args(Verb)
 _VERBS_OF_KEY: dict[str, tuple[Verb, ...]] = {
     "cpu": ("set",),
     "link": ("set",),
+    "battery": ("set",),
+    "watts": ("charge",),
     "restart_after": ("crash",),
     "for": ("pause", "disconnect"),
 }
@@ -117,8 +119,8 @@ class LinkChange(LinkSettings):
 
 
 class ScenarioEntry(Model):
-    """An action on devices at one time. Needs exactly one of set, crash, pause, disconnect, leave and
-    join. Its value is a device, a group, or a list of devices and groups."""
+    """An action on devices at one time. Needs exactly one of set, crash, pause, disconnect, leave, join,
+    charge and unplug. Its value is a device, a group, or a list of devices and groups."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": [verb]} for verb in _VERBS]},
@@ -126,12 +128,14 @@ class ScenarioEntry(Model):
 
     at: Seconds = Field(description="Time of the action, measured from the start of the run clock")
     set: Targets | None = Field(
-        default=None, description="Devices whose CPU share or link changes, with cpu, link, or both"
+        default=None,
+        description="Devices whose CPU share, link or battery changes, with any of cpu, link, battery",
     )
     cpu: Cpu | None = Field(
         default=None, description="With set: new CPU share; 1 is one whole core of the host"
     )
     link: LinkChange | None = Field(default=None, description="With set: changes of the link")
+    battery: Share | None = Field(default=None, description="With set: new level of the battery")
     crash: Targets | None = Field(default=None, description="Devices to kill")
     restart_after: Seconds | None = Field(
         default=None,
@@ -156,6 +160,14 @@ class ScenarioEntry(Model):
         description="Devices to join. A device that has not left or crashed before is absent from the "
         "start of the run until it joins",
     )
+    charge: Targets | None = Field(
+        default=None,
+        description="Devices to plug in. Without watts, each device gets its own charger back",
+    )
+    watts: Watts | None = Field(
+        default=None, description="With charge: constant power of the charger, such as 10W"
+    )
+    unplug: Targets | None = Field(default=None, description="Devices to unplug from their charger")
 
     @model_validator(mode="after")
     def _one_verb(self) -> Self:
@@ -176,8 +188,8 @@ class ScenarioEntry(Model):
             if value is not None and verb not in verbs:
                 fix = _INSTEAD.get((key, verb), "remove it")
                 raise ValueError(f"{key} applies to {' and '.join(verbs)}, not to {verb}: {fix}")
-        if verb == "set" and self.cpu is None and self.link is None:
-            raise ValueError("set changes nothing: add cpu or link, such as cpu: 0.05")
+        if verb == "set" and self.cpu is None and self.link is None and self.battery is None:
+            raise ValueError("set changes nothing: add cpu, link or battery, such as cpu: 0.05")
         if verb in _VERBS_OF_KEY["for"] and self.for_ is None:
             raise ValueError(f"{verb} has no duration: add for, such as for: 3s")
         return self
@@ -185,6 +197,11 @@ class ScenarioEntry(Model):
     @property
     def verb(self) -> Verb:
         return next(verb for verb in _VERBS if getattr(self, verb) is not None)
+
+    @property
+    def acts_on_battery(self) -> bool:
+        """Whether the action needs a battery."""
+        return self.battery is not None or self.verb in ("charge", "unplug")
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -32,6 +32,10 @@ _DURATIONS: Units = {"h": 3600, "min": 60, "s": 1, "ms": Fraction(1, 10**3), "us
 _BINARY_SIZES = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "B": 1}
 _SIZES = _BINARY_SIZES | {"GB": 10**9, "MB": 10**6, "kB": 10**3}
 _POWERS: Units = {"W": 1, "mW": Fraction(1, 10**3)}
+_ENERGIES: Units = {
+    "kWh": 3_600_000, "Wh": 3600, "mWh": Fraction(36, 10), "kJ": 1000, "J": 1,
+}  # fmt: skip
+_PER_MEGABYTE: Units = {"J/MB": 1, "mJ/MB": Fraction(1, 10**3), "J/GB": Fraction(1, 10**3)}
 
 
 def rate(value: object) -> int:
@@ -76,6 +80,21 @@ def power(value: object) -> float:
     """Convert a power such as `6.4W` or `350mW` to watts. Zero is allowed."""
     expected = "expected a power with its unit (W, mW) such as 6.4W or 350mW"
     return float(_in_base_unit(value, _POWERS, expected))
+
+
+def energy(value: object) -> float:
+    """Convert an energy such as `18Wh`, `250mWh` or `36kJ` to joules. The result must be above zero."""
+    expected = "expected an energy above zero with its unit (Wh, mWh, kWh, J, kJ) such as 18Wh or 36kJ"
+    if (joules := _in_base_unit(value, _ENERGIES, expected)) == 0:
+        raise ValueError(expected)
+    return float(joules)
+
+
+def energy_per_megabyte(value: object) -> float:
+    """Convert the energy of a transfer such as `5J/MB` or `80mJ/MB` to joules per MB (10^6 bytes). Zero
+    is allowed."""
+    expected = "expected an energy per MB with its unit (J/MB, mJ/MB, J/GB) such as 5J/MB or 80mJ/MB"
+    return float(_in_base_unit(value, _PER_MEGABYTE, expected))
 
 
 def share(value: object) -> float:
@@ -141,6 +160,16 @@ def format_size(count: int) -> str:
 def format_power(watts: float) -> str:
     """Write `watts` with its unit, such as `6.4W`."""
     return f"{_plain(Fraction(repr(watts)))}W"
+
+
+def format_energy(joules: float) -> str:
+    """Write `joules` in Wh or kJ if that gives a whole number, and else in J."""
+    return _largest_whole(Fraction(repr(joules)), {"Wh": 3600, "kJ": 1000}, otherwise="J")
+
+
+def format_energy_per_megabyte(joules: float) -> str:
+    """Write `joules` per MB with the unit, such as `5J/MB`."""
+    return f"{_plain(Fraction(repr(joules)))}J/MB"
 
 
 def format_frequency(per_second: float) -> str:

@@ -17,16 +17,21 @@ from typing import Protocol, assert_never
 
 from agents.device_actions import (
     Action,
+    Charge,
     Crash,
     Disconnect,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
+    Unplug,
 )
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
@@ -103,6 +108,8 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
             _update_reachability(world, name, device, now)
+        case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
+            pass
         case _:
             assert_never(action)
 

@@ -29,7 +29,12 @@ DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
 WINDOW = 60
 """Seconds of device time for which the activity is kept: the last minute."""
 
-_HELD_AS: dict[Hold, str] = {"down": OFFLINE, "cut off": OFFLINE, "frozen": PAUSED}
+_HELD_AS: dict[Hold, str] = {
+    "down": OFFLINE,
+    "cut off": OFFLINE,
+    "frozen": PAUSED,
+    "unpowered": OFFLINE,
+}
 """State of a device for each hold that keeps it from working. If there are several holds, the first in
 this order counts."""
 

@@ -9,7 +9,7 @@ from math import isnan
 from typing import Any
 
 from agents import events
-from agents.device_actions import DeviceState, SetCpu, SetLink, holds
+from agents.device_actions import DeviceState, Switching, holds
 from testbed.errors import name_list
 from testbed.watching.activity import Activity
 from testbed.watching.usage import DeviceUsage
@@ -196,7 +196,7 @@ class Tally:
         if action is None:
             return
         device.changed = device.changed.with_action(action)
-        if isinstance(action, SetCpu | SetLink):
+        if not isinstance(action, Switching):
             return
         for hold, begins in holds(action).items():
             if begins:

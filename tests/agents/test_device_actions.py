@@ -9,18 +9,24 @@ from agents import events
 from agents.device_actions import (
     BY_NAME,
     Action,
+    Charge,
     Crash,
     DeviceState,
     Disconnect,
+    EnergyAction,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
     Switching,
+    Unplug,
     from_json,
     hold_of,
     holds,
@@ -30,6 +36,10 @@ from agents.device_actions import (
 ACTIONS: list[tuple[Action, str]] = [
     (SetCpu(0.05), '{"action": "set", "cpu": 0.05}'),
     (SetLink({"up": None, "rtt": 0.1}), '{"action": "set", "link": {"up": null, "rtt": 0.1}}'),
+    (SetBattery(0.2), '{"action": "battery", "level": 0.2}'),
+    (Charge(), '{"action": "charge"}'),
+    (Charge(7.5), '{"action": "charge", "watts": 7.5}'),
+    (Unplug(), '{"action": "unplug"}'),
     (Crash(), '{"action": "crash"}'),
     (Restart(), '{"action": "restart"}'),
     (Pause(), '{"action": "pause"}'),
@@ -38,6 +48,8 @@ ACTIONS: list[tuple[Action, str]] = [
     (Reconnect(), '{"action": "reconnect"}'),
     (Leave(), '{"action": "leave"}'),
     (Join(), '{"action": "join"}'),
+    (PowerOff(), '{"action": "poweroff"}'),
+    (PowerOn(), '{"action": "poweron"}'),
 ]
 
 
@@ -55,7 +67,7 @@ def test_every_action_is_covered() -> None:
     kinds = set(get_args(Action))
     assert {type(action) for action, _ in ACTIONS} == kinds
     assert {type(action) for action in BY_NAME.values()} == set(get_args(Switching))
-    assert kinds == {SetCpu, SetLink, *get_args(Switching)}
+    assert kinds == {SetCpu, SetLink, *get_args(EnergyAction), *get_args(Switching)}
 
 
 @pytest.mark.parametrize(
@@ -65,13 +77,17 @@ def test_unknown_actions_of_another_version_are_skipped(details: dict[str, objec
     assert from_json(details) is None
 
 
-@pytest.mark.parametrize("action", [action for action, _ in ACTIONS])
+@pytest.mark.parametrize(
+    "action", [action for action, _ in ACTIONS if not isinstance(action, SetBattery)]
+)
 def test_device_state_is_rebuilt_from_its_actions(action: Action) -> None:
     state = DeviceState().with_action(action)
     assert list(state.actions()) == [action]
     assert state.with_action(action) == state
     if isinstance(action, Switching):
-        assert holds(action)[hold_of(action)] == (type(action) in {Crash, Pause, Disconnect, Leave})
+        assert holds(action)[hold_of(action)] == (
+            type(action) in {Crash, Pause, Disconnect, Leave, PowerOff}
+        )
 
 
 def _made(*actions: Action) -> list[Action]:
@@ -86,6 +102,8 @@ def test_last_action_about_a_pause_or_outage_counts() -> None:
     assert _made(Pause(), Disconnect(), Leave(), Join()) == [Join()]
     assert _made(Leave(), Join(), Pause()) == [Join(), Pause()]
     assert _made(Join(), Leave()) == [Leave()]
+    assert _made(PowerOff(), Crash(), Join()) == [PowerOff(), Join()]
+    assert _made(SetBattery(0.2), Charge(), Unplug()) == [Unplug()]
 
 
 def test_link_settings_accumulate_and_survive_a_restart() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.device_actions import (
+    Charge,
     Crash,
     Disconnect,
     Join,
@@ -19,9 +20,11 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
     Switching,
+    Unplug,
     to_json,
 )
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
@@ -74,6 +77,16 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.control(PI), messages.DeviceOrder(PI, Resume())),
     (NAMES.control(PI), messages.DeviceOrder(PI, Leave())),
     (NAMES.control(PI), messages.DeviceOrder(PI, Join())),
+    (NAMES.control(PI), messages.DeviceOrder(PI, SetBattery(0.2))),
+    (NAMES.control(PI), messages.DeviceOrder(PI, Charge(7.5))),
+    (NAMES.control(AGGREGATOR), messages.EnergyOrder(9.5, PI, 17, 0.125, "sent")),
+    (
+        NAMES.telemetry(PI),
+        messages.EnergySample(
+            PI, 9.5, messages.EnergyFigures(consumed=4.5, transferred=0.5, power=2.0, level=0.75)
+        ),
+    ),
+    (NAMES.telemetry(PI), messages.PowerSwitch(PI, 9.5, powered=False, level=0.0)),
     (NAMES.telemetry(PI), SAMPLE),
     (NAMES.telemetry(PI), messages.UsageSample(device=PI, at=0.0, cpu=0.0, memory=0)),
     (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
@@ -125,6 +138,7 @@ limits = st.builds(
     memory=st.none() | limit,
     swap=st.none() | limit,
 )
+joules = st.floats(0, 1e12)
 queue_uses = st.builds(messages.QueueUse, seconds, counts, counts)
 BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     messages.StartOrder: st.builds(messages.StartOrder),
@@ -138,12 +152,42 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         details=(st.builds(SetLink, changes) | st.builds(SetCpu, st.floats(0, 1000))).map(to_json),
     ),
     messages.NoteOrder: st.builds(messages.NoteOrder, texts),
+    messages.EnergyOrder: st.builds(
+        messages.EnergyOrder,
+        times,
+        names,
+        counts,
+        joules,
+        st.sampled_from(["sent", "lost"]),
+    ),
+    messages.EnergySample: st.builds(
+        messages.EnergySample,
+        names,
+        seconds,
+        st.builds(
+            messages.EnergyFigures,
+            consumed=joules,
+            transferred=joules,
+            power=joules,
+            is_on=st.booleans(),
+            level=st.none() | st.floats(0, 1),
+            supplied=st.none() | joules,
+            charging=st.none() | joules,
+        ),
+    ),
+    messages.PowerSwitch: st.builds(
+        messages.PowerSwitch, names, seconds, st.booleans(), st.floats(0, 1)
+    ),
     messages.ReportRequest: st.builds(messages.ReportRequest, names, counts),
     messages.Report: st.builds(messages.Report, names, counts, counts),
     messages.DeviceOrder: st.builds(
         messages.DeviceOrder,
         names,
-        st.builds(SetLink, changes) | st.sampled_from([action() for action in get_args(Switching)]),
+        st.builds(SetLink, changes)
+        | st.builds(SetBattery, st.floats(0, 1))
+        | st.builds(Charge, st.none() | st.floats(0, 1e9))
+        | st.just(Unplug())
+        | st.sampled_from([action() for action in get_args(Switching)]),
     ),
     messages.UsageSample: st.builds(
         messages.UsageSample,
@@ -183,7 +227,7 @@ def _topic(message: Message) -> str:
     match message:
         case messages.UsageSample(device=name) | messages.LinkProbe(name) | messages.LimitsRead(name):
             return NAMES.telemetry(name)
-        case messages.Disturbance(name):
+        case messages.Disturbance(name) | messages.EnergySample(name) | messages.PowerSwitch(name):
             return NAMES.telemetry(name)
         case messages.Failure(name):
             return NAMES.failure(name)

@@ -402,7 +402,10 @@ def _told(text: str) -> str:
         ("{at: 1s}", "7:5: scenario[0]: found none of set, crash, pause, disconnect, leave, join"),
         ("{at: 1s, crash: fast, leave: slow}", "7:5: scenario[0]: found crash and leave"),
         ("{at: 1s, crahs: fast, join: late}", "7:14: scenario[0].crahs: unknown key"),
-        ("{at: 1s, set: fast}", "7:19: scenario[0].set: changes nothing: add cpu or link, such as cpu:"),
+        (
+            "{at: 1s, set: fast}",
+            "7:19: scenario[0].set: changes nothing: add cpu, link or battery, such as",
+        ),
         ("{at: 1s, set: fast, cpu: 0}", "scenario[0].cpu: found 0"),
         ("{at: 1s, set: fast, link: {}}", "7:31: scenario[0].link: found nothing to change, expected a"),
         ("{at: 1s, set: fast, link: {class: lte}}", "scenario[0].link.class"),

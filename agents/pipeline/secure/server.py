@@ -60,7 +60,7 @@ class SumLost:
     wanted: SumUp
     """The rule's request."""
     reason: str
-    """Reason as a predicate: `is lost: ...`."""
+    """Reason, as the end of a sentence about the sum, such as `is lost: ...`."""
     answered: tuple[str, ...] = ()
     """Clients whose answers opened a wrong sum; empty if the sum was not opened."""
 

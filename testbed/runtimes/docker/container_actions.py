@@ -8,16 +8,21 @@ from typing import assert_never
 
 from agents.device_actions import (
     Action,
+    Charge,
     Crash,
     Disconnect,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
+    Unplug,
 )
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
@@ -73,6 +78,8 @@ def respond(
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], UNLIMITED)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
+        case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
+            raise BadInputError("this runtime counts no energy, so that devices have no batteries")
         case _:
             assert_never(action)
 

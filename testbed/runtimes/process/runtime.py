@@ -22,16 +22,21 @@ import psutil
 from agents.config import BrokerAccess
 from agents.device_actions import (
     Action,
+    Charge,
     Crash,
     Disconnect,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
+    Unplug,
 )
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder
@@ -249,6 +254,8 @@ class ProcessRuntime:
                     self.limit(device)
             case Restart() | Resume():
                 pass  # it is running already
+            case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
+                raise BadInputError("this runtime counts no energy, so that devices have no batteries")
             case _:
                 assert_never(action)
         return []

@@ -1,0 +1,2 @@
+"""Energy of a device: its power settings, its battery and charger, and exact accounting. No I/O and no
+clock."""

@@ -1,0 +1,229 @@
+"""Exact account of a device's energy: consumption, battery level, and the time of the next power-off or
+return.
+
+The account is advanced along device time, in whole nanoseconds. All sums are whole femtojoules, so that
+they are exact: stored = initial + supplied − consumed + set. Here, `initial` is the energy at the start,
+and `set` is the sum of the changes by `set_level`.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+from agents.energy.amounts import (
+    Femtojoules,
+    Microwatts,
+    femtojoules,
+    femtojoules_per_byte,
+    microwatts,
+)
+from agents.energy.charger import Charger
+from agents.energy.settings import BatteryConfig, EnergyConfig
+from agents.timing.nanoseconds import Nanoseconds
+
+
+class Outlook(NamedTuple):
+    """The next event of a battery while the power draw stays the same."""
+
+    at: Nanoseconds
+    """Device time in nanoseconds."""
+    switches: bool
+    """Whether the device powers off or returns at `at`. Otherwise the charger's power changes at
+    `at`."""
+
+
+class EnergyAccount:
+    """Energy account of one device.
+
+    `cpu`: the device's planned CPU share in host cores of device time, to which `EnergyConfig.busy`
+    refers; None if the device has no CPU share. `at`: device time in nanoseconds at which the account
+    begins.
+
+    The owner of the account calls `advance` with the work since the last call. Then, if `must_switch` is
+    true, the owner powers the device off or on, and calls `switch`.
+    """
+
+    def __init__(self, config: EnergyConfig, cpu: float | None = None, at: Nanoseconds = 0) -> None:
+        self.at = at
+        """Device time in nanoseconds up to which the account has counted."""
+        self.idle: Microwatts = microwatts(config.idle)
+        """Power of the device while it is on, without work."""
+        self.busy: Microwatts = microwatts(config.busy)
+        """Additional power while the whole CPU share is in use."""
+        self._per_core: Microwatts = round(self.busy / cpu) if cpu else self.busy
+        self._sent = femtojoules_per_byte(config.sent)
+        self._received = femtojoules_per_byte(config.received)
+        self.consumed: Femtojoules = 0
+        """Energy that the device has consumed, `transferred` included."""
+        self.transferred: Femtojoules = 0
+        """Energy that the device has consumed to send and receive bytes."""
+        self.supplied: Femtojoules = 0
+        """Energy from the charger that the device has consumed or stored. 0 without a battery."""
+        self.is_on = True
+        """Whether the device has power."""
+        self.is_counted = True
+        """Whether the device takes part in the run. While it is absent, it neither consumes energy nor
+        charges."""
+        battery = config.battery or BatteryConfig(capacity=0.0)
+        self.has_battery = config.battery is not None
+        self.capacity: Femtojoules = femtojoules(battery.capacity)
+        """Energy of the full battery; 0 without a battery."""
+        self.stored: Femtojoules = self._energy_at(battery.initial)
+        """Energy in the battery. It may be slightly below 0 if the consumption is known only after the
+        fact. 0 without a battery."""
+        self._power_off_at = self._energy_at(battery.power_off_at)
+        self._return_at = self._energy_at(battery.return_at)
+        self.loses_memory = battery.loses_memory
+        """Whether a power-off erases the vectors that the client keeps on its disk."""
+        self._own_charger = None if config.charger is None else Charger(config.charger)
+        self._charger = self._own_charger
+        """Charger that is plugged in; None if there is none."""
+
+    def _energy_at(self, level: float) -> Femtojoules:
+        return femtojoules(level) * self.capacity // femtojoules(1.0)
+
+    # Consumption
+
+    def advance(self, to: Nanoseconds, work: Femtojoules = 0) -> None:
+        """Advance the account to device time `to`. `work` is the energy of the CPU's work since `at`, in
+        addition to the idle power, spread evenly over the time."""
+        begin, elapsed = self.at, to - self.at
+        if not self.is_counted:
+            self.at = max(to, begin)
+            return
+        idle = self.idle if self.is_on else 0
+        if elapsed <= 0:
+            self._flow(work, 0)
+            return
+        if not self.has_battery:
+            self._flow(idle * elapsed + work, 0)
+            self.at = to
+            return
+        while self.at < to:
+            power, until = self._supply()
+            end = to if until is None else min(to, until)
+            part = work * (end - begin) // elapsed - work * (self.at - begin) // elapsed
+            self._flow(idle * (end - self.at) + part, power * (end - self.at))
+            self.at = end
+
+    def transfer(self, *, sent: int = 0, received: int = 0) -> Femtojoules:
+        """Consume the energy to send and to receive these numbers of bytes, at once. Return the
+        energy."""
+        energy = self._sent * sent + self._received * received
+        self.transferred += energy
+        self._flow(energy, 0)
+        return energy
+
+    def work_of_cpu(self, cpu: Nanoseconds) -> Femtojoules:
+        """Return the energy of `cpu` nanoseconds of CPU time of one host core, as the kernel counts
+        it."""
+        return self._per_core * cpu
+
+    def _flow(self, consumed: Femtojoules, offered: Femtojoules) -> None:
+        """Consume energy, while the charger offers energy. A full battery takes no more than is
+        consumed."""
+        self.consumed += consumed
+        if self.has_battery:
+            stored = min(self.capacity, self.stored + offered - consumed)
+            self.supplied += stored - self.stored + consumed
+            self.stored = stored
+
+    # Battery
+
+    @property
+    def level(self) -> float | None:
+        """Level of the battery, from 0 to 1; None without a battery."""
+        return max(0, self.stored) / self.capacity if self.has_battery else None
+
+    @property
+    def must_switch(self) -> bool:
+        """Whether the device must power off now, or, if it is off, can start again now."""
+        if not self.has_battery or not self.is_counted:
+            return False
+        return self.stored <= self._power_off_at if self.is_on else self.stored >= self._return_at
+
+    def switch(self) -> None:
+        """Power the device off if it is on, and on if it is off."""
+        self.is_on = not self.is_on
+
+    def set_level(self, level: float) -> None:
+        """Set the battery to `level`, a share of its capacity."""
+        if self.has_battery:
+            self.stored = self._energy_at(level)
+
+    def charge(self, watts: float | None = None) -> None:
+        """Plug in a charger with a constant power of `watts`, or the device's own charger if `watts` is
+        None."""
+        self._charger = self._own_charger if watts is None else Charger.constant(watts)
+
+    def unplug(self) -> None:
+        """Unplug the charger."""
+        self._charger = None
+
+    @property
+    def charging_power(self) -> Microwatts:
+        """Power that the charger offers now."""
+        return self._supply()[0]
+
+    def _supply(self) -> tuple[Microwatts, Nanoseconds | None]:
+        return (0, None) if self._charger is None else self._charger.power(self.at)
+
+    def outlook(self, work: Microwatts = 0) -> Outlook | None:
+        """Return what happens next if the CPU's work draws the power `work` from now on, in addition to
+        the idle power. None if nothing ever happens.
+
+        A switch is at the first nanosecond at which the threshold is reached.
+        """
+        if not self.has_battery or not self.is_counted:
+            return None
+        if self.must_switch:
+            return Outlook(self.at, switches=True)
+        power, until = self._supply()
+        net = power - (self.idle + work if self.is_on else 0)
+        distance = (self._power_off_at if self.is_on else self._return_at) - self.stored
+        if distance * net > 0:
+            at = self.at - -abs(distance) // abs(net)
+            if until is None or at <= until:
+                return Outlook(at, switches=True)
+        return None if until is None else Outlook(until, switches=False)
+
+    def switches_eventually(self, work: Microwatts = 0) -> bool:
+        """Whether the device ever powers off or returns if the CPU's work always draws the power
+        `work`."""
+        if not self.has_battery or not self.is_counted:
+            return False
+        if not self.is_on and not self.must_switch:
+            return self._charges_again()
+        probe = copy.copy(self)
+        period = None if self._charger is None else self._charger.period
+        begin: Femtojoules | None = None
+        filled = False
+        while (ahead := probe.outlook(work)) is not None:
+            if ahead.switches:
+                return True
+            probe.advance(ahead.at, work * (ahead.at - probe.at))
+            filled = filled or probe.stored == self.capacity
+            if period is not None and probe.at % period == 0:
+                # One whole period later. The level at the end of a period rises with the level at its
+                # start. So if the level has not fallen, it will not be lower in any later period. If it
+                # has fallen and the battery was never full, it falls by as much in each later period.
+                if begin is not None and probe.stored >= begin:
+                    return False
+                if begin is not None and not filled:
+                    return True
+                begin, filled = probe.stored, False
+        return False
+
+    def _charges_again(self) -> bool:
+        """Whether the charger has power now or later."""
+        if self._charger is None:
+            return False
+        if self._charger.period is not None:
+            return self._charger.has_power
+        at: Nanoseconds | None = self.at
+        while at is not None:
+            power, at = self._charger.power(at)
+            if power:
+                return True
+        return False

@@ -1,0 +1,380 @@
+"""Key `energy` of a device group and of a device profile: power draw, battery and charger."""
+
+from __future__ import annotations
+
+import bisect
+import io
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from agents.disk import files
+from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
+from testbed.topology.fields import (
+    Count,
+    FilePath,
+    Joules,
+    JoulesPerMegabyte,
+    Model,
+    Seconds,
+    Share,
+    Watts,
+)
+
+DAY_S = 86_400.0
+"""Seconds of a day."""
+_RETURN_ABOVE = 0.1
+"""Default difference between the level of the return and the level of the power-off."""
+_MAX_BYTES = 64 * 2**20
+"""Maximum size of a charger's trace file, in bytes."""
+_MAX_SECONDS, _MAX_WATTS = 1e9, 1e9
+_EXPECTED_HEADER = "expected the columns time (s) and watts"
+
+
+class BatterySettings(Model):
+    """Battery of each device of the group. Levels are shares of its capacity."""
+
+    capacity: Joules | None = Field(
+        default=None,
+        description="Energy of the full battery, such as 18Wh. Default: that of the profile",
+    )
+    initial: Share = Field(default=1.0, description="Level at the start of the run")
+    power_off_at: Share = Field(
+        default=0.0,
+        description="Level at which the device powers off without warning, as in a crash",
+    )
+    return_at: Share | None = Field(
+        default=None,
+        description="Level at which a device that has powered off starts again, if a charger charges "
+        "it. Default: 10 percentage points above power_off_at, at most 100%",
+    )
+    loses_memory: bool = Field(
+        default=False,
+        description="Whether a power-off erases what the client keeps on its disk: the vectors of its "
+        "rule. false: the device finds them again when it returns",
+    )
+
+    @model_validator(mode="after")
+    def _thresholds_in_order(self) -> Self:
+        if self.power_off_at >= 1:
+            raise ValueError("power_off_at is 100%, expected a lower level such as 5%")
+        if self.return_at is not None and self.return_at <= self.power_off_at:
+            raise ValueError(
+                f"return_at is {self.return_at:.4g}, expected more than power_off_at, which is "
+                f"{self.power_off_at:.4g}: raise return_at, or lower power_off_at"
+            )
+        return self
+
+    def plain(self, capacity: float) -> BatteryConfig:
+        """Return the battery's configuration. `capacity`: energy of the full battery in joules."""
+        return_at = self.return_at
+        if return_at is None:
+            return_at = min(1.0, round(self.power_off_at + _RETURN_ABOVE, 12))
+        return BatteryConfig(
+            capacity=capacity,
+            initial=self.initial,
+            power_off_at=self.power_off_at,
+            return_at=return_at,
+            loses_memory=self.loses_memory,
+        )
+
+
+def _moment(value: Any) -> Any:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ValueError("expected a time of day and a power, such as [22h, 10W]")
+    return tuple(value)
+
+
+DailyPower = Annotated[tuple[Seconds, Watts], BeforeValidator(_moment)]
+
+
+class ChargerSettings(Model):
+    """Charger of each device of the group. Needs exactly one of watts, schedule and trace."""
+
+    watts: Watts | None = Field(default=None, description="Constant power, such as 10W")
+    schedule: tuple[DailyPower, ...] | None = Field(
+        default=None,
+        description="Power during each day: a list of [time of day, power], such as [[22h, 10W], [6h, "
+        "0W]]. A power holds until the next time",
+    )
+    clock: Seconds | None = Field(
+        default=None,
+        description="With schedule: time of day at the start of the run, such as 20h. Default: 0h, "
+        "midnight",
+    )
+    trace: FilePath | None = Field(
+        default=None,
+        description="CSV file with the columns time (s) and watts, such as the power of a solar panel. "
+        "A row holds until the next row; the first row is at time 0",
+    )
+    loop: bool = Field(
+        default=True, description="Whether trace repeats. false: the power of its last row stays"
+    )
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        forms = [name for name in ("watts", "schedule", "trace") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            raise ValueError(
+                f"found {' and '.join(forms) or 'none of watts, schedule and trace'}, expected exactly "
+                "one of watts, schedule and trace such as watts: 10W"
+            )
+        if self.clock is not None and self.schedule is None:
+            raise ValueError("clock needs schedule: add schedule, or remove clock")
+        if not self.loop and self.trace is None:
+            raise ValueError("loop needs trace: add trace, or remove loop")
+        if self.clock is not None and self.clock >= DAY_S:
+            raise ValueError(f"clock is {self.clock / 3600:g} h, expected a time of day below 24h")
+        if self.schedule is not None:
+            self._check_schedule(self.schedule)
+        return self
+
+    @staticmethod
+    def _check_schedule(schedule: tuple[tuple[float, float], ...]) -> None:
+        if not schedule:
+            raise ValueError("schedule is empty, expected at least one entry such as [22h, 10W]")
+        times = [at for at, _ in schedule]
+        for at in times:
+            if at >= DAY_S:
+                raise ValueError(f"schedule has {at / 3600:g} h, expected times of day below 24h")
+        if len(set(times)) < len(times):
+            twice = next(at for at in times if times.count(at) > 1)
+            raise ValueError(f"schedule has {twice / 3600:g} h twice, expected different times of day")
+        descents = sum(after < before for before, after in itertools.pairwise([*times, times[0]]))
+        if descents > 1:  # one is allowed: the list may begin in the evening
+            raise ValueError(
+                "schedule has times out of order, expected those of one day in order such as "
+                "[[22h, 10W], [6h, 0W]]"
+            )
+
+    def plain(self, trace: ChargerConfig | None) -> ChargerConfig:
+        """Return the charger's configuration. `trace`: content of the file `trace`; None if the charger
+        has no file."""
+        if self.watts is not None:
+            return ChargerConfig(times=[0.0], watts=[self.watts])
+        if self.schedule is not None:
+            return _daily(sorted(self.schedule), self.clock or 0.0)
+        if trace is None:
+            raise ValueError(f"the trace {self.trace} was not read")
+        return trace
+
+
+def _daily(schedule: list[tuple[float, float]], clock: float) -> ChargerConfig:
+    """Return the charger of a daily schedule, in the order of time. `clock`: time of day in seconds at
+    the start of the run."""
+    times = [at for at, _ in schedule]
+    first = bisect.bisect_right(times, clock)
+    moved = [(at - clock, watts) for at, watts in schedule[first:]]
+    moved += [(at - clock + DAY_S, watts) for at, watts in schedule[:first]]
+    if moved[-1][0] == DAY_S:
+        del moved[-1]
+    entries = [(0.0, schedule[first - 1][1]), *moved]  # the power from the evening before, too
+    return ChargerConfig(
+        times=[at for at, _ in entries], watts=[watts for _, watts in entries], period=DAY_S
+    )
+
+
+def _charger(value: Any) -> Any:
+    """Accept `10W` for `{watts: 10W}`."""
+    return {"watts": value} if isinstance(value, str) else value
+
+
+class PowerFigures(Model):
+    """Power draw of a type of device. A key without a value is unknown."""
+
+    idle: Watts | None = Field(default=None, description="Power while the device is on, without work")
+    core: Watts | None = Field(default=None, description="Power that each busy core adds to idle")
+    sent: JoulesPerMegabyte | None = Field(
+        default=None, description="Energy per MB sent over the link, such as 5J/MB"
+    )
+    received: JoulesPerMegabyte | None = Field(
+        default=None, description="Energy per MB received over the link, such as 5J/MB"
+    )
+    capacity: Joules | None = Field(
+        default=None, description="Energy of the device's full battery, such as 18Wh"
+    )
+
+
+class EnergySettings(Model):
+    """Energy of each device of the group. Keys that are left out have the value of the profile."""
+
+    idle: Watts | None = Field(
+        default=None,
+        description="Power while the device is on, whatever else it does. Default: that of the profile",
+    )
+    core: Watts | None = Field(
+        default=None,
+        description="Power that each busy core of the device adds. Default: that of the profile",
+    )
+    cores: Count | None = Field(
+        default=None,
+        description="Number of the device's cores, which are all busy when its whole CPU share is in "
+        "use. Default: that of the profile; without a profile cpu, rounded up, and at least 1",
+    )
+    sent: JoulesPerMegabyte | None = Field(
+        default=None,
+        description="Energy per MB sent over the link. Default: that of the profile, or 0",
+    )
+    received: JoulesPerMegabyte | None = Field(
+        default=None,
+        description="Energy per MB received over the link. Default: that of the profile, or 0",
+    )
+    battery: BatterySettings | None = Field(
+        default=None,
+        description="Battery. Default: none, the device has mains power and never powers off",
+    )
+    charger: Annotated[
+        ChargerSettings | None,
+        BeforeValidator(_charger, json_schema_input_type=str | ChargerSettings | None),
+    ] = Field(
+        default=None,
+        description="Charger of the battery, plugged in at the start. A power is short for a constant "
+        "charger: 10W for {watts: 10W}. Default: none",
+    )
+
+    @model_validator(mode="after")
+    def _charger_has_battery(self) -> Self:
+        if self.charger is not None and self.battery is None:
+            raise ValueError("charger has no effect without a battery: add battery, or remove charger")
+        return self
+
+    def missing(self, profile: PowerFigures | None) -> list[str]:
+        """Return the keys that neither the group nor `profile` gives, although they are needed.
+        `profile`: None if the group has no profile, or if the profile has no figures."""
+        needed = [name for name in ("idle", "core") if self._figure(name, profile) is None]
+        if self.battery is not None and self._capacity(profile) is None:
+            needed.append("battery.capacity")
+        return needed
+
+    def plain(
+        self, profile: PowerFigures | None, cores: int, trace: ChargerConfig | None
+    ) -> EnergyConfig:
+        """Return the configuration of a device. `cores`: number of cores if the group gives none.
+        `trace`: content of the charger's trace file; None if there is none."""
+        capacity = self._capacity(profile)
+        return EnergyConfig(
+            idle=self._figure("idle", profile) or 0.0,
+            busy=(self._figure("core", profile) or 0.0) * (self.cores or cores),
+            sent=self._figure("sent", profile) or 0.0,
+            received=self._figure("received", profile) or 0.0,
+            battery=None if self.battery is None else self.battery.plain(capacity or 0.0),
+            charger=None if self.charger is None else self.charger.plain(trace),
+        )
+
+    def _figure(self, name: str, profile: PowerFigures | None) -> float | None:
+        own: float | None = getattr(self, name)
+        if own is None and profile is not None:
+            own = getattr(profile, name)
+        return own
+
+    def _capacity(self, profile: PowerFigures | None) -> float | None:
+        own = None if self.battery is None else self.battery.capacity
+        return profile.capacity if own is None and profile is not None else own
+
+
+def energy_settings(value: Any) -> Any:
+    """Accept `true` for the figures of the profile, and `false` for no energy."""
+    if isinstance(value, bool):
+        return EnergySettings() if value else None
+    if value is not None and not isinstance(value, dict | EnergySettings):
+        raise ValueError("expected true, or settings such as {idle: 2W, core: 1.5W}")
+    return value
+
+
+def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
+    """Read the trace file of `charger`, whose path is relative to `folder`. Raises OSError, and
+    ValueError that names file and line."""
+    path = folder / (charger.trace or "")
+    try:
+        text = files.read(path, _MAX_BYTES).decode("utf-8-sig")
+        return read_csv(io.StringIO(text, newline=None), loop=charger.loop)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_csv(lines: Iterable[str], *, loop: bool) -> ChargerConfig:
+    """Read the powers of a charger from the lines of a CSV file.
+
+    If `loop` is true, the powers repeat, and the last row holds as long as the row before it. Empty
+    lines and lines that begin with # are skipped. Raises ValueError with the line number.
+    """
+    rows = (
+        (number, [cell.strip() for cell in line.split(",")])
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+    number, header = next(rows, (1, [""]))
+    if sorted(header) != ["time", "watts"]:
+        raise ValueError(
+            f"line {number}: found the columns {', '.join(header)!r:.80}, {_EXPECTED_HEADER}"
+        )
+    numbers: list[int] = []
+    times: list[float] = []
+    watts: list[float] = []
+    for number, cells in rows:
+        try:
+            row = _row(header, cells, times[-1] if times else None)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        numbers.append(number)
+        times.append(row["time"])
+        watts.append(row["watts"])
+    if not times:
+        raise ValueError(f"line {number}: no row follows the header, expected at least one, at time 0")
+    for line, reason in _gaps(numbers, times, watts):
+        raise ValueError(f"line {line}: {reason}")
+    period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
+    return ChargerConfig(times=times, watts=watts, period=period)
+
+
+def _row(header: list[str], cells: list[str], last: float | None) -> dict[str, float]:
+    """Return the values of a row by column. `last` is the time of the previous row in seconds; None for
+    the first row."""
+    if len(cells) != len(header):
+        raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
+    row = {}
+    for name, text in zip(header, cells, strict=True):
+        most = _MAX_SECONDS if name == "time" else _MAX_WATTS
+        if not text:
+            raise ValueError(f"{name} is empty, a gap in the trace: fill it in")
+        try:
+            row[name] = float(text)
+        except ValueError:
+            row[name] = math.nan
+        if not 0 <= row[name] <= most:
+            raise ValueError(f"{name} is {text!r:.40}, expected a number from 0 to {most:g}")
+    time = row["time"]
+    if last is None and time != 0:
+        raise ValueError(f"time is {time:g} in the first row, expected 0")
+    if last is not None and time <= last:
+        raise ValueError(
+            f"time is {time:g}, expected more than {last:g}, the time before it: sort the rows"
+        )
+    return row
+
+
+def _gaps(numbers: list[int], times: list[float], watts: list[float]) -> Iterator[tuple[int, str]]:
+    """Yield the line number and the description of each gap.
+
+    A trace whose rows mostly have the same distance was sampled at regular times. There, a larger
+    distance is a gap, unless the power before it is 0, as at night. In other traces each row is a
+    change, and there are no gaps.
+    """
+    steps = [after - before for before, after in itertools.pairwise(times)]
+    if len(steps) < 4:
+        return
+    usual = sorted(steps)[len(steps) // 2]
+    regular = sum(math.isclose(step, usual, rel_tol=0.01) for step in steps)
+    if regular < 0.9 * len(steps):
+        return
+    for index, step in enumerate(steps):
+        if step > 1.5 * usual and watts[index]:
+            yield (
+                numbers[index + 1],
+                f"time is {times[index + 1]:g}, {step:g} s after the row before it, but the rows of "
+                f"this trace are {usual:g} s apart: a gap. Add the missing rows, or a row with 0 watts",
+            )
