@@ -167,7 +167,7 @@ class PlannedDeviceOutput(Output):
     byzantine: str | None = None
     """Attack that the device carries out."""
     origin: str | None = None
-    """Where the keys of a drawn device come from, such as `survey.csv:7`."""
+    """Source of the keys of a drawn device, such as `survey.csv:7`."""
     node: str | None = None
     """Name of the device's node, if there are several nodes."""
     samples: int | None

@@ -91,7 +91,7 @@ class PlannedDevice:
     gpu: PlannedGpu | None = None
     """GPU that the device trains on; None if the device trains on the CPU."""
     origin: str | None = None
-    """Where the keys of a drawn device come from, such as `survey.csv:7`; None if the device was not
+    """Source of the keys of a drawn device, such as `survey.csv:7`; None if the device was not
     drawn."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""

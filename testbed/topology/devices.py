@@ -447,7 +447,7 @@ class DeviceGroup(Model):
 
     @property
     def origin(self) -> str:
-        """Where the keys of a drawn device come from, such as `survey.csv:7`; empty if it was not
+        """Source of the keys of a drawn device, such as `survey.csv:7`; empty if it was not
         drawn."""
         return self._origin
 

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from agents.timing import durations
-from agents.timing.durations import Seconds as DrawnSeconds
+from agents.timing.durations import Seconds as DurationParameter
 from testbed.topology import units
 from testbed.topology.fields import (
     Cpu,
@@ -57,7 +57,7 @@ def population_names() -> list[str]:
 class Choice:
     """One of `values`, with probabilities in proportion to `weights`."""
 
-    values: tuple[DrawnSeconds, ...]
+    values: tuple[DurationParameter, ...]
     """Values to choose from."""
     weights: tuple[float, ...]
     """Weight of each value."""
@@ -129,7 +129,7 @@ class DrawnSize(DrawnValue):
         return units.format_size(max(1, round(value / _MIB)) * _MIB)
 
 
-class DrawnDuration(DrawnValue):
+class DrawnSeconds(DrawnValue):
     """Duration, drawn once per device."""
 
     seconds: ClassVar[Any] = Seconds
@@ -224,10 +224,10 @@ class DrawnLink(Model):
     down: Annotated[DrawnRate, _VARIANTS, _OrWeights()] | None = Field(
         default=None, description="Rate from the server to the device"
     )
-    rtt: Annotated[DrawnDuration, _VARIANTS, _OrWeights()] | None = Field(
+    rtt: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
         default=None, description="Round-trip time that the link adds"
     )
-    jitter: Annotated[DrawnDuration, _VARIANTS, _OrWeights()] | None = Field(
+    jitter: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
         default=None, description="Maximum deviation of the delay in each direction"
     )
     loss: Annotated[DrawnShare, _VARIANTS, _OrWeights()] | None = Field(
@@ -263,7 +263,7 @@ class DrawnKeys(Model):
     gflops: Annotated[DrawnValue, _VARIANTS, _OrWeights()] | None = Field(
         default=None, description="Speed in 1e9 operations per second. In virtual time only"
     )
-    timing: Annotated[DrawnDuration, _VARIANTS, _OrWeights()] | None = Field(
+    timing: Annotated[DrawnSeconds, _VARIANTS, _OrWeights()] | None = Field(
         default=None, description="Minimum duration of each local training of the device"
     )
     memory: Annotated[DrawnSize, _VARIANTS, _OrWeights()] | None = Field(

@@ -24,7 +24,7 @@ from testbed.topology import fedscale, profiles, seeds, surveys, validation_erro
 from testbed.topology.devices import DeviceGroup, LocalSettings
 from testbed.topology.draw_settings import DrawSettings, population_names
 from testbed.topology.surveys import Survey
-from testbed.topology.yamlfile import Document, Member, Problem, Source, Where
+from testbed.topology.yamlfile import Document, DrawnPlace, Problem, Source
 
 FILE = "fleet.json"
 """Name of the file with drawn devices: group -> device -> keys of the device."""
@@ -43,13 +43,13 @@ Keys = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class DrawnFleet:
     """The device groups of a topology after the draw."""
 
     groups: tuple[DeviceGroup, ...]
     """Device groups, in the topology's order. A group with `draw` is replaced by one group per
     device."""
-    members: tuple[Member, ...] = ()
+    members: tuple[DrawnPlace, ...] = ()
     """Written group of each of `groups`; empty if nothing was drawn."""
     drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
     """Written group -> device -> drawn keys. Groups without `draw` are left out."""
@@ -61,23 +61,23 @@ def draw(
     local: LocalSettings,
     document: Document,
     context: Mapping[str, Any],
-) -> Fleet:
+) -> DrawnFleet:
     """Draw the devices of the groups `written`, which were read from `document`.
 
     `seed`: the topology's seed. `local`: the task's local training. `context`: validation context.
     Raises BadInputError if a survey or a drawn device has errors.
     """
     if all(group.draw is None for group in written):
-        return Fleet(tuple(written))
+        return DrawnFleet(tuple(written))
     kept = _read_kept(Path(document.source.name).parent / FILE)
     groups: list[DeviceGroup] = []
-    members: list[Member] = []
+    members: list[DrawnPlace] = []
     drawn: dict[str, dict[str, Keys]] = {}
     problems: list[Problem] = []
     for index, group in enumerate(written):
         if group.draw is None:
             groups.append(group)
-            members.append(Member(index))
+            members.append(DrawnPlace(index))
             continue
         drawing = _Drawing(group, group.draw, index, document, context, local, seed)
         try:
@@ -86,11 +86,11 @@ def draw(
             problems += error.problems
             continue
         groups += [device for device, _ in found]
-        members += [Member(index, device.origin) for device, _ in found]
+        members += [DrawnPlace(index, device.origin) for device, _ in found]
         drawn[group.name] = {device.name: keys for device, keys in found}
     if problems:
         raise document.source.error(problems)
-    return Fleet(tuple(groups), tuple(members), drawn)
+    return DrawnFleet(tuple(groups), tuple(members), drawn)
 
 
 def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -136,12 +136,9 @@ class _Drawing:
     local: LocalSettings
     topology_seed: int
 
-    @property
-    def where(self) -> Where:
-        return ("devices", self.index, "draw")
-
     def problem(self, message: str, *keys: str) -> Problem:
-        return self.document.source.problem((*self.where, *keys), message)
+        """Make a problem at the key `draw` of the group, or at `keys` below it."""
+        return self.document.source.problem(("devices", self.index, "draw", *keys), message)
 
     def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
         """Yield each device as a group of its own, and its drawn keys. `kept`: drawn keys of an earlier
@@ -217,7 +214,7 @@ class _Drawing:
         try:
             return files.read(path, _MAX_BYTES)
         except FileNotFoundError:
-            written = self.document.value((*self.where, "from"))
+            written = self.document.value(("devices", self.index, "draw", "from"))
             guess = profiles.suggestion(Path(written).name, population_names())
             if path.name in _FEDSCALE_FILES:
                 guess = f"get the file from {_FEDSCALE_FOLDER}"

@@ -34,7 +34,7 @@ from testbed.topology.fields import (
     expecting,
     with_fields_of,
 )
-from testbed.topology.fleets import Fleet
+from testbed.topology.fleets import DrawnFleet
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
@@ -388,7 +388,7 @@ class Topology(Model):
         `draw` are left out."""
         return self._drawn
 
-    def with_fleet(self, fleet: Fleet, source: Source) -> Self:
+    def with_fleet(self, fleet: DrawnFleet, source: Source) -> Self:
         """Return the topology with the drawn groups of `fleet`. `source`: the topology's file with the
         places of these groups. `to_yaml` still writes the groups as they were before the draw."""
         made = self.model_copy(update={"devices": fleet.groups})

@@ -32,7 +32,7 @@ _ABOUT = ("about", "source", "licence", "date")
 """Names of the comments at the beginning of a population's file."""
 
 
-class Row(NamedTuple):
+class SurveyRow(NamedTuple):
     """A kind of device in a survey."""
 
     keys: Mapping[str, Any]
@@ -49,18 +49,18 @@ class Survey:
 
     source: Source
     """The file, for error messages."""
-    rows: tuple[Row, ...]
+    rows: tuple[SurveyRow, ...]
     """Kinds of devices, in the order of the file."""
     weights: tuple[float, ...]
     """Weight of each row."""
     about: Mapping[str, str] = field(default_factory=dict)
     """Comments at the beginning of the file: about, source, licence and date; empty if it has none."""
 
-    def draw(self, rng: np.random.Generator) -> Row:
+    def draw(self, rng: np.random.Generator) -> SurveyRow:
         """Draw a row, with probabilities in proportion to the weights."""
         return self.rows[choose(self.weights, rng)]
 
-    def row_source(self, row: Row) -> Source:
+    def row_source(self, row: SurveyRow) -> Source:
         """Return the file with the places of the keys of `row`, for errors in these keys."""
         places: dict[Any, Place] = {(): Place(row.line, 1)}
         for path, column in row.columns.items():
@@ -249,7 +249,7 @@ def _header_problems(line: int, header: Sequence[str]) -> Iterator[Problem]:
 
 def _row(
     header: Sequence[str], number: int, cells: Sequence[str], begins: Sequence[int]
-) -> tuple[Row, float]:
+) -> tuple[SurveyRow, float]:
     if len(cells) != len(header):
         raise _CellError(1, f"found {len(cells)} cells, expected {len(header)}: {', '.join(header)}")
     keys: dict[str, Any] = {}
@@ -268,7 +268,7 @@ def _row(
                 raise _CellError(column, message) from None
             if not set_key(keys, path, value):
                 raise _CellError(column, f"{name}: another column sets a value around this key")
-    return Row(keys, number, columns), weight
+    return SurveyRow(keys, number, columns), weight
 
 
 def _weight(cell: str, column: int) -> float:

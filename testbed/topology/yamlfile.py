@@ -66,7 +66,7 @@ class Problem:
     place: Place
     message: str
     origin: str = ""
-    """Where the faulty keys of a drawn device come from, such as `survey.csv:7`; empty for other
+    """Source of the faulty keys of a drawn device, such as `survey.csv:7`; empty for other
     problems."""
 
 
@@ -79,13 +79,13 @@ class FaultyFileError(BadInputError):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class DrawnPlace:
     """Place of a drawn device in a topology."""
 
     index: int
     """Index of the device's group in the file."""
     origin: str = ""
-    """Where the device's drawn keys come from, such as `survey.csv:7`; empty if it was not drawn."""
+    """Source of the drawn keys, such as `survey.csv:7`; empty if it was not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +103,11 @@ class Source:
     hints: tuple[str, ...] = field(default=(), compare=False)
     """Hints to the user about deprecated keys and values, one sentence each
     (`testbed.topology.old_words`)."""
-    members: tuple[Member, ...] = field(default=(), compare=False)
+    members: tuple[DrawnPlace, ...] = field(default=(), compare=False)
     """Place of each device group after drawing (`testbed.topology.fleets`); empty if the groups are
     those of the file."""
 
-    def _member(self, where: Where) -> Member | None:
+    def _member(self, where: Where) -> DrawnPlace | None:
         """Return the place in the file of the drawn device that `where` leads to; None if `where` leads
         elsewhere, or if nothing was drawn."""
         if self.members and where[:1] == ("devices",) and len(where) > 1:
