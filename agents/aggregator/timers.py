@@ -9,7 +9,7 @@ from typing import Literal
 from agents.timing.nanoseconds import Nanoseconds, next_multiple
 
 Timer = (
-    Literal["evaluate", "checkpoint", "after", "waiting", "give up"]
+    Literal["evaluate", "checkpoint", "after", "waiting", "give up", "redraw"]
     | tuple[Literal["rule"], str]  # with the rule's name for the timer
     | tuple[Literal["report"], str]  # with the client that owes the report
     | tuple[Literal["shares"], int]  # with the number of the sum
@@ -35,7 +35,7 @@ class Timers:
     def __init__(self) -> None:
         self._due: dict[Timer, _DueTime] = {}
         self._aside: dict[Timer, _DueTime] = {}
-        """Timers that were set when the run ended; they are set again if the run is resumed."""
+        """Timers that were set when the run ended. These timers are set again if the run is resumed."""
 
     @property
     def next(self) -> Nanoseconds | None:
