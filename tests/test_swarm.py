@@ -36,7 +36,7 @@ from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
-from tests.two_engines import Engine, carry, lacking, swarm
+from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
@@ -60,9 +60,8 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     with (
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
-        swarm(Path(folder)) as found,
+        swarm(Path(folder), [tags[kind] for kind in KINDS]) as found,
     ):
-        carry([tags[kind] for kind in KINDS], [each.url for each in found])
         yield found
 
 
