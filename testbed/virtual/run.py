@@ -87,7 +87,9 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         task = spec.topology.task.name
         if not user_code.is_caused_by_user_code(error, task):
             raise
-        names = " and ".join(filter(user_code.is_user_code, (task, spec.topology.rule.name)))
+        selection = spec.topology.selection
+        parts = task, spec.topology.rule.name, "" if selection is None else selection.name
+        names = " and ".join(filter(user_code.is_user_code, parts))
         raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:
         gc.unfreeze()
@@ -178,7 +180,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         keeps_models=keeps_models(topology, spec.plan),
         steps=update_steps(topology, spec.plan),
     )
-    setup = Setup(settings, topology.rule.named, topology.seed)
+    setup = Setup(settings, topology.rule.named, topology.seed, topology.named_selection)
     core, server = setup.core(w, buffers)
     if topology.durability == "recording":
         recorder.keep_inputs(setup)
