@@ -25,7 +25,7 @@ from testbed.plan import PlannedDevice
 
 
 @dataclass(slots=True)
-class _Round:
+class _OpenRound:
     """A round whose update is not sent yet."""
 
     dispatch: int
@@ -60,9 +60,9 @@ class DeviceEnergy:
         """Nanoseconds of computation left; None if the device is not paused."""
         self._received: dict[int, Femtojoules] = {}
         """Energy to receive the models that are not used yet, by number of dispatch."""
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, _OpenRound] = {}
         """Rounds whose update is not sent yet, by the update's sequence number."""
-        self._training: _Round | None = None
+        self._training: _OpenRound | None = None
         """Round whose training is in progress."""
         self._sampled: tuple[Nanoseconds, Femtojoules] = (0, 0)
         """Device time of the newest sample, and the consumption until then."""
@@ -81,7 +81,7 @@ class DeviceEnergy:
         account.advance(to, work * (to - account.at))
         self._assign(self._training, account.consumed - before)
 
-    def _assign(self, to: _Round | None, energy: Femtojoules) -> None:
+    def _assign(self, to: _OpenRound | None, energy: Femtojoules) -> None:
         if to is None:
             self.idle += energy
         else:
@@ -159,7 +159,7 @@ class DeviceEnergy:
         yield from self._lose_models(now)
         for old in [old for old in self._rounds if old <= sequence - 2]:
             yield self._close(now, self._rounds.pop(old), "lost")
-        self._training = self._rounds[sequence] = _Round(dispatch, model)
+        self._training = self._rounds[sequence] = _OpenRound(dispatch, model)
 
     def end_training(self, now: Nanoseconds) -> None:
         """End the training in progress. Its update is sent later."""
@@ -192,9 +192,9 @@ class DeviceEnergy:
     def _lose_models(self, now: Nanoseconds) -> Iterator[events.RoundEnergy]:
         """Yield the records of the models that were received, but will not be used."""
         for dispatch in list(self._received):
-            yield self._close(now, _Round(dispatch, self._received.pop(dispatch)), "lost")
+            yield self._close(now, _OpenRound(dispatch, self._received.pop(dispatch)), "lost")
 
-    def _close(self, now: Nanoseconds, done: _Round, outcome: str) -> events.RoundEnergy:
+    def _close(self, now: Nanoseconds, done: _OpenRound, outcome: str) -> events.RoundEnergy:
         self.rounds += done.energy
         joules = to_joules(done.energy)
         return events.RoundEnergy(to_seconds(now), self.name, done.dispatch, joules, outcome)
