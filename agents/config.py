@@ -66,10 +66,10 @@ class BrokerAccess:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task, a rule or a step, by name and parameters."""
+    """A task, a rule, a selection or a step, by name and parameters."""
 
     name: str
-    """Name in TASKS, RULES or STEPS, or `module:Class` of user code."""
+    """Name in TASKS, RULES, SELECTIONS or STEPS, or `module:Class` of user code."""
     params: Mapping[str, Any]
     """Values of the fields of the named dataclass."""
 
@@ -383,9 +383,9 @@ class AggregatorConfig:
     rounds took longer may be silent for longer. Clients whose time the plan does not know have no
     entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each client, the seconds of device time within which it must answer a request for a report.
-    After this time, the client counts as absent. A client without an entry has the timeout of the
-    default keep-alive."""
+    """For each client, the seconds of device time that the client has to answer when the aggregator asks
+    which dispatch the client works on. A client that does not answer in time counts as absent. A client
+    without an entry has `silence_timeout()` seconds."""
     patient: bool = False
     """Whether the run continues when no client is left, because clients will come back."""
     dilation: float = 1.0
@@ -411,6 +411,8 @@ class AggregatorConfig:
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
     """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
+    selection: Named | None = None
+    """Selection of the clients that train next; None if the rule draws by itself."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the clients' update pipelines, in the order of `agents.pipeline.STEPS`. There is at most
     one step of each kind."""

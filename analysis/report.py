@@ -35,8 +35,8 @@ _ONE_TASK = ("time-to-accuracy", "target-reached")
 """Charts that are drawn only if all runs have the same task."""
 _CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device",
            *_ONE_TASK, "devices", "staleness-histogram",
-           "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
-_LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
+           "staleness", "contributions", "participation", *_USAGE, "cpu", "rates")  # fmt: skip
+_LANES = ("devices", "staleness", "staleness-histogram", "contributions", "participation", *_USAGE)
 """Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
 runs."""
 _MAX_RUNS_WITH_LANES = 8
@@ -169,7 +169,8 @@ def _devices(run: Run) -> _ReportTable:
 
 
 def _participation(run: Run) -> _ReportTable:
-    """Return the figures of `analysis.metrics` on how evenly and fairly the devices took part."""
+    """Return the table of participation: how evenly the devices contributed, and the staleness of their
+    updates. The table is empty if the run has no updates."""
     if run.updates.empty:
         return _ReportTable("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)

@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -74,12 +75,21 @@ def local_data_root(data_root: Path | None) -> Path | None:
 
 
 def _named_files(topology: Topology) -> Iterator[str]:
-    if topology.task.initial is not None:
-        yield topology.task.initial
-    for group in topology.devices:
-        trace = None if group.link is None else group.link.trace
-        if trace is not None:
-            yield from filter(None, (trace.up, trace.down, trace.csv))
+    """Yield the paths in `topology` that are files on this machine. The user's code is left out, because
+    it is sent to the worker, and so are data files, because the data's format says which are read."""
+    keys = topology.model_dump(mode="json", exclude={"code": True, "task": {"data"}})
+    # Reading a topology makes all paths in it absolute.
+    yield from sorted({text for text in _strings(keys) if text[:1] == "/" and os.path.isfile(text)})  # noqa: PTH113
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
 
 
 def _needed(path: Path, root: Path | None) -> NeededFile:

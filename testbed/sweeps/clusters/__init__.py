@@ -1,7 +1,7 @@
 """Clusters that run the cells of a sweep (`testbed sweep --on`).
 
     archive      a run directory as bytes
-    remote       what a worker of a cluster does with a cell
+    remote       runs a cell on a worker of a cluster
     pool         the pool of a sweep: sends cells, and puts their results into the sweep's folder
     dask, slurm  one `Cluster` each
 

@@ -1,4 +1,4 @@
-"""What a worker of a cluster does with a cell.
+"""Run a cell on a worker of a cluster.
 
 A job and its answer are bytes: msgpack with the fields of `CellJob` and `CellAnswer`. Nothing in them is
 unpickled.
