@@ -3,8 +3,8 @@
 Times in the file are device time in microseconds. The aggregator is one process with a track of the
 versions. Each device group is one process, with one thread per device; the slices of a thread are the
 device's states (`device_states.timeline`). An arrow leads from each applied update to its version.
-Counters: CPU use, sending and receiving rate and memory of each device, and the model's accuracy and
-loss. Actions on devices and rejected updates are instants.
+Counters: CPU use, sending and receiving rate, memory, power and battery level of each device, and the
+model's accuracy and loss. Actions on devices and rejected updates are instants.
 
 The format is Google's "Trace Event Format", which Perfetto reads
 (perfetto.dev/docs/getting-started/other-formats).
@@ -63,6 +63,7 @@ def events(run: Run) -> Iterator[dict[str, Any]]:
     yield from _versions(run)
     yield from _states(run, tracks)
     yield from _counters(run, tracks)
+    yield from _energy(run, tracks)
     yield from _instants(run, tracks)
 
 
@@ -130,6 +131,20 @@ def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str,
         for column, (title, unit) in _COUNTERS.items():
             for at, value in _growth(own, column):
                 yield _counter(process, f"{device} {title} ({unit})", at, value)
+
+
+def _energy(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
+    """Yield the counters of the devices' power and of their batteries. The power of a sample is the mean
+    since the sample before, so that its counter begins there."""
+    for device, own in run.energy[run.energy["at"] >= 0].groupby("device", observed=True):
+        if (track := tracks.get(str(device))) is None:
+            continue
+        process, times = {"pid": track["pid"]}, own["at"].to_numpy()
+        for at, watts in zip(times, own["power"].to_numpy()[1:], strict=False):
+            if math.isfinite(watts):
+                yield _counter(process, f"{device} power (W)", at, watts)
+        for at, level in own[["at", "level"]].dropna().itertuples(index=False):
+            yield _counter(process, f"{device} battery (%)", at, 100.0 * level)
 
 
 def _growth(samples: pd.DataFrame, column: str) -> Iterator[tuple[float, float]]:
