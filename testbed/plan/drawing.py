@@ -238,7 +238,8 @@ def _rates(link: AccessLink | SharedLink) -> str:
 
 
 def _link(link: AccessLink, device: PlannedDevice) -> str:
-    """Describe a link in the topology's notation, without values that have no effect."""
+    """Return a text with the link's rates, round-trip time, jitter and loss, without those that have no
+    effect, and with the kind of the device's compression, such as `up 1mbit, rtt 80ms ± 10ms`."""
     facts = [_rates(link)]
     if link.rtt or link.jitter:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
