@@ -372,6 +372,9 @@ class ComparisonRowOutput(Output):
     """Number of updates applied up to the first evaluated model that reached the target."""
     bytes: CostOutput
     """Payload bytes of the updates applied up to the first evaluated model that reached the target."""
+    energy: CostOutput
+    """Joules that all devices together had consumed at the first evaluated model that reached the
+    target. Null if the runs counted no energy."""
     accuracy: IntervalOutput
     """Test accuracy at the last evaluation, 0 to 1."""
     loss: IntervalOutput
