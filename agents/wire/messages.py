@@ -183,6 +183,19 @@ class EnergyFigures(_Fields, frozen=True, kw_only=True):
     """Power in watts that the charger offers now; None if the device has no battery."""
 
 
+class EnergyStart(_Fields, frozen=True):
+    """Order to the init of `device`: count the device's energy. It is sent at each start of the run
+    clock."""
+
+    device: Name
+    epoch: DeviceTime
+    """Time in seconds on the monotonic clock of the aggregator's host at device time 0."""
+    at: Seconds = 0.0
+    """Device time of the start, in seconds."""
+    energy: EnergyFigures | None = None
+    """Energy at the end of the run's earlier segment; None if the run was not resumed."""
+
+
 class EnergySample(_Fields, frozen=True):
     """Energy of a device until `at`: seconds on the host's monotonic clock, in virtual time seconds of
     device time since the start of the run clock."""
@@ -395,7 +408,7 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | LimitsRequest
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance | EnergySample | PowerSwitch
@@ -420,7 +433,7 @@ class _ToAggregator(_Fields, frozen=True):
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
+D = TypeVar("D", bound=DeviceOrder | EnergyStart | LimitsRequest | Telemetry)
 
 
 def encode(message: Message | GpuSample) -> bytes:
@@ -496,7 +509,9 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
     if name == topics.AGGREGATOR:
         return _build(_ToAggregator, {"order": fields}).order
     alone = fields.keys() == {"device"} and name != topics.ROUTER
-    kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+    kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+    if "epoch" in fields and name != topics.ROUTER:
+        kind = EnergyStart
     return _of_device(None if name == topics.ROUTER else name, kind, fields)
 
 
