@@ -39,10 +39,11 @@ from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, No
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import SegmentClock, measure, requested
-from testbed.fidelity.figures import RATES
+from testbed.fidelity.figures import RATES, EnergyComparison
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
+from testbed.host import rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
@@ -161,6 +162,12 @@ class Controller:
             last_figures(Samples(spec.directory.telemetry)) if counts_energy else {}
         )
         """Energy of each device at the end of the run's earlier segment; empty if there is none."""
+        self._host_energy = rapl.meter() if counts_energy else None
+        """Meter of the host's energy; None if the host has no readable counters, or no device's energy is
+        counted."""
+        self._host_joules: float | None = None
+        """Energy of the host in joules since the last start of the run clock; None if not measured."""
+        self._host_joules_before = 0.0
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
@@ -457,7 +464,29 @@ class Controller:
             off = reading.clock_uncertainty / self._dilation
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
+    def energy_comparison(self) -> EnergyComparison | None:
+        """Return the energy of the devices beside that of the host; None if no device's energy is
+        counted."""
+        if not self._energy.devices:
+            return None
+        return EnergyComparison(self._energy.consumed, self._host_joules)
+
+    def _read_host_energy(self, *, starts: bool = False) -> None:
+        """Read the host's energy. `starts`: whether the run clock starts now."""
+        if self._host_energy is None:
+            return
+        try:
+            joules = self._host_energy.joules()
+        except (OSError, ValueError):
+            self._host_energy = self._host_joules = None
+            return
+        if starts:
+            self._host_joules_before = joules
+        if self.epoch is not None and not self._is_over:
+            self._host_joules = joules - self._host_joules_before
+
     def _sample_host(self, lateness: float) -> None:
+        self._read_host_energy()
         if self.epoch is not None and not self._is_over:
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
@@ -646,6 +675,7 @@ class Controller:
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
                 earlier, self._earlier_energy = self._earlier_energy, {}
+                self._read_host_energy(starts=True)
                 for order in self._energy.start(self.epoch, record.at, earlier):
                     self._orders += self._runtime.start_energy(order)
                 self._player.start(self.epoch, record.at)

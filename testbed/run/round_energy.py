@@ -91,12 +91,22 @@ class RoundEnergies:
         self._dilation = plan.dilation
         self._epoch = 0.0
         self._consumption = {device: _Consumption() for device in self._configs}
+        self._consumed = dict.fromkeys(self._configs, 0.0)
+        """Device -> total consumption in joules at its last sample."""
+        self._consumed_before = dict.fromkeys(self._configs, 0.0)
+        """Device -> total consumption in joules at the last start of the run clock."""
         self._ended: list[_Round] = []
         """Rounds whose energy is not known yet, because it needs a later sample."""
         self._counted = dict.fromkeys(self._configs, 0.0)
         """Device -> device time in seconds until which its consumption belongs to ended rounds."""
         self._rejected: set[tuple[str, int]] = set()
         """Device and dispatch of the rejected updates whose rounds have no record yet."""
+
+    @property
+    def consumed(self) -> float:
+        """Energy that all devices have consumed since the last start of the run clock in this process,
+        in joules."""
+        return sum(self._consumed[name] - self._consumed_before[name] for name in self._consumed)
 
     @property
     def devices(self) -> Mapping[str, EnergyConfig]:
@@ -112,6 +122,9 @@ class RoundEnergies:
         self._epoch = epoch
         for device, consumption in self._consumption.items():
             figures = earlier.get(device)
+            if figures is not None:
+                self._consumed[device] = figures.consumed
+            self._consumed_before[device] = self._consumed[device]
             if not consumption.times:
                 consumption.add(at, 0.0 if figures is None else figures.consumed - figures.transferred)
             yield EnergyStart(device, epoch, max(0.0, at), figures)
@@ -121,6 +134,7 @@ class RoundEnergies:
         if sample.device in self._consumption:
             at = (sample.at - self._epoch) / self._dilation
             figures = sample.energy
+            self._consumed[sample.device] = figures.consumed
             self._consumption[sample.device].add(at, figures.consumed - figures.transferred)
 
     def record(self, record: events.Record) -> None:
