@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -11,6 +12,7 @@ _BYTES = 16
 it is easy to find two names with equal checksums."""
 
 
+@functools.lru_cache(maxsize=2**14)
 def key_of(name: str) -> tuple[int, ...]:
     """Return four 32-bit words from a hash of `name`, to be used in the spawn key of a random
     generator."""

@@ -17,7 +17,7 @@ from agents.imports import without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
-from tests import leaks
+from tests import forked, leaks
 from tests.running import Said, Testbed
 
 
@@ -31,6 +31,7 @@ def pytest_configure() -> None:
     them ignore it, and what they start would do the same."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    forked.build_command_line_once()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -66,16 +67,14 @@ _OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
     *("test_recovery_runs.py", "test_dashboard.py", "test_documents.py", "test_wheel.py"),
-    *("test_papers.py", "test_cli_outputs.py"),
+    *("test_papers.py", "test_cli_outputs.py", "test_flower.py", "test_resume.py"),
 )
-"""Long files whose tests look at one run, or are runs of containers, whose devices would take each
-other's cores."""
+"""Long files whose tests share a run or a process, or are runs of containers, whose devices would take
+each other's cores."""
 SINGLE = (
     *(
-        "test_resume.py",
         "test_actions_in_runs.py",
         "test_behaviours.py",
-        "test_flower.py",
         "test_flower_apps.py",
     ),
     *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),

@@ -22,6 +22,7 @@ from agents import events
 from testbed.host import cgroups
 from testbed.runtimes.docker.containers import RUN_LABEL
 from testbed.runtimes.process import runtime
+from tests import forked
 
 TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]
@@ -30,9 +31,17 @@ TESTBED = [sys.executable, "-m", "testbed"]
 def cli(
     *arguments: str | Path, timeout: float = 240, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`testbed ARGUMENTS` to its end."""
-    command = [*TESTBED, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd)
+    """`testbed ARGUMENTS` to its end, forked (`tests.forked`)."""
+    command, pipe = [*map(str, arguments)], subprocess.PIPE
+    with forked.Command(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, cwd=cwd
+    ) as running:
+        try:
+            out, err = running.communicate(timeout=timeout)
+        except BaseException:
+            running.kill()
+            raise
+    return subprocess.CompletedProcess(command, running.returncode, out, err)
 
 
 class Said(NamedTuple):
@@ -50,15 +59,14 @@ Testbed = Callable[..., Said]
 def started(
     *arguments: str | Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """`testbed ARGUMENTS` in the background, ended if it still lives when the test is over."""
-    # Where the tests themselves run in a shell's background, Ctrl-C is ignored, and that is inherited.
-    with_ctrl_c = ["env", "--default-signal=INT"]
-    running = subprocess.Popen(
-        [*with_ctrl_c, *TESTBED, *map(str, arguments)],
+    """`testbed ARGUMENTS` in the background, forked (`tests.forked`), and ended if it still lives when
+    the test is over."""
+    running = forked.Command(
+        [*map(str, arguments)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
     )
     try:

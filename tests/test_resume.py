@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -128,17 +129,26 @@ def test_crashed_run_resumes_from_its_checkpoint(testbed: Testbed, tmp_path: Pat
     assert versions == list(range(1, len(versions) + 1))
 
 
-@pytest.fixture
-def interrupted(tmp_path: Path) -> Finished:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A run of 200 updates that was killed after two versions and more."""
-    topology = with_one_device(tmp_path)
-    runs = tmp_path / "runs"
+    folder = tmp_path_factory.mktemp("killed")
+    topology = with_one_device(folder)
+    runs = folder / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "version")
         until_printed(up, "version")
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     return wait_for_the_last_record(runs)
+
+
+@pytest.fixture
+def interrupted(killed: Finished, tmp_path: Path) -> Finished:
+    """A copy of that run, which the test may change."""
+    (tmp_path / "runs").mkdir()
+    subprocess.run(["cp", "-a", killed.path, tmp_path / "runs"], check=True)  # named pipes, too
+    return Finished.only_one_in(tmp_path / "runs")
 
 
 def test_changed_topology_is_not_resumed(testbed: Testbed, interrupted: Finished) -> None:

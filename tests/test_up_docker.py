@@ -175,11 +175,17 @@ def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerCli
     assert took < 10
 
 
+FAST_AND_SLOW: list[dict[str, Any]] = [
+    {"name": "fast", "count": 2, "cpu": 0.25, "memory": "512MiB"},
+    {"name": "slow", "count": 2, "cpu": 0.04, "memory": "512MiB"},
+]
+
+
 def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
     testbed: Testbed, data_root: Path, tmp_path: Path
 ) -> None:
     stop = {"target_accuracy": 0.8, "after": "2min"}
-    topology = write_topology(tmp_path, "mnist-fedbuff", stop=stop)
+    topology = write_topology(tmp_path, "mnist-fedbuff", devices=FAST_AND_SLOW, stop=stop)
     done = testbed(
         "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
     )
@@ -272,7 +278,8 @@ def test_same_topology_runs_with_another_rule_and_runtime(
     testbed: Testbed, data_root: Path, tmp_path: Path
 ) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
-    topology = write_topology(tmp_path, "mnist-fedbuff", rule={"name": "fedasync"}, stop={"updates": 8})
+    changes = {"rule": {"name": "fedasync"}, "stop": {"updates": 8}}
+    topology = write_topology(tmp_path, "mnist-fedbuff", devices=FAST_AND_SLOW, **changes)
     done = testbed(
         "up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs"
     )

@@ -28,7 +28,7 @@ class _Arrival:
     """An update that waits to be applied."""
 
     record: partial[events.UpdateApplied]
-    """Record of the update, without the fields that are known only when it is applied."""
+    """Record of the update, without the fields that are known only when the update is applied."""
     buffers: Buffers
 
 

@@ -150,8 +150,8 @@ class AggregatorCore:
 
     @property
     def ended(self) -> Nanoseconds | None:
-        """Device time at which the run ended; None if it has not ended. The run's last evaluation may
-        end later."""
+        """Device time at which the run ended; None if the run has not ended. The run's last evaluation
+        may end later."""
         return None if self._ending.end is None else self._ending.end.at
 
     @property
@@ -169,8 +169,8 @@ class AggregatorCore:
         return self.progress.silent_since(at, present, open_since, all_wait=all_wait)
 
     def overdue(self, at: Nanoseconds) -> dict[str, Nanoseconds]:
-        """Return the clients that take far longer to answer than in their earlier rounds, and for
-        each client the time at which its model was sent."""
+        """Return the time at which the model was sent, for each client that takes far longer to answer
+        than in its earlier rounds."""
         if self._phase is not RunPhase.RUNNING:
             return {}
         return self.progress.overdue(at, self._sending.open_since())
@@ -350,7 +350,7 @@ class AggregatorCore:
 
     def _clock_starts(self, started: inputs.Started) -> list[Action]:
         """Return the actions at every start of the run clock: write a record, save the model, and
-        evaluate it."""
+        evaluate the model."""
         clients = (*self._server.clients, *self._members.waiting)
         missing = tuple(self._members.missing)
         at = to_seconds(started.at)
@@ -576,9 +576,9 @@ class AggregatorCore:
         return self._give_up(end, "the run was interrupted")
 
     def _end(self, reason: str, at: Nanoseconds, timeout: float = math.inf) -> list[Action]:
-        """End the run. The last records are written after the evaluation of the final model. If
-        that evaluation takes longer than the timeout in the settings or than `timeout` host
-        seconds, the records are written without it."""
+        """End the run. The last records are written after the evaluation of the final model. If that
+        evaluation takes longer than the timeout in the settings or than `timeout` host seconds, the
+        records are written without the result of the evaluation."""
         if self._ending.end is not None:
             return []
         self._phase = RunPhase.ENDED

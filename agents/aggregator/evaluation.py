@@ -1,4 +1,5 @@
-"""Evaluation of the global model on the test set, in a thread of its own, one model at a time."""
+"""Evaluation of the global model on the test set, in a separate thread. Models are evaluated one after
+the other."""
 
 from __future__ import annotations
 

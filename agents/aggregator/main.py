@@ -397,7 +397,7 @@ class Aggregator:
 
     def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         """Pass `event` to the core and carry out its actions. `payload`: the bytes from which the event
-        was decoded; None if it was not decoded from bytes."""
+        was decoded; None if the event was not decoded from bytes."""
         for action in self._durable.handle(event, payload):
             match action:
                 case act.Log() | act.Save():

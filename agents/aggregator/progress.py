@@ -27,9 +27,8 @@ class RunProgress:
     update, the duration is limited only if `expected` has an entry for the client."""
 
     expected: Mapping[str, float] = field(default_factory=dict)
-    """For some clients, a time in ns for which the client may always be silent. If the client's longest
-    round so far allows a longer silence, that longer time is the limit. Infinity if there is no
-    limit."""
+    """Nanoseconds for which a client may always be silent, by client; infinity if there is no limit. If
+    the client's longest round so far allows a longer silence, that longer time is the limit."""
     last: Nanoseconds = 0
     """Start of the present silence in device time: the last update, the start of the run clock, or the
     last report of a stall."""

@@ -58,8 +58,8 @@ class Reports:
         self._asked_about[client] = 0
 
     def brings_back(self, client: str) -> bool:
-        """Stop counting `client` as absent, because its report has arrived. Return whether it counted as
-        absent."""
+        """Stop counting `client` as absent, because its report has arrived. Return whether the client
+        counted as absent before."""
         if client not in self._asked_about or client in self._server.clients:
             return False
         self.expect_none(client)

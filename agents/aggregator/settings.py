@@ -53,9 +53,9 @@ class Settings:
     time the client counts as absent. A client without an entry has the default: the time after which the
     broker disconnects a silent client."""
     patience: Mapping[str, float] = field(default_factory=dict)
-    """For some clients, a time in ns for which the client may be silent even if its rounds so far were
-    shorter. The time is infinite if the client's rounds vary at random and their mean is not known.
-    Clients whose time the plan does not know have no entry."""
+    """Nanoseconds for which a client may be silent even if its rounds so far were shorter, by client.
+    The time is infinite if the client's rounds vary at random and their mean is not known. Clients
+    whose time the plan does not know have no entry."""
     patient: bool = False
     """Whether the run continues while no client is left."""
     evaluate_after: bool = False

@@ -17,8 +17,8 @@ _PIECE = 2**20
 
 
 class Journal:
-    """Writer of the journal at `path`. It appends to the file. When a run is recovered, the writer
-    starts at byte `begin` and writes the same lines again."""
+    """Writer that appends to the journal at `path`. When a run is recovered, the writer starts at byte
+    `begin` and writes the same lines again."""
 
     def __init__(self, path: Path, begin: int | None = None) -> None:
         path.touch()

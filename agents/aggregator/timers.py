@@ -35,7 +35,7 @@ class Timers:
     def __init__(self) -> None:
         self._due: dict[Timer, _DueTime] = {}
         self._aside: dict[Timer, _DueTime] = {}
-        """Timers that were set when the run ended; they are set again if the run is resumed."""
+        """Timers that were set when the run ended. These timers are set again if the run is resumed."""
 
     @property
     def next(self) -> Nanoseconds | None:

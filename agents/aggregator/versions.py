@@ -41,9 +41,9 @@ class Versions:
         return records
 
     def buffered_records(self, at: Nanoseconds, *, is_cut_short: bool) -> list[Log]:
-        """Return the records of updates that are in the rule's buffer and not applied when the run ends.
-        If the run ended early, return one note with the number of these updates, because they are
-        applied when the run is resumed."""
+        """Return the records of updates that are in the rule's buffer and not applied when the run
+        ends. If the run ended early, return one note with the number of these updates instead. These
+        updates are applied when the run is resumed."""
         now, count = to_seconds(at), len(self.arrivals)
         if is_cut_short:
             what = f"not applied yet, but in the rule's buffer: {count}"

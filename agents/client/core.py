@@ -61,8 +61,8 @@ class Trained:
     """A finished local training. Times are in nanoseconds on the client's own clock."""
 
     outcome: Callable[[], Outcome]
-    """Function that returns the outcome. It is called only if the update is sent. So in virtual time, an
-    update that is never sent is never computed."""
+    """Function that returns the outcome. The function is called only if the update is sent. So in
+    virtual time, an update that is never sent is never computed."""
     steps: int
     """Number of local steps done."""
     started: Nanoseconds
@@ -107,8 +107,8 @@ class SendUpdate:
 
     sequence: int
     message: Callable[[], UpdateMessage]
-    """Function that makes the message. It is called at most once, possibly some time after this action
-    was returned."""
+    """Function that makes the message. The function is called at most once, possibly some time after
+    this action was returned."""
 
 
 Action = Train | CutShort | Think | Remember | SendUpdate

@@ -200,7 +200,8 @@ class ClientProcess:
             self._connection.publish(self._topics.key(self._name), self._exchange.public, retain=True)
 
     def _prepare(self, exchange: Exchange, dispatch: int) -> None:
-        """Prepare the update that will answer `dispatch`, and send each other client its shares."""
+        """Prepare the update that will answer `dispatch`, and send the messages for the other
+        clients."""
         begun = self._clock.now()
         for name, share in exchange.prepare(dispatch):
             self._connection.publish(self._topics.share(name, self._name), share)

@@ -30,8 +30,8 @@ class Outbox:
         self._open: list[int] = []
         """Numbers of the dispatches that the updates in the folder answer, oldest first."""
         self._spare = folder / _SPARE
-        """File of an acknowledged update. It is reused for the next update, because writing to existing
-        pages takes less than half the time."""
+        """File of an acknowledged update. The file is reused for the next update, because writing to
+        existing pages takes less than half the time."""
         for path in sorted(folder.iterdir()):
             if path.name != _SPARE and (path.suffix != _SUFFIX or path.name.startswith(".")):
                 continue
@@ -124,7 +124,7 @@ def retry_while_disk_full(write: Callable[[], object], wait: Callable[[float], b
     """Call `write`. Repeat the call each second while the disk is full. Return whether `write`
     succeeded.
 
-    `wait` waits for a number of seconds. It returns True if no further call should be made. Raises
+    `wait` waits for a number of seconds, and returns True if no further call should be made. Raises
     OSError for any error other than a full disk."""
     while True:
         try:

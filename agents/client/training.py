@@ -230,8 +230,8 @@ class FitTrainer(Trainer):
 
     def warm_up(self) -> None:
         """Evaluate one sample and do one step of a torch optimizer. The imports that this causes take
-        seconds, so they are done before the run clock starts. `fit` itself is not called, because it may
-        take long."""
+        seconds, so they are done before the run clock starts. `fit` itself is not called, because a
+        call may take long."""
         weight = torch.nn.Parameter(torch.zeros(1))
         weight.grad = torch.zeros(1)
         torch.optim.SGD([weight], lr=0.1).step()

@@ -1,4 +1,5 @@
-"""Minimum durations of a client's trainings, and thinking times after them. No I/O and no clock."""
+"""Minimum durations of a client's trainings, and thinking times after the trainings. No I/O and no
+clock."""
 
 from __future__ import annotations
 

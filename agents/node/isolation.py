@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _LOAD, _LOAD_HALF, _EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
-"""Codes of instructions of classic BPF, which needs no compiler and is available in most kernels."""
+"""Instruction codes of classic BPF. Classic BPF needs no compiler, and most kernels support it."""
 _PASS, _DROP = 0, 2
 """Verdicts of a traffic control filter."""
 _SENDER, _KIND, _ARP_SENDER, _ARP_ADDRESS, _IP_ADDRESS = 6, 12, 22, 28, 26
@@ -149,8 +149,8 @@ def ports_by_namespace(links: Iterable[Mapping[str, Any]]) -> dict[int, str]:
 
 def namespace_id(process: int) -> int:
     """Return the id that the kernel uses in this namespace for the network namespace of `process`.
-    Return -1 if there is no id, because no interface leads to that namespace. Raises ProcessLookupError
-    if the process has ended."""
+    Return -1 if no interface leads to that namespace, because the kernel then has no id for it. Raises
+    ProcessLookupError if the process has ended."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
         size = _NSID_QUESTION.size
         route.send(_NSID_QUESTION.pack(size, _RTM_GETNSID, _REQUEST, 1, 0, 0, 8, _NETNSA_PID, process))

@@ -103,7 +103,7 @@ class PeerError(Exception):
 
 
 class Exchange(Protocol):
-    """Messages of a step between clients, and its answers to the server.
+    """Messages that a step exchanges between clients, and the step's answers to the server.
 
     `add_peer` and `receive_share` may be called in a different thread than the other methods."""
 
@@ -133,7 +133,8 @@ class Exchange(Protocol):
 
 
 class SimulatedExchange(Protocol):
-    """Messages of a step between clients in virtual time: they have a size and no content."""
+    """Messages that a step exchanges between clients in virtual time. The messages have a size but no
+    content."""
 
     share_size: int
     """Length of each message between clients, in bytes."""

@@ -61,9 +61,9 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 def shared_cells(
     access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
 ) -> dict[int, SharedRate]:
-    """Return a dict: queue number -> shared rate. All queues of a shared link in one direction get the
-    same SharedRate object. Queues without a shared rate are left out. `access`: device -> shared link.
-    `queues`: device -> numbers of its queues (up, down)."""
+    """Return the shared rate of each queue, by the queue's number. All queues of a shared link in one
+    direction get the same SharedRate object. Queues without a shared rate are left out. `access`: shared
+    link of each device. `queues`: numbers of each device's queues (up, down)."""
     made: dict[tuple[str, str], SharedRate] = {}
     found = {}
     for device, shared in access.items():
@@ -217,8 +217,8 @@ class Router:
         self._queued.add(name)
 
     def _carry_out(self, message: ReceivedMessage) -> None:
-        """Carry out an order, in paho's thread. If the order fails, report this; the link does not
-        change."""
+        """Carry out an order that changes a device's link. Called in paho's thread. If the order fails,
+        report the failure; the link then stays as it was."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:

@@ -36,7 +36,8 @@ from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.payloads import ModelMessage
 
 _WAITING = "waiting"
-"""Prefix of names in a client's saved memory; the number of a dispatch follows."""
+"""Prefix of the names of messages that may still be discarded, in a client's saved memory. The prefix
+is followed by the number of the dispatch that the message answers."""
 _TIMER = "aggregate"
 
 _NEEDS = (

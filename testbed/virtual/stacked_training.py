@@ -144,9 +144,12 @@ class BatchTrainer:
         results: dict[int, Outcome] = {}
         for kind in _JobKind:
             places = [place for place in order if self._kind(jobs[place]) is kind]
-            chosen = [jobs[place] for place in places]
-            chunks = [[job] for job in chosen] if kind is _JobKind.SINGLE else self._chunks(chosen)
-            with torch.random.fork_rng(devices=[]):  # because a client's own trainer seeds it
+            if not places:
+                continue
+            chosen, single = [jobs[place] for place in places], kind is _JobKind.SINGLE
+            chunks = [[job] for job in chosen] if single else self._chunks(chosen)
+            # A client's own trainer seeds PyTorch's generator.
+            with torch.random.fork_rng(devices=[], enabled=single):
                 done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
@@ -337,9 +340,9 @@ def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indice
         full = batches if last == size else batches - 1
         is_shuffled = job.local.first_batch(samples) < samples
         sizes[:, k] = size
-        rng = job.rng()
+        rng = job.rng() if is_shuffled else None  # to make one takes longer than a small training
         for first in range(0, count, batches):  # a pass
-            drawn = rng.permutation(samples) if is_shuffled else np.arange(samples)
+            drawn = np.arange(samples) if rng is None else rng.permutation(samples)
             order = job.indices.take(drawn[: (count - first + 1) * size])
             end = min(first + full, count)
             if end > first:

@@ -65,7 +65,8 @@ def test_single_device_is_written_in_the_singular(testbed: Testbed, tmp_path: Pa
 
 def test_completion_is_installed_for_one_name() -> None:
     """This holds for `python -m testbed` too, which is not the name of a command."""
-    assert "Usage: testbed up " in cli("up", "--help").stdout
+    command = [*TESTBED, "up", "--help"]
+    assert "Usage: testbed up " in subprocess.run(command, capture_output=True, text=True).stdout
 
 
 def test_progress_bars_on_a_narrow_terminal_leave_room_for_names(
@@ -83,7 +84,8 @@ def test_characters_missing_in_the_locale_are_no_error(
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     finished(tmp_path, "t", rule="fedbuff")
-    done = cli("runs", "--runs", tmp_path)
+    command = [*TESTBED, "runs", "--runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "?" in done.stdout  # for – where there is no figure
 

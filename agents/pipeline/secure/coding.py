@@ -88,7 +88,8 @@ def code_problem(parties: int, needed: int, colluding: int) -> str | None:
 def split_problem(parties: int, needed: int) -> str | None:
     """Return why the server could open two sums that differ by one update; None if it cannot open them.
 
-    Two disjoint sets of U holders could each answer for one of the sums."""
+    If U is at most N/2, there are two disjoint sets of U holders. Each set could answer for a different
+    sum, and the difference of the sums would reveal that update."""
     if 2 * needed > parties:
         return None
     return (

@@ -17,10 +17,11 @@ Words = NDArray[np.uint32]
 """Elements of the field."""
 _HALF = 16
 _COLUMNS = 1 << 13
-"""Columns of a product that are computed at once, so that they stay in the processor's cache."""
+"""Number of columns of a product that are computed in one step. More columns would not stay in the
+processor's cache."""
 _MAX_INNER = 1 << 12
-"""Maximum number of terms of a sum of products: 2^12 · 2^(16+16) is below 2^53, so float64 is exact, and
-the combined halves are below 2^63."""
+"""Maximum number of terms of a sum of products. A sum of products of 16-bit halves is at most 2^12 ·
+2^(16+16). This is below 2^53, so float64 is exact. The combined halves are below 2^63."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Masked:
     """Clients that were sent a share of the mask, as indices into the run's list of clients."""
     outside: int
     """Number of coordinates that were outside the range and were clipped to it; DIVERGED if some
-    coordinates were not finite. `words` is meaningless then."""
+    coordinates were not finite. An update with DIVERGED has no usable `words`."""
     took: Nanoseconds = 0
     """Nanoseconds from the start of making the mask until its shares were sent."""
 

@@ -1,4 +1,5 @@
-"""A client's side of secure aggregation: its masks, its shares of other clients' masks, and their sums.
+"""A client's side of secure aggregation. The client makes masks, sends shares of its masks to the other
+clients, and sums the shares that it holds.
 
     when a model arrives:   make a mask z and its shares, and send one sealed share to each known client
     when an update is sent: round the update and add z
@@ -173,9 +174,9 @@ class Party:
         return secure_messages.encode_sum(number, summed[0])
 
     def _hold(self, client: str, dispatch: int, share: Words) -> None:
-        """Store a share. If there are too many, delete the oldest share of the client with the most
-        shares. So a client that sends too many shares loses its own, and no client can fill the
-        memory."""
+        """Store a share. If too many shares are stored, delete the oldest share of the client that has
+        sent the most. So a client that sends too many shares loses its own shares, and no client can
+        fill the memory."""
         with self._lock:
             own = self._held.setdefault(client, {})
             own.pop(dispatch, None)

@@ -80,22 +80,22 @@ class Grid:
 
 
 def heaviest_share(weights: Sequence[int]) -> int:
-    """Return the largest weight that one more update of a sum may have. `weights`: weights of the
-    other updates. The result is the sum of `weights`, or twice the weight if there is only one."""
+    """Return the largest weight that one more update of a sum may have. `weights`: weights of the other
+    updates. The result is the sum of `weights`, or twice the weight if `weights` has only one entry."""
     return sum(weights) * (2 if len(weights) == 1 else 1)
 
 
 def dominates(weights: Sequence[int]) -> bool:
-    """Return whether one of `weights` is above the limit that `heaviest_share` returns for the
-    others."""
+    """Return whether the largest of `weights` is above the limit that `heaviest_share` returns for the
+    other weights."""
     *others, largest = sorted(weights)
     return largest > heaviest_share(others)
 
 
 def whole_weights(weights: Sequence[float], largest: int) -> list[int]:
-    """Convert the weights of at least two updates, numbers from 0 to 1, to integer multiples of
-    1/`largest`. Each integer is at least 1. A weight above the limit that `heaviest_share` returns for
-    the others is lowered to this limit."""
+    """Return the weights of at least two updates as integers in units of 1/`largest`. `weights`:
+    numbers from 0 to 1. Each integer is at least 1. An integer above the limit that `heaviest_share`
+    returns for the other integers is lowered to this limit."""
     whole = [max(1, round(largest * weight)) for weight in weights]
     *others, _ = sorted(whole)
     most = heaviest_share(others)

@@ -1,9 +1,10 @@
 """Server half of secure aggregation: masked updates, and the sums that the rule requests. No I/O and no
 clock.
 
-A masked update waits until the rule puts it into a sum. A sum waits for shares of its masks. It is
-opened (`SumOpened`) when enough clients have answered. It is lost (`SumLost`) when too few clients are
-left that can answer, or when the opened vector cannot be a sum of such updates.
+A masked update waits until the rule puts it into a sum. A sum waits for the clients' answers. An answer
+is a sum of shares of the masks. The sum of updates is opened (`SumOpened`) when enough clients have
+answered. The sum of updates is lost (`SumLost`) when too few clients are left that can answer, or when
+the opened vector cannot be a sum of valid updates.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class SumLost:
     wanted: SumUp
     """The rule's request."""
     reason: str
-    """Reason as a predicate: `is lost: ...`."""
+    """Reason, as the end of a sentence about the sum, such as `is lost: ...`."""
     answered: tuple[str, ...] = ()
     """Clients whose answers opened a wrong sum; empty if the sum was not opened."""
 
@@ -80,7 +81,7 @@ class _WaitingUpdate:
 
     masked: Masked
     lost_by: set[str] = field(default_factory=set)
-    """Clients that have left since the update arrived; their shares of its mask are lost."""
+    """Clients that have left since the update arrived. Their shares of the update's mask are lost."""
 
 
 class SecureSums(ServerStep):

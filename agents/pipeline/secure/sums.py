@@ -115,8 +115,8 @@ class MaskedSums:
         return found
 
     def remove_client(self, client: str) -> list[Sum]:
-        """Remove `client`, which has lost its shares, from all sums that wait for it; return these
-        sums."""
+        """Remove `client` from all sums that wait for its answer, and return these sums. The client has
+        lost its shares."""
         touched = []
         for found in self.waiting.values():
             if client in found.holders and client not in found.answers:
@@ -134,8 +134,8 @@ class MaskedSums:
 
     def open(self, found: Sum) -> Vector | str:
         """Return the sum of the updates with the weights a_i/A, float64, shape (d,). A is the largest
-        possible weight. If the result cannot be such a sum, an update or an answer was wrong; return the
-        reason. (A single wrong word of an answer makes coordinates of the sum wrong.)"""
+        possible weight. Return the reason if the result cannot be such a sum. In this case an update or
+        an answer was wrong. A single wrong word of an answer makes coordinates of the sum wrong."""
         clients = sorted(found.answers, key=self._places.__getitem__)[: self.settings.needed]
         shares = np.stack([found.answers[client] for client in clients])
         mask = self.code.mask([self._places[client] for client in clients], shares)
