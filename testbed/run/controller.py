@@ -163,7 +163,7 @@ class Controller:
         )
         """Energy of each device at the end of the run's earlier segment; empty if there is none."""
         self._host_energy = rapl.meter() if counts_energy else None
-        """Meter of the host's energy; None if the host has no readable counters, or no device's energy is
+        """Meter of the energy of the host; None if it has no readable counters, or no device's energy is
         counted."""
         self._host_joules: float | None = None
         """Energy of the host in joules since the last start of the run clock; None if not measured."""
