@@ -7,8 +7,8 @@ import math
 
 
 class DeclarationError(ValueError):
-    """A rule violates what it has declared (`agents.rules.client_half.ClientSide`). The message says
-    how."""
+    """A rule violates what it has declared (`agents.rules.client_half.ClientSide`), or a selection
+    chooses a client that it must not choose. The message says how."""
 
 
 def positive(name: str, value: float | None) -> None:

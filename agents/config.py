@@ -69,10 +69,10 @@ class BrokerAccess:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A task, a rule or a step, by name and parameters."""
+    """A task, a rule, a selection or a step, by name and parameters."""
 
     name: str
-    """Name in TASKS, RULES or STEPS, or `module:Class` of user code."""
+    """Name in TASKS, RULES, SELECTIONS or STEPS, or `module:Class` of user code."""
     params: Mapping[str, Any]
     """Values of the fields of the named dataclass."""
 
@@ -414,6 +414,8 @@ class AggregatorConfig:
     """Host seconds that a finished run waits for its last evaluation."""
     code: str | None = None
     """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
+    selection: Named | None = None
+    """Selection of the clients that train next; None if the rule draws by itself."""
     steps: Sequence[Named] = dataclasses.field(default_factory=list)
     """Steps of the clients' update pipelines, in the order of `agents.pipeline.STEPS`. There is at most
     one step of each kind."""

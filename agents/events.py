@@ -157,6 +157,27 @@ class RoundUnfinished:
 
 
 @dataclass(frozen=True, slots=True)
+class ClientsDrawn:
+    """A rule drew clients. Recorded only if the topology has a `selection`. Names are separated by
+    spaces."""
+
+    event: ClassVar[str] = "draw"
+    at: float
+    draw: int
+    """Number of the draw; a draw with no eligible client repeats the number before."""
+    wanted: int
+    """Number of clients that the rule wanted."""
+    eligible: int
+    """Number of eligible clients."""
+    chosen: str
+    """Names of the chosen clients, in the order of the choice."""
+    added: str
+    """Names of clients that are eligible now, and were not at the draw that was recorded before."""
+    removed: str
+    """Names of clients that were eligible at the draw that was recorded before, and are not now."""
+
+
+@dataclass(frozen=True, slots=True)
 class VersionMade:
     """A new version of the global model was made."""
 
@@ -234,7 +255,8 @@ class RoundEnergy:
     """Energy that a device consumed for one round. A round has the device's model, its training, and its
     update. The energy of a round consists of the energy to receive the model, of everything that the
     device consumed from the start of the training to its end, transfers of other messages excluded, and
-    of the energy to send the update. Only runs that count energy have this record."""
+    of the energy to send the update. Only runs that count energy have this record. A round that is in
+    progress at the end of the run has none."""
 
     event: ClassVar[str] = "energy"
     at: float
@@ -248,6 +270,8 @@ class RoundEnergy:
     outcome: str
     """`sent`: the device began to send the update. The update may still be lost on its way; then it has
     no record `update`. `lost`: the round ended before, for instance because the device powered off."""
+    level: float = math.nan
+    """Battery level at `at`, from 0 to 1; NaN if the device has no battery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +351,7 @@ Record = (
     | UpdateRejected
     | UpdateClipped
     | RoundUnfinished
+    | ClientsDrawn
     | VersionMade
     | Evaluated
     | EvaluatedPart

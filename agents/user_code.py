@@ -1,4 +1,4 @@
-"""User code: tasks and rules written by the user, as `module:Class` in a folder of modules
+"""User code: tasks, rules and selections written by the user, as `module:Class` in a folder of modules
 (docs/guide/own-code.md).
 
 Python's import state is global, so a process never uses two such folders at the same time.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -101,12 +102,17 @@ def find_class(name: str, ours: Mapping[str, type[T]], base: type) -> type[T]:
         raise LookupError(f"the module {module_name} has no class {class_name}; {there}")
     if base not in found.__mro__:
         raise LookupError(
-            f"{class_name} is not a {base.__name__.lower()}: derive it, as in class "
+            f"{class_name} is not a {split_words(base.__name__)}: derive it, as in class "
             f"{class_name}({base.__name__}), with from {base.__module__} import {base.__name__}"
         )
     if "__dataclass_fields__" not in vars(found):
         raise LookupError(f"{class_name} is not a dataclass: write @dataclass(frozen=True) above it")
     return cast("type[T]", found)
+
+
+def split_words(class_name: str) -> str:
+    """Return the words of `class_name`, such as `client selection` for `ClientSelection`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", " ", class_name).lower()
 
 
 def has_module(module: str) -> bool:

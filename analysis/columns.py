@@ -145,6 +145,15 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "until": _seconds("Device time from which no update was expected"),
         "dispatch": _count("Number of the newest unanswered dispatch; 0 if unknown"),
     },
+    "draws": {
+        "at": _AT,
+        "draw": _count("Number of the draw; a draw with no eligible client repeats the number before"),
+        "wanted": _count("Number of clients that the rule wanted"),
+        "eligible": _count("Number of eligible clients"),
+        "chosen": TableColumn("Names of the chosen clients, separated by spaces"),
+        "added": TableColumn("Names of clients that became eligible since the row before"),
+        "removed": TableColumn("Names of clients that ceased to be eligible since the row before"),
+    },
     "notes": {"at": _AT, "message": TableColumn("Remark about the run")},
     "scenario": {
         "at": _seconds("Device time of the action, or of the order if another process carries it out"),

@@ -88,6 +88,9 @@ class Run:
     unfinished: pd.DataFrame
     """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
     `dispatch`."""
+    draws: pd.DataFrame
+    """`events.ClientsDrawn`: `at` (s), `draw`, `wanted`, `eligible`, `chosen`, `added` and `removed`.
+    Empty if the topology has no `selection`."""
     notes: pd.DataFrame
     """`events.Note`: `at` (s), `message`."""
     scenario: pd.DataFrame
@@ -244,6 +247,7 @@ class Follower:
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
             unfinished=_planned(frames["unfinished"], "client", devices),
+            draws=frames["draw"],
             notes=frames["note"],
             scenario=_planned(frames[events.Acted.event], "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),

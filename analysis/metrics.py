@@ -3,6 +3,7 @@ of its metric. Times are in seconds of device time, and sizes are in bytes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan, nan
@@ -207,6 +208,44 @@ def contributions(run: Run) -> pd.DataFrame:
                 "importance": planned["importance"].reindex(updates.index.astype(object)).to_numpy(),
             },
             index=pd.Index(updates.index.astype(object), name="device"),
+        )
+
+
+def participation(run: Run) -> pd.DataFrame:
+    """Return a table with one row per device, from the draws of the topology's `selection`. Columns:
+
+    - `group`
+    - `eligible`: number of draws in which the device was eligible
+    - `chosen`: number of draws that chose the device
+    - `eligible_share`: `eligible` ÷ number of draws with an eligible device
+    - `chosen_share`: `chosen` ÷ `eligible`; NaN if the device was never eligible
+
+    The table is empty if the run recorded no draws.
+    """
+    table = run.draws[run.draws["eligible"] > 0]
+    eligible, chosen, since = Counter[str](), Counter[str](), dict[str, int]()
+    for number, (added, removed) in enumerate(
+        zip(run.draws["added"], run.draws["removed"], strict=True)
+    ):
+        since |= dict.fromkeys(added.split(), number)
+        for client in removed.split():
+            eligible[client] += number - since.pop(client, number)
+    for client, first in since.items():
+        eligible[client] += len(run.draws) - first
+    for names in run.draws["chosen"]:
+        chosen.update(set(names.split()))
+    devices = [str(name) for name in run.devices["device"]] if len(table) else []
+    rows = np.array([[eligible[name], chosen[name]] for name in devices], np.int64).reshape(-1, 2)
+    with np.errstate(invalid="ignore"):
+        return pd.DataFrame(
+            {
+                "group": run.devices["group"].astype(object).to_numpy()[: len(devices)],
+                "eligible": rows[:, 0],
+                "chosen": rows[:, 1],
+                "eligible_share": rows[:, 0] / np.float64(len(table)),
+                "chosen_share": rows[:, 1] / rows[:, 0].astype(np.float64),
+            },
+            index=pd.Index(devices, name="device", dtype=object),
         )
 
 

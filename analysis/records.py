@@ -29,7 +29,7 @@ from agents.disk import files
 BLOCK = 1 << 25
 """Bytes that are read per block. The size of a block limits the memory that is needed in addition to the
 tables."""
-_TEXTS = ("reason", "message", "details")
+_TEXTS = ("reason", "message", "details", "chosen", "added", "removed")
 """Fields whose strings are rarely repeated. Other string fields become categoricals."""
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
@@ -49,6 +49,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.UpdateRejected,
         events.UpdateClipped,
         events.RoundUnfinished,
+        events.ClientsDrawn,
         events.Note,
     )
 }

@@ -35,8 +35,8 @@ _ONE_TASK = ("time-to-accuracy", "target-reached")
 """Charts that are drawn only if all runs have the same task."""
 _CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device",
            *_ONE_TASK, "devices", "staleness-histogram",
-           "staleness", "contributions", *_USAGE, "cpu", "rates")  # fmt: skip
-_LANES = ("devices", "staleness", "staleness-histogram", "contributions", *_USAGE)
+           "staleness", "contributions", "participation", *_USAGE, "cpu", "rates")  # fmt: skip
+_LANES = ("devices", "staleness", "staleness-histogram", "contributions", "participation", *_USAGE)
 """Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`
 runs."""
 _MAX_RUNS_WITH_LANES = 8

@@ -62,6 +62,9 @@ from agents.pipeline.secure.server import SecureSums, SumBegun, SumLost, SumOpen
 from agents.rules import RULES
 from agents.rules import interface as rules
 from agents.rules.interface import RequestUpdate, Rule, Send, Server, State, SumUp
+from agents.selection import SELECTIONS
+from agents.selection.draws import REDRAW_EVERY, Draws
+from agents.selection.interface import ClientSelection
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
@@ -79,6 +82,8 @@ class Setup:
     rule: Named
     seed: int
     """Seed of the rule's random numbers."""
+    selection: Named | None = None
+    """Selection of the clients that train next; None if the rule draws by itself."""
 
     def core(self, w: Vector, model_buffers: Buffers = buffers.NONE) -> tuple[AggregatorCore, Server]:
         """Build a core and its server. `w`: parameters of the first model, shape (d,), changed in place.
@@ -89,6 +94,9 @@ class Setup:
         server = Server(w, {}, rng, population=population, buffers=model_buffers)
         steps = ServerSteps(self.settings.steps, w.size)
         server.masked = steps.sums is not None
+        if self.selection is not None:
+            selection = user_code.build(self.selection, SELECTIONS, ClientSelection)
+            server.draws = Draws(self.selection.name, selection, population, self.settings.samples)
         return AggregatorCore(self.settings, rule.begin(server), server, steps), server
 
 
@@ -114,6 +122,7 @@ class AggregatorCore:
         self._ending = Ending(settings, self._timers, self._evaluations)
         self._intake = Intake(settings, server, self._sending, self.progress, self._ending, steps)
         self._orders: deque[str] = deque(maxlen=_ORDERS)
+        self._draws = server.draws
 
     # Properties for the shell
 
@@ -139,8 +148,8 @@ class AggregatorCore:
 
     @property
     def rule_waits(self) -> bool:
-        """Whether the rule has set a timer."""
-        return self._timers.any_of_rule
+        """Whether the rule has set a timer, or a draw without an eligible client is repeated."""
+        return self._timers.any_of_rule or (self._draws is not None and self._draws.waits)
 
     @property
     def epoch(self) -> Nanoseconds | None:
@@ -212,6 +221,8 @@ class AggregatorCore:
             if reaction is Reaction.ILLEGAL:
                 raise IllegalInputError(event, self._phase)
             return []
+        if self._draws is not None:
+            self._draws.now = getattr(event, "at", self._draws.now)
         actions: Actions
         match event:
             case inputs.UpdateArrived():
@@ -272,6 +283,8 @@ class AggregatorCore:
         match timer, self._ending.end:
             case ("rule", str(name)), _:
                 return self._carry_out(self._rule.timer(name), at, ticked=due)
+            case "redraw", _:
+                return self._carry_out(self._rule.redraw(), at)
             case "evaluate", _:
                 return self._evaluate(at)
             case "checkpoint", _:
@@ -300,6 +313,8 @@ class AggregatorCore:
             self._orders.append(line)
             if record.action is not None:
                 self.progress.note_action(record.device, record.action)
+        if isinstance(record, events.RoundEnergy) and self._draws is not None:
+            self._draws.note_battery(record.client, record.level)
         return [] if record is None else [Log(record)]
 
     # The run clock starts, is suspended, and resumes
@@ -453,12 +468,26 @@ class AggregatorCore:
         verdict = self._intake.judge(event, self._epoch, clock_runs=runs)
         done = verdict.first
         if verdict.update is not None:
+            if self._draws is not None:
+                self._note_update(verdict.update, message, self._draws)
             wanted = self._rule.update(verdict.update)
             self._sending.note_passed(message, wanted)
             done = [*done, *self._carry_out(wanted, at, verdict.update)]
         elif verdict.is_model_due:
             done = [*done, *self._rejoin(event.sender, at)]
         return [*done, *verdict.last]
+
+    def _note_update(self, update: rules.Update, message: UpdateMessage, draws: Draws) -> None:
+        """Record what the selection may know of an update. An update that waited on the device until it
+        was requested counts without this wait."""
+        waits = self._settings.side.send_buffer is not None
+        wait = max(0, message.sent - message.train_end) if waits else 0
+        draws.note_update(
+            update.client,
+            loss=message.loss,
+            took=max(0, update.round_trip - wait),
+            staleness=self._server.staleness(update),
+        )
 
     # Actions of the rule
 
@@ -471,7 +500,7 @@ class AggregatorCore:
     ) -> list[Action]:
         """Carry out the rule's actions. The actions react to `update`, or to the timer that was due at
         `ticked`, or to another input if both are None."""
-        done: list[Action] = []
+        done: list[Action] = [] if self._draws is None else self._drawn(self._draws, at)
         if self._settings.side.model_vectors:
             actions = self._with_copies(actions)
         for action in actions:
@@ -506,6 +535,14 @@ class AggregatorCore:
                 case rules.SetPeriodicTimer(name, period):
                     self._timers.set_periodic(("rule", name), period, at)
         return done
+
+    def _drawn(self, draws: Draws, at: Nanoseconds) -> list[Action]:
+        """Return the records of the rule's draws. If a draw chose too few clients, set a timer to repeat
+        it."""
+        records, is_unfilled = draws.take()
+        if is_unfilled:
+            self._timers.set("redraw", at + REDRAW_EVERY)
+        return [Log(record) for record in records]
 
     def _with_copies(self, actions: rules.Actions) -> rules.Actions:
         """Return `actions` with copies of the vectors that the rule sends."""

@@ -10,6 +10,7 @@ already on disk, and many updates share one fsync (docs/concepts/durability.md).
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
@@ -141,7 +142,7 @@ class Aggregator:
         )
         self._durable = DurableCore(
             directory,
-            Setup(settings, cfg.rule, cfg.seed),
+            Setup(settings, cfg.rule, cfg.seed, cfg.selection),
             w,
             segment=cfg.segment,
             durability=cfg.durability,
@@ -362,9 +363,10 @@ class Aggregator:
             case messages.NoteOrder(message):
                 if self._finished is None:
                     self._note(message)
-            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome):
+            case messages.EnergyOrder(at, client, dispatch, energy_j, outcome, level):
                 if self._finished is None:
-                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome))
+                    known = math.nan if level is None else level
+                    self._record(events.RoundEnergy(at, client, dispatch, energy_j, outcome, known))
             case messages.DisruptOrder(at, since, reason):
                 self._disrupted(since, at, reason)
             case _:

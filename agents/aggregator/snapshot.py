@@ -23,9 +23,10 @@ from typing import Any, BinaryIO, cast
 from agents import user_code
 from agents.disk import checksum, files
 from agents.rules import RULES
+from agents.selection import SELECTIONS
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed7"
+_MAGIC = b"testbed8"
 """Magic number with the version of the state's classes. Change it whenever one of these classes
 changes."""
 _MODULES = {
@@ -55,7 +56,10 @@ _MODULES = {
     "agents.rules.client_half",
     "agents.rules.interface",
     "agents.rules.parts",
+    "agents.selection.draws",
+    "agents.selection.interface",
     *(rule.__module__ for rule in RULES.values()),
+    *(selection.__module__ for selection in SELECTIONS.values()),
 }
 """Modules whose classes a state may contain. Creating objects of these classes has no side effects."""
 _OTHERS = {

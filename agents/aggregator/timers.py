@@ -9,7 +9,7 @@ from typing import Literal
 from agents.timing.nanoseconds import Nanoseconds, next_multiple
 
 Timer = (
-    Literal["evaluate", "checkpoint", "after", "waiting", "give up"]
+    Literal["evaluate", "checkpoint", "after", "waiting", "give up", "redraw"]
     | tuple[Literal["rule"], str]  # with the rule's name for the timer
     | tuple[Literal["report"], str]  # with the client that owes the report
     | tuple[Literal["shares"], int]  # with the number of the sum

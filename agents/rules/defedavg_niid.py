@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -45,6 +46,8 @@ class DeFedAvgNiid(Rule):
     paper: ClassVar[str] = "Wang, Li, Jin, Zhang 2024, arXiv 2402.11198 (Algorithm 1)"
     equation: ClassVar[str] = "w ← w + η_g (1/n) Σ m_i Δ_i"
 
+    assumes_uniform: ClassVar[str] = "Algorithm 1 of Wang et al. 2024 draws uniformly with replacement"
+
     sample: int
     """n, number of draws per round."""
     send_buffer: Literal["overwrite", "hold"] = "overwrite"
@@ -65,6 +68,10 @@ class DeFedAvgNiid(Rule):
     @property
     def client_side(self) -> ClientSide:
         return ClientSide(send_buffer=self.send_buffer)
+
+    @property
+    def draws(self) -> bool:
+        return True
 
     def begin(self, server: Server) -> DeFedAvgNiidState:
         return DeFedAvgNiidState(self, server)
@@ -99,6 +106,9 @@ class DeFedAvgNiidState(State):
     def leave(self, client: str) -> Actions:
         return self._end_round_if_complete() if self._waiting.pop(client, 0) else []
 
+    def redraw(self) -> Actions:
+        return [] if self._waiting else self._draw()
+
     def _end_round_if_complete(self) -> Actions:
         if self._waiting:
             return []
@@ -111,7 +121,10 @@ class DeFedAvgNiidState(State):
         clients = list(self.server.clients)
         if not clients:
             return []
-        drawn = self.server.rng.integers(len(clients), size=self.params.sample)
-        indices, times = np.unique(drawn, return_counts=True)
-        self._waiting = {clients[i]: int(m) for i, m in zip(indices, times, strict=True)}
+
+        def uniformly(rng: np.random.Generator) -> list[str]:
+            return [clients[i] for i in rng.integers(len(clients), size=self.params.sample)]
+
+        drawn = Counter(self.server.draw(clients, self.params.sample, uniformly, replacement=True))
+        self._waiting = {client: drawn[client] for client in clients if client in drawn}
         return [RequestUpdate(client, "pull") for client in self._waiting]

@@ -52,6 +52,8 @@ class Favano(Rule):
     paper: ClassVar[str] = "Leconte, Nguyen, Moulines 2023, arXiv 2305.16099"
     equation: ClassVar[str] = "w ← (w + Σ ŵ_i)/(s + 1),   ŵ_i = w_b + (w_i − w_b)/α_i"
 
+    assumes_uniform: ClassVar[str] = "the rounds of Leconte et al. 2023 draw clients uniformly"
+
     period: Annotated[float, "s"]
     """Time between rounds."""
     sample: int
@@ -76,6 +78,10 @@ class Favano(Rule):
             raise ValueError(
                 f"sample is {self.sample}, but there are only {clients} clients to draw from"
             )
+
+    @property
+    def draws(self) -> bool:
+        return True
 
     def begin(self, server: Server) -> FavanoState:
         return FavanoState(self, server)
@@ -140,9 +146,16 @@ class FavanoState(State):
         clients = list(self.server.clients)
         if not clients:
             return [Aggregated(self.server.version, ())]
-        drawn = sorted(self.server.rng.permutation(len(clients))[: self.params.sample])
-        self._waiting = {clients[i] for i in drawn}
-        return [RequestUpdate(clients[i], "interrupt") for i in drawn]
+        sample = min(self.params.sample, len(clients))
+
+        def uniformly(rng: np.random.Generator) -> list[str]:
+            return [clients[i] for i in sorted(rng.permutation(len(clients))[:sample])]
+
+        drawn = self.server.draw(clients, sample, uniformly)
+        if not drawn:
+            return [Aggregated(self.server.version, ())]
+        self._waiting = set(drawn)
+        return [RequestUpdate(client, "interrupt") for client in drawn]
 
 
 class FavanoClient(ClientState):

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
+
 from agents.checks import at_least, duration, positive
 from agents.rules.interface import (
     Action,
@@ -52,6 +54,10 @@ class FedAvg(Rule):
     equation: ClassVar[str] = "w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i"
     takes_fednova: ClassVar[bool] = True
 
+    assumes_uniform: ClassVar[str] = (
+        "the mean of a round is an unbiased estimate of the mean over all clients (Fraboni et al. 2023)"
+    )
+
     sample: int | None = None
     """Number of clients per round; None for all clients."""
     replacement: bool = False
@@ -87,6 +93,10 @@ class FedAvg(Rule):
                 f"sample is {self.sample}, but there are only {clients} clients to draw from "
                 "without replacement"
             )
+
+    @property
+    def draws(self) -> bool:
+        return self.sample is not None
 
     def begin(self, server: Server) -> FedAvgState:
         return FedAvgState(self, server)
@@ -129,6 +139,9 @@ class FedAvgState(State):
     def timer(self, name: str) -> Actions:
         return self._drop(set(self._waiting))
 
+    def redraw(self) -> Actions:
+        return [] if self._waiting else self._new_round()
+
     def _drop(self, clients: set[str]) -> Actions:
         """Remove `clients` from the round, which waits for the updates of all of them."""
         if not clients:
@@ -165,6 +178,8 @@ class FedAvgState(State):
             return []
         self._round = Counter(self._select(clients))
         self._waiting = set(self._round)
+        if not self._waiting:
+            return []
         actions: list[Action] = [
             Send(c, deferred=True) for c in self.server.in_device_order(self._waiting)
         ]
@@ -173,10 +188,13 @@ class FedAvgState(State):
         return actions
 
     def _select(self, clients: list[str]) -> list[str]:
-        n = self.params.sample
+        n, replacement = self.params.sample, self.params.replacement
         if n is None:
             return clients
-        if not self.params.replacement:
+        if not replacement:
             n = min(n, len(clients))
-        drawn = self.server.rng.choice(len(clients), n, replace=self.params.replacement)
-        return [clients[i] for i in drawn]
+
+        def uniformly(rng: np.random.Generator) -> list[str]:
+            return [clients[i] for i in rng.choice(len(clients), n, replace=replacement)]
+
+        return self.server.draw(clients, n, uniformly, replacement=replacement)

@@ -25,9 +25,9 @@ class FedBuff(Rule):
     With `reply: immediate`, the sender of an update gets the current w immediately. For the K-th sender,
     this is already the new w. With `reply: after_aggregation`, the contributors of a buffer get the new
     w (Fraboni et al. 2023, 4.5). With `concurrency` below the number of clients, the sender becomes
-    idle, and a client drawn uniformly among the idle ones trains next. With `replace: each`, a client is
-    drawn after each upload; with `replace: block`, K clients are drawn after each aggregation (Xu et
-    al., 5.3).
+    idle, and a client drawn among the idle ones trains next. Without `selection`, the draw is uniform.
+    With `replace: each`, a client is drawn after each upload; with `replace: block`, K clients are drawn
+    after each aggregation (Xu et al., 5.3).
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
     idle. Updates of a client that leaves stay in the buffer. If no client trains and some clients wait
@@ -36,6 +36,10 @@ class FedBuff(Rule):
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
     equation: ClassVar[str] = "w ← w + (η_g/K) Σ s(τ_i) Δ_i"
+
+    assumes_uniform: ClassVar[str] = (
+        "the replacement of clients in Xu et al. 2024, 5.3, draws them uniformly"
+    )
 
     buffer_size: int = 10
     """K, number of updates per aggregation."""
@@ -97,6 +101,10 @@ class FedBuff(Rule):
         """Return s(τ), which is in (0, 1]."""
         return 1.0 if self.staleness == "none" else 1 / math.sqrt(1 + staleness)
 
+    @property
+    def draws(self) -> bool:
+        return self.concurrency is not None
+
     def begin(self, server: Server) -> FedBuffState:
         return FedBuffState(self, server)
 
@@ -126,6 +134,9 @@ class FedBuffState(State):
 
     def leave(self, client: str) -> Actions:
         self._pool.discard(client)
+        return self._continue()
+
+    def redraw(self) -> Actions:
         return self._continue()
 
     def _continue(self) -> Actions:

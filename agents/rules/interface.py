@@ -53,6 +53,8 @@ from agents.rules.client_half import Lengths as Lengths
 from agents.rules.client_half import LocalResult as LocalResult
 from agents.rules.client_half import Terms as Terms
 from agents.rules.client_half import Vectors as Vectors
+from agents.selection.draws import Draws
+from agents.selection.interface import RuleDraw
 from agents.timing.nanoseconds import Nanoseconds
 
 
@@ -236,6 +238,24 @@ class Server:
     the rule asks for sums of updates with `SumUp`. `Update.vector` is then the model that the update was
     trained from if the update has the kind `model`, and empty, shape (0,), otherwise."""
 
+    draws: Draws | None = None
+    """The draws of the topology's `selection`; None if the topology has none, so that the rule draws by
+    itself."""
+
+    def draw(
+        self, idle: Sequence[str], count: int, of_rule: RuleDraw, *, replacement: bool = False
+    ) -> list[str]:
+        """Return the clients that train next: at most `count` of the clients `idle`, which must not be
+        empty. With a selection, there may be fewer than `count`, or none; `State.redraw` is then called
+        after some time.
+
+        `of_rule`: function that draws uniformly, as the rule does it without a selection.
+        `replacement`: whether the rule counts a client that is returned several times as often.
+        """
+        if self.draws is None:
+            return of_rule(self.rng)
+        return self.draws.draw(idle, count, of_rule, self.rng, self.version, replacement=replacement)
+
     def in_device_order(self, clients: Container[str]) -> list[str]:
         """Return the present clients among `clients`, in device order."""
         return [client for client in self.clients if client in clients]
@@ -300,6 +320,11 @@ class State(ABC):
         """Handle the expiry of a timer that the rule has set."""
         return []
 
+    def redraw(self) -> Actions:
+        """Handle the time to draw again, because the last `Server.draw` found fewer clients than wanted
+        and than were idle."""
+        return []
+
     def apply_sum(self, request: SumUp, total: Vector) -> Aggregated:
         """Apply the unmasked sum of updates that `request` asked for: `total` is Σ weight_i v_i, shape
         (d,). The weights in `request` are the rounded ones that were used in the sum."""
@@ -322,6 +347,16 @@ class Rule(Protocol):
     keeps_bases: ClassVar[bool] = False
     """Whether the rule gets the model that each update was trained from, as `Update.base`. The server
     then keeps every version that a client may still answer."""
+
+    assumes_uniform: ClassVar[str] = ""
+    """Result of theory that holds only if clients are drawn uniformly, as a clause; empty if there is
+    none."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether the rule, with these parameters, draws clients with `Server.draw`. A topology's
+        `selection` requires such a rule."""
+        return False
 
     @property
     def client_side(self) -> ClientSide:

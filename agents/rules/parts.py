@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -194,7 +195,7 @@ class ClientPool:
     time. If `concurrency` is None, there is no limit.
 
     A client is in one of three states: training, waiting for the aggregation of its update, or idle.
-    Drawing an idle client takes constant time.
+    Drawing an idle client takes constant time without a selection.
     """
 
     def __init__(self, server: Server, concurrency: int | None) -> None:
@@ -229,20 +230,38 @@ class ClientPool:
             self.waiting.clear()
 
     def assign(self) -> list[str]:
-        """Draw idle clients uniformly until as many clients train as may train. Without a limit, take
-        all idle clients. Mark the drawn clients as training, and return them in the order of the
-        draws."""
+        """Draw idle clients, uniformly or by the topology's selection, until as many clients train as
+        may train. Without a limit, take all idle clients. Mark the drawn clients as training, and return
+        them in the order of the draws."""
         if self._concurrency is None:
             chosen, self._idle = self._idle, []
             self._position.clear()
         else:
             room = self._concurrency - len(self.training) - len(self.waiting)
+            wanted = min(room, len(self._idle))
             chosen = []
-            for _ in range(min(room, len(self._idle))):
-                chosen.append(self._idle[self._server.rng.integers(len(self._idle))])
-                self._remove_idle(chosen[-1])
+            if self._server.draws is None:
+                for _ in range(wanted):
+                    chosen.append(self._idle[self._server.rng.integers(len(self._idle))])
+                    self._remove_idle(chosen[-1])
+            elif wanted > 0:
+                chosen = self._server.draw(self._idle, wanted, partial(self._drawn, wanted))
+                for client in chosen:
+                    self._remove_idle(client)
         self.training |= dict.fromkeys(chosen, self._server.version)
         return chosen
+
+    def _drawn(self, count: int, rng: np.random.Generator) -> list[str]:
+        """Return the `count` idle clients that `assign` would draw without a selection. They stay
+        idle."""
+        idle, drawn = [*self._idle], []
+        for _ in range(count):
+            position = int(rng.integers(len(idle)))
+            drawn.append(idle[position])
+            last = idle.pop()
+            if position < len(idle):
+                idle[position] = last
+        return drawn
 
     def _remove_idle(self, client: str) -> None:
         """Remove `client` from the list of idle clients. The last client of the list moves to the

@@ -40,10 +40,10 @@ class Port(Rule):
     framework of the authors. Plato always uses the model of two versions ago as w_b.
 
     The contributors then get the new w. With `concurrency` below the number of clients, the new w goes
-    to idle clients, drawn uniformly, up to the limit. A client that joins, for the first time or again,
-    gets w immediately; with `concurrency`, it becomes idle. Updates of a client that leaves stay in the
-    buffer, but the aggregation does not wait for that client any more. If no client trains, the updates
-    in the buffer are aggregated.
+    to idle clients, up to the limit. Without `selection`, they are drawn uniformly. A client that joins,
+    for the first time or again, gets w immediately; with `concurrency`, it becomes idle. Updates of a
+    client that leaves stay in the buffer, but the aggregation does not wait for that client any more. If
+    no client trains, the updates in the buffer are aggregated.
     """
 
     paper: ClassVar[str] = "Su & Li 2022, How Asynchronous can Federated Learning Be?, IEEE/ACM IWQoS"
@@ -91,6 +91,10 @@ class Port(Rule):
     def sums(self) -> Sums:
         raise ValueError("the weight of an update depends on its direction")
 
+    @property
+    def draws(self) -> bool:
+        return self.concurrency is not None
+
     def begin(self, server: Server) -> PortState:
         return PortState(self, server)
 
@@ -127,6 +131,9 @@ class PortState(State):
     def leave(self, client: str) -> Actions:
         self._forget(client)
         return [*self._give_work(), *self._aggregate_if_ready()]
+
+    def redraw(self) -> Actions:
+        return self._give_work()
 
     def timer(self, name: str) -> Actions:
         self._deferred.clear()

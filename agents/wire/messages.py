@@ -124,6 +124,7 @@ class EnergyOrder(_AggregatorOrder, frozen=True):
     dispatch: Count
     energy_j: Joules
     outcome: Literal["sent", "lost"]
+    level: Share | None = None
 
 
 class DisruptOrder(_AggregatorOrder, frozen=True):

@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from analysis.charts import contributions, fidelity, lanes, parts, spread, staleness, telemetry
+from analysis.charts import (
+    contributions,
+    fidelity,
+    lanes,
+    participation,
+    parts,
+    spread,
+    staleness,
+    telemetry,
+)
 from analysis.charts.chart import Chart
 from analysis.charts.learning_curves import curves, target_reached, time_to_accuracy
 from analysis.load import Run
@@ -33,6 +42,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "staleness": staleness.over_time,
     "staleness-histogram": staleness.histogram,
     "contributions": contributions.contributions,
+    "participation": participation.participation,
     "cpu": fidelity.cpu,
     "rates": fidelity.rates,
     "cpu-over-time": telemetry.cpu,

@@ -27,6 +27,8 @@ BY_DEVICE = "loss-by-device"
 """Name of a chart that contains all runs. It is shown if a run evaluates by device."""
 APART = ("devices", "staleness", "staleness-histogram", "contributions")
 """Names of the charts that contain only one run."""
+PARTICIPATION = "participation"
+"""Name of a chart that contains only one run. It is shown if the topology has a selection."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
 """Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
 time, nothing is measured."""
@@ -143,7 +145,8 @@ class Board:
         for column in self.columns:
             feed, run = self.feeds[column], runs[column]
             simulated = is_simulated(run.manifest.get("runtime"))
-            for name in APART if simulated else (*APART, *EMULATED):
+            shown = APART if simulated else (*APART, *EMULATED)
+            for name in (*shown, *([PARTICIPATION] if run.topology.get("selection") else [])):
                 made = chart(name, feed, run)
                 title = " · ".join(filter(None, (made.title, names[column])))
                 yield Panel(f"{name}-{column}", column, replace(made, title=title))

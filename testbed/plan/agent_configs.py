@@ -306,6 +306,7 @@ def _aggregator(
         broker=account.at(*places.aggregator),
         task=topology.task.named,
         rule=topology.rule.named,
+        selection=topology.named_selection,
         clients=importance(spec),
         idle=topology.idle_devices(spec.samples),
         samples=spec.samples,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from agents.pipeline.secure.field import FIELD
 from agents.rules.interface import ClientSide
+from agents.selection.uniform import UniformSelection
 from agents.texts import quantity
 from testbed.plan import memory
 from testbed.plan.catalog import Catalog
@@ -53,6 +54,7 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
             "torch.compile has no effect here: models are trained and evaluated without compilation, "
             "with the same results up to rounding."
         )
+    yield from _selection_notes(topology)
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "
@@ -94,6 +96,20 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
     if profiled:
         heat = "" if any(device.thermal is not None for _, device in groups) else ", heat"
         yield f"Other properties of a device (GPU, caches, memory bandwidth{heat}) are not emulated."
+
+
+def _selection_notes(topology: Topology) -> Iterator[str]:
+    settings = topology.selection
+    if settings is None:
+        return
+    selection, rule = settings.build(), topology.rule
+    result = rule.build().assumes_uniform
+    if result and rule.build().draws and not isinstance(selection, UniformSelection):
+        yield (
+            f"The theory of {rule.name} needs uniform draws: {result}. selection: {settings.name} draws "
+            "otherwise, so that the model may head for another optimum. The chart `contributions` shows "
+            "how far the weights of the devices are from their importance."
+        )
 
 
 def _memory_notes(

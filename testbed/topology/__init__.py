@@ -46,7 +46,7 @@ _INSTALL = (
     "\nThe topology is checked on this host, which lacks this package: install it with python -m pip "
     "install, and add it to requirements"
 )
-_KINDS: tuple[Kind, ...] = ("task", "rule")
+_KINDS: tuple[Kind, ...] = ("task", "rule", "selection")
 
 
 def load(path: Path) -> Topology:
@@ -101,7 +101,7 @@ def _read_user_code(
     """Read the user's code that an unvalidated topology names.
 
     Returns the code (None if the topology names none), stand-ins for the user's classes by kind (task,
-    rule) and name, and the problems found.
+    rule, selection) and name, and the problems found.
     """
     data, source = document.data if isinstance(document.data, dict) else {}, document.source
     path, code = data.get("code"), None
@@ -119,8 +119,9 @@ def _read_user_code(
         if not isinstance(name, str) or not user_code.is_user_code(name):
             continue
         try:
-            if kind == "rule" and name in user_code.HOSTS:
-                raise ValueError(f"{name} is a task, not a rule: `testbed rules` lists the rules")
+            if kind != "task" and name in user_code.HOSTS:
+                mend = ": `testbed rules` lists the rules" if kind == "rule" else ""
+                raise ValueError(f"{name} is a task, not a {kind}{mend}")
             if code is None:
                 if path is None:
                     what = "runs your own code" if name in user_code.HOSTS else "is a class of your own"
@@ -134,7 +135,7 @@ def _read_user_code(
                 message = f"importing it raises\n{message}{hint}"
             problems.append(source.problem((kind, "name"), message))
             if isinstance(error, RaisedError):
-                break  # importing the same code for the rule would most likely fail in the same way
+                break  # importing the same code for another kind would most likely fail in the same way
     return code, classes, problems
 
 

@@ -9,6 +9,7 @@ from agents import config
 from agents.pipeline import STEPS
 from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
+from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
 from testbed.topology import scenario, validation_errors
 from testbed.topology.schema import Topology
@@ -35,7 +36,9 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
     """Yield all conflicts, with their places in `document`. `topology` was read from this document."""
     empty = (group for group in topology.devices if group.data and group.data.samples == 0)
     idle, devices = sum(len(group.device_names) for group in empty), len(topology.device_names)
-    checked = ("rule", topology.rule.build(), devices - idle), ("task", topology.task.build(), devices)
+    checked = [("rule", topology.rule.build(), devices - idle), ("task", topology.task.build(), devices)]
+    if topology.selection is not None:
+        checked.append(("selection", topology.selection.build(), devices - idle))
     if idle == devices:
         message = "every device has samples: 0, so that none can train: raise it for at least one"
         yield document.source.problem(("devices",), message, at_key=True)
@@ -177,6 +180,28 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
 
 
+def _selection_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """Yield conflicts of the selection with the rule, and with privacy that hides what it needs."""
+    settings, rule = topology.selection, topology.rule
+    if settings is None or isinstance(selection := settings.build(), UniformSelection):
+        return
+    if not rule.build().draws:
+        keys = [key for key in ("concurrency", "sample") if key in rule.params]
+        mend = f"set rule.{keys[0]}" if keys else "remove this"
+        yield (
+            ("selection",),
+            f"the rule {rule.name} draws no clients here, so that a selection has no effect: {mend}, or "
+            "choose a rule that draws clients, such as fedbuff with concurrency, fedavg with sample",
+        )
+    noise = topology.differential
+    if selection.needs_loss and noise is not None and noise.at == "client":
+        yield (
+            ("selection", "name"),
+            f"{settings.name} needs the losses of clients, which privacy.differential hides: choose "
+            "another selection, or write at: server",
+        )
+
+
 def _vectors(side: ClientSide) -> str:
     names = ", ".join(side.update_vectors)
     return f"the {'vector' if len(side.update_vectors) == 1 else 'vectors'} {names}"
@@ -204,6 +229,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         yield ("requirements",), "only your own code imports these packages: add code, or remove this"
     yield from _local_problems(topology)
     yield from _privacy_problems(topology)
+    yield from _selection_problems(topology)
     if not topology.rule.build().takes_fednova:
         places: list[Where] = [("task",)] if task.local.build().fednova else []
         places += [

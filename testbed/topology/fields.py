@@ -448,6 +448,7 @@ def _model_of(cls: type) -> type[Parameters]:
 _READERS: dict[str, Any] = {
     "s above 0": PositiveSeconds,
     "share above 0": PositiveShare,
+    "share": Share,
     "bit/s": Rate,
     "count": Count,
     "count from 0": Annotated[int, Field(ge=0), expecting("a whole number of at least 0")],

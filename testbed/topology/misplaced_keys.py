@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_TOP = ("churn", "code", "dilation", "durability", "requirements", "scenario", "seed")
+_TOP = ("churn", "code", "dilation", "durability", "requirements", "scenario", "seed", "selection")
 _PARTS: Mapping[str, str] = {
     "at the top level": " ".join(_TOP),
     "under task": "frozen importance initial",

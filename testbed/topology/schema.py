@@ -13,6 +13,7 @@ from agents.pipeline import differential
 from agents.pipeline.secure import settings
 from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
+from agents.selection import SELECTIONS
 from agents.tasks import TASKS
 from testbed.topology import yamlfile
 from testbed.topology.data_settings import DataSettings
@@ -92,6 +93,12 @@ class TaskSettings(Variant):
 
 class RuleSettings(Variant):
     """Aggregation rule, which says how updates change the global model."""
+
+    name: str
+
+
+class SelectionSettings(Variant):
+    """Selection of the clients that train next, for a rule that draws clients."""
 
     name: str
 
@@ -315,8 +322,8 @@ class Topology(Model):
     )
     code: FilePath | None = Field(
         default=None,
-        description="Python file, or folder of modules, with your own task or rule (module:Class), "
-        "relative to the topology file",
+        description="Python file, or folder of modules, with your own task, rule or selection "
+        "(module:Class), relative to the topology file",
     )
     requirements: Annotated[
         tuple[Requirement, ...],
@@ -327,6 +334,12 @@ class Topology(Model):
     ] = ()
     task: Annotated[TaskSettings, OneOf(TASKS, own="task")]
     rule: Annotated[RuleSettings, OneOf(RULES, own="rule")]
+    selection: Annotated[SelectionSettings, OneOf(SELECTIONS, own="selection")] | None = Field(
+        default=None,
+        exclude_if=lambda selection: selection is None,
+        description="Which idle clients train next, if the rule draws clients. Default: the rule draws "
+        "uniformly, and no draw is recorded",
+    )
     devices: Annotated[
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
@@ -378,6 +391,11 @@ class Topology(Model):
         """The user's code as it was when the topology was read; None if the topology has no key
         `code`."""
         return self._user_code
+
+    @property
+    def named_selection(self) -> config.Named | None:
+        """Selection by name and parameters; None if the topology has none."""
+        return None if self.selection is None else self.selection.named
 
     @property
     def secure(self) -> SecureAggregation | None:

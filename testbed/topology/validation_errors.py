@@ -45,6 +45,7 @@ _EXAMPLES = {
     "rule": "rule: {name: fedbuff, buffer_size: 3}",
     "runtime": "runtime: {name: docker}",
     "scheme": "scheme: dirichlet",
+    "selection": "selection: {name: oort}",
     "server": "server: {link: {up: 100mbit, down: 100mbit}}",
     "start": "start: {timeout: 5min, quorum: 90%}",
     "stop": "stop: {after: 60s}",

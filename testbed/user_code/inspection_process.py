@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import math
 import os
 import select
 import signal
@@ -42,10 +43,14 @@ from agents.rules.client_half import (
     sizes,
 )
 from agents.rules.interface import Broadcast, Rule, Send, Server, State, Update
+from agents.selection import SELECTIONS
+from agents.selection.draws import Draws
+from agents.selection.interface import ClientSelection
 from agents.shards import Shard
 from agents.tasks import TASKS
 from agents.tasks.flower import Flower
 from agents.tasks.interface import Task, calls_correct, mean_loss, unfit_classes, unfit_inputs
+from agents.timing.nanoseconds import SECOND
 from agents.wire.payloads import ModelMessage
 
 _IDLE_S = 5.0
@@ -69,6 +74,12 @@ _ARRAYS = {
 these kinds for errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
 _ACTIONS = get_args(rules.Action)
+_KINDS: Mapping[str, tuple[Mapping[str, type], type, str]] = {
+    "task": (TASKS, Task, "model"),
+    "rule": (RULES, Rule, "begin"),
+    "selection": (SELECTIONS, ClientSelection, "choose"),
+}
+"""Kind of a class -> our classes, the base class, and the method that every class needs."""
 
 
 class _RefusedError(Exception):
@@ -98,9 +109,9 @@ def _answer(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _find_class(kind: str, name: str) -> Any:
     is_task = kind == "task"
-    base, method = (Task, "model") if is_task else (Rule, "begin")
+    ours, base, method = _KINDS[kind]
     try:
-        cls: Any = user_code.find_class(name, TASKS if is_task else RULES, base)
+        cls: Any = user_code.find_class(name, ours, base)
     except LookupError as error:
         if user_code.is_from_user_code(error):
             raise
@@ -183,6 +194,8 @@ def _describe_type(hint: Any) -> Any:
 def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
     """Answer with the properties of an object that depend on its parameters."""
     made = _make(cls, params)
+    if ClientSelection in cls.__mro__:
+        return {"needs_loss": bool(made.needs_loss), "needs_battery": bool(made.needs_battery)}
     if Rule not in cls.__mro__:
         return {}
     try:
@@ -196,6 +209,8 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
         sums = {"reason": str(error)}
     return {
         "client_side": side,
+        "assumes_uniform": str(made.assumes_uniform),
+        "draws": bool(made.draws),
         "takes_fednova": bool(made.takes_fednova),
         "keeps_bases": bool(made.keeps_bases),
         "sums": sums,
@@ -203,7 +218,7 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
-    """Check that the task or rule can work with `clients` clients."""
+    """Check that the task, rule or selection can work with `clients` clients."""
     made = _make(cls, params)
     if Task in cls.__mro__ and not isinstance(made.l2, int | float):
         raise _RefusedError(f"its l2 is {made.l2!r:.80}, expected a number")
@@ -216,6 +231,39 @@ def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None
             _try_rule(made, clients, folder / "state.bin")
         except DeclarationError as error:
             raise _RefusedError(f"its client_side does not declare what it does: {error}") from error
+    if ClientSelection in cls.__mro__:
+        try:
+            _try_selection(made, cls.__name__, clients, folder / "state.bin")
+        except DeclarationError as error:
+            raise _RefusedError(str(error)) from error
+
+
+def _try_selection(selection: ClientSelection, name: str, clients: int, file: Path) -> None:
+    """Draw with `selection`, at first without any knowledge about clients, then with updates and battery
+    levels of some of them. Then save its memory to `file`, and load it again."""
+    names = [f"client-{k}" for k in range(clients)]
+    draws = Draws(name, selection, dict.fromkeys(names, 1 / clients), {})
+    rng = np.random.default_rng(0)
+    for number in range(2 * _TRIED):
+        count = 1 + number % min(clients, _TRIED)
+        idle = names if number % 2 == 0 else names[: max(count, clients // 2)]
+        draws.now = number * SECOND
+
+        def of_rule(rng: np.random.Generator, idle: list[str] = idle, count: int = count) -> list[str]:
+            return [idle[i] for i in rng.choice(len(idle), count, replace=False)]
+
+        for client in draws.draw(idle, count, of_rule, rng, number, replacement=False):
+            loss = math.nan if number == 1 else 1.0 / (1 + number)
+            draws.note_update(client, loss=loss, took=SECOND, staleness=number)
+            draws.note_battery(client, 0.5)
+    try:
+        snapshot.save(draws, file)
+        snapshot.load(file)
+    except Exception as error:
+        raise _RefusedError(
+            f"its memory cannot be saved for a restart after a crash ({error}): use only numbers, "
+            "strings, lists, dicts and NumPy arrays"
+        ) from error
 
 
 def _try_rule(rule: Rule, clients: int, file: Path) -> None:

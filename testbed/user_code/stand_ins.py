@@ -1,4 +1,5 @@
-"""Stand-ins for a user's tasks and rules: dataclasses with the same parameters, without the user's code.
+"""Stand-ins for a user's tasks, rules and selections: dataclasses with the same parameters, without the
+user's code.
 
 Topologies are checked against the stand-ins, and the plan gets its facts from them. A separate process
 imports the code and answers the stand-ins' questions (`testbed.user_code.inspector`).
@@ -25,7 +26,7 @@ from testbed.errors import BadInputError
 from testbed.user_code.code import UserCode, import_folder
 from testbed.user_code.inspector import Inspector, RaisedError
 
-Kind = Literal["task", "rule"]
+Kind = Literal["task", "rule", "selection"]
 _LITERAL: Any = Literal
 _UNION: Any = Union
 """The names `Literal` and `Union`, for arguments that are known at run time only."""
@@ -43,7 +44,7 @@ class StandIn:
         ask(self, "facts")
 
     def check(self, clients: int) -> None:
-        """Raise ValueError if the task or rule cannot work with `clients` clients."""
+        """Raise ValueError if the task, rule or selection cannot work with `clients` clients."""
         ask(self, "check", clients=clients)
 
 
@@ -84,6 +85,14 @@ class RuleStandIn(StandIn):
         return ClientSide(**ask(self, "facts")["client_side"])
 
     @property
+    def assumes_uniform(self) -> str:
+        return str(ask(self, "facts")["assumes_uniform"])
+
+    @property
+    def draws(self) -> bool:
+        return bool(ask(self, "facts")["draws"])
+
+    @property
     def takes_fednova(self) -> bool:
         return bool(ask(self, "facts")["takes_fednova"])
 
@@ -96,6 +105,25 @@ class RuleStandIn(StandIn):
         if "reason" in found:
             raise ValueError(found["reason"])
         return Sums(**found)
+
+
+class SelectionStandIn(StandIn):
+    """Stand-in for an `agents.selection.interface.ClientSelection`, without its methods."""
+
+    @property
+    def needs_loss(self) -> bool:
+        return bool(ask(self, "facts")["needs_loss"])
+
+    @property
+    def needs_battery(self) -> bool:
+        return bool(ask(self, "facts")["needs_battery"])
+
+
+_BASES: Mapping[Kind, type[StandIn]] = {
+    "task": TaskStandIn,
+    "rule": RuleStandIn,
+    "selection": SelectionStandIn,
+}
 
 
 def ask(one: StandIn, question: str, **facts: Any) -> Any:
@@ -137,7 +165,6 @@ def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
         default = dataclasses.MISSING if parameter["required"] else _as_tuples(parameter["default"])
         made: Any = field() if default is dataclasses.MISSING else field(default=default)
         fields.append((parameter["name"], _type(parameter["type"]), made))
-    base = TaskStandIn if kind == "task" else RuleStandIn
     attributes = {
         **found["attributes"],
         **({"dataset": _dataset} if found["brings_dataset"] else {}),
@@ -146,7 +173,7 @@ def stand_in(code: UserCode, kind: Kind, name: str) -> type[StandIn]:
         "__module__": name.partition(":")[0],
     }
     return dataclasses.make_dataclass(
-        name.rpartition(":")[2], fields, bases=(base,), namespace=attributes, frozen=True
+        name.rpartition(":")[2], fields, bases=(_BASES[kind],), namespace=attributes, frozen=True
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isnan, nan
 from pathlib import Path
 
 import pytest
 
-from agents.events import Evaluated, RoundUnfinished, UpdateApplied, VersionMade, to_line
+from agents.events import ClientsDrawn, Evaluated, RoundUnfinished, UpdateApplied, VersionMade, to_line
 from analysis import metrics, summary
+from analysis.charts import CHARTS
 from analysis.load import Run, load
 from analysis.names import distinct
 from tests.analysis.conftest import EVENTS, with_records, write_run
@@ -389,3 +391,26 @@ def test_over_seeds_groups_runs_that_differ_only_in_the_seed(tmp_path: Path) -> 
     assert table["low"].tolist() == pytest.approx([0.85 - 0.63531025, nan], nan_ok=True)
     assert table["high"].tolist() == pytest.approx([0.85 + 0.63531025, nan], nan_ok=True)
     assert list(distinct(runs)) == ["fedbuff seed 1", "fedbuff seed 2", "area seed 1"]
+
+
+def test_participation_counts_draws_in_which_a_device_was_eligible_and_chosen(directory: Path) -> None:
+    """`fast` is eligible in draws 1 and 3 of three with an eligible device, `slow` in all of them."""
+    run = with_records(
+        directory,
+        ClientsDrawn(0.0, 1, 1, 2, "slow", "fast slow", ""),
+        ClientsDrawn(1.0, 1, 1, 0, "", "", "fast slow"),
+        ClientsDrawn(2.0, 2, 1, 1, "slow", "slow", ""),
+        ClientsDrawn(3.0, 3, 1, 2, "fast slow", "fast", ""),
+    )
+    found = metrics.participation(run)
+    assert found["eligible"].to_dict() == {"fast": 2, "slow": 3, "mute": 0}
+    assert found["chosen"].to_dict() == {"fast": 1, "slow": 3, "mute": 0}
+    assert found["chosen_share"].to_dict() == pytest.approx(
+        {"fast": 0.5, "slow": 1.0, "mute": nan}, nan_ok=True
+    )
+    assert found["eligible_share"].to_dict() == pytest.approx({"fast": 2 / 3, "slow": 1.0, "mute": 0.0})
+    assert metrics.participation(load(directory)).equals(found)
+    assert metrics.participation(replace(run, draws=run.draws.iloc[:0])).empty
+    chart = CHARTS["participation"]([run])
+    assert [layer.name for layer in chart.layers] == ["pi", "nano", "uniform"]
+    assert CHARTS["participation"]([replace(run, draws=run.draws.iloc[:0])]).is_empty

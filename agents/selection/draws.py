@@ -1,0 +1,179 @@
+"""The draws of a run: what the server knows about clients, the selection's memory, and the records. No
+I/O and no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from agents import events
+from agents.checks import DeclarationError
+from agents.selection.interface import ClientSelection, ClientView, Draw, RuleDraw, ServerView
+from agents.texts import quantity
+from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
+
+REDRAW_EVERY = 10 * SECOND
+"""Nanoseconds of device time after which a draw is repeated that chose too few clients."""
+_LONG_WAIT = 86_400 * SECOND
+"""Nanoseconds for which a run waits for an eligible client before it counts as stuck."""
+_SHOWN = 80
+"""Maximum number of characters of a wrong value in an error."""
+
+
+class Draws:
+    """The draws of a run. Rules draw by `agents.rules.interface.Server.draw`."""
+
+    def __init__(
+        self,
+        name: str,
+        selection: ClientSelection,
+        importance: Mapping[str, float],
+        samples: Mapping[str, int],
+    ) -> None:
+        """`name`: name of the selection in the topology. `importance`: importance of each client, in
+        device order. `samples`: number of training samples of each client."""
+        self.name = name
+        self._selection = selection
+        self.view = ServerView({c: ClientView(p, samples.get(c, 1)) for c, p in importance.items()})
+        self.now: Nanoseconds = 0
+        """Device time of the present input, in nanoseconds."""
+        self._none_since: Nanoseconds | None = None
+        """Time since which draws have chosen nobody; None if the last draw chose a client."""
+        self._is_unfilled = False
+        """Whether a draw since the last `take` chose fewer clients than the rule wanted and were
+        idle."""
+        self._eligible: dict[str, None] = {}
+        """Clients that were eligible at the last draw."""
+        self._records: list[events.ClientsDrawn | events.Note] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether draws have chosen nobody for some time, but not for longer than a day."""
+        return self._none_since is not None and self.now - self._none_since < _LONG_WAIT
+
+    def draw(
+        self,
+        idle: Sequence[str],
+        count: int,
+        of_rule: RuleDraw,
+        rng: np.random.Generator,
+        version: int,
+        *,
+        replacement: bool,
+    ) -> list[str]:
+        """Return the clients that the selection chooses. The arguments are those of `Server.draw`, and
+        the version of the global model. Raises DeclarationError if the selection returns clients that
+        it must not choose."""
+        view = self.view
+        view.at, view.version = to_seconds(self.now), version
+        eligible = self._checked("eligible", self._selection.eligible(idle, view), idle)
+        chosen: list[str] = []
+        if eligible:
+            view.draw += 1
+            own = of_rule if len(eligible) == len(idle) else None
+            draw = Draw(eligible, count, replacement, own)
+            chosen = self._checked(
+                "choose", self._selection.choose(draw, view, rng), eligible, count, repeats=replacement
+            )
+        for client in dict.fromkeys(chosen):
+            view.clients[client].chosen += 1
+            view.clients[client].last_draw = view.draw
+        is_repeat = not chosen and self._none_since is not None
+        if not (is_repeat and not eligible and not self._eligible):
+            self._record(eligible, chosen, count)
+        if not chosen and not is_repeat:
+            self._none_since = self.now
+            self._records.append(
+                events.Note(
+                    view.at,
+                    f"the selection {self.name} chose none of {quantity(len(idle), 'idle client')}: the "
+                    f"draw is repeated every {to_seconds(REDRAW_EVERY):g} s",
+                )
+            )
+        elif chosen:
+            self._none_since = None
+        self._is_unfilled |= len(chosen) < min(count, len(idle))
+        return chosen
+
+    def note_update(
+        self,
+        client: str,
+        *,
+        loss: float,
+        took: Nanoseconds,
+        staleness: int,
+        battery: float | None = None,
+    ) -> None:
+        """Record a valid update of `client`. `loss`: loss that the client reported; it is ignored unless
+        it is finite and at least 0. `took`: duration of the round in ns. `battery`: reported level; None
+        if the client reported none."""
+        seen, seconds = self.view.clients[client], to_seconds(took)
+        seen.updates += 1
+        seen.loss = loss if 0 <= loss < math.inf else None
+        seen.duration = seconds
+        before = seen.mean_duration or 0.0
+        seen.mean_duration = before + (seconds - before) / seen.updates
+        seen.staleness = staleness
+        if battery is not None:
+            self.note_battery(client, battery)
+
+    def note_battery(self, client: str, level: float) -> None:
+        """Record the battery level that `client` reports. A level outside of 0 to 1, or of a device that
+        does not train, is ignored."""
+        if 0 <= level <= 1 and client in self.view.clients:
+            seen = self.view.clients[client]
+            seen.battery, seen.battery_at = level, to_seconds(self.now)
+
+    def take(self) -> tuple[list[events.ClientsDrawn | events.Note], bool]:
+        """Return the records since the last call, and whether a draw since then chose too few clients
+        and must be repeated."""
+        records, self._records = self._records, []
+        is_unfilled, self._is_unfilled = self._is_unfilled, False
+        return records, is_unfilled
+
+    def _record(self, eligible: Sequence[str], chosen: Sequence[str], wanted: int) -> None:
+        """Record a draw, with the changes of the eligible clients since the last record. All names in
+        every record of a large fleet would take much space."""
+        now = dict.fromkeys(eligible)
+        before, self._eligible = self._eligible, now
+        record = events.ClientsDrawn(
+            at=self.view.at,
+            draw=self.view.draw,
+            wanted=wanted,
+            eligible=len(eligible),
+            chosen=" ".join(chosen),
+            added=" ".join(client for client in now if client not in before),
+            removed=" ".join(client for client in before if client not in now),
+        )
+        self._records.append(record)
+
+    def _checked(
+        self,
+        method: str,
+        returned: object,
+        allowed: Sequence[str],
+        count: int | None = None,
+        *,
+        repeats: bool = False,
+    ) -> list[str]:
+        """Return the clients that the selection's `method` returned. Raises DeclarationError if they are
+        not a list, more than `count`, or not all in `allowed`, or if one of them is there twice and
+        `repeats` is false."""
+        if returned is allowed and count is None:
+            return [*allowed]
+        what = f"{method} of the selection {self.name} returned"
+        if not isinstance(returned, list | tuple):
+            raise DeclarationError(f"{what} {returned!r:.{_SHOWN}}, expected a list of clients")
+        known, found = frozenset(allowed), set[str]()
+        for client in returned:
+            if not isinstance(client, str) or client not in known:
+                expected = "an idle client" if method == "eligible" else "an idle, eligible client"
+                raise DeclarationError(f"{what} {client!r:.{_SHOWN}}, which is not {expected}")
+            if client in found and not repeats:
+                raise DeclarationError(f"{what} {client} twice")
+            found.add(client)
+        if count is not None and len(returned) > count:
+            raise DeclarationError(f"{what} {len(returned)} clients, expected at most {count}")
+        return [*returned]
