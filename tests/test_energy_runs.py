@@ -21,7 +21,10 @@ from tests.running import (
     write_topology,
 )
 
-SEGMENT = {"task": {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.01}}, "seed": 7}
+LEARNING: dict[str, Any] = {
+    "task": {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.01}},
+    "seed": 7,
+}
 
 
 def power(run: Finished, device: str) -> list[tuple[str, float]]:
@@ -40,7 +43,7 @@ def drained(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactor
     cell = {"capacity": "6J", "return_at": "90%", "loses_memory": True}
     topology = write_topology(
         folder,
-        **SEGMENT,
+        **LEARNING,
         rule={"name": "fedbuff", "buffer_size": 1},
         devices=[
             {
@@ -117,7 +120,7 @@ def test_run_of_processes_waits_for_the_charger_and_resumes(testbed: Testbed, tm
     cell = {"capacity": "60J", "power_off_at": "10%", "return_at": "20%"}
     topology = write_topology(
         tmp_path,
-        **SEGMENT,
+        **LEARNING,
         rule={"name": "fedbuff", "buffer_size": 1},
         devices=[
             {
@@ -134,7 +137,7 @@ def test_run_of_processes_waits_for_the_charger_and_resumes(testbed: Testbed, tm
             },
             {"name": "mains", "cpu": 0.2, "timing": "200ms"},
         ],
-        stop={"after": "30s"},
+        stop={"after": "16s"},
     )
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:

@@ -19,7 +19,7 @@ from agents.energy.amounts import (
 )
 from agents.energy.settings import EnergyConfig
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
-from agents.wire.messages import EnergyFigures, EnergySample, EnergyStart
+from agents.wire.messages import MAX_WATTS, EnergyFigures, EnergySample, EnergyStart
 
 STEP: Nanoseconds = SECOND // 20
 """Shortest time between two looks at the counters, in nanoseconds of the host's clock. A device powers
@@ -158,11 +158,12 @@ class EnergyMeter:
         since, consumed = self._sampled
         self._sampled = account.at, account.consumed
         elapsed = to_seconds(account.at - since)
+        power = to_joules(account.consumed - consumed) / elapsed if elapsed > 0 else 0.0
         battery = account.has_battery
         figures = EnergyFigures(
             consumed=to_joules(account.consumed),
             transferred=to_joules(account.transferred),
-            power=to_joules(account.consumed - consumed) / elapsed if elapsed > 0 else 0.0,
+            power=min(power, MAX_WATTS),  # many bytes may be counted in a moment
             is_on=account.is_on,
             level=account.level,
             supplied=to_joules(account.supplied) if battery else None,

@@ -33,6 +33,7 @@ MAX_TEXT_CHARACTERS = 4096
 _MAX_ERROR_CHARACTERS = 250
 _MAX_SECONDS = 1e10
 _MAX_COUNT = 2**63 - 1
+MAX_WATTS = 1e12
 NO_LIMIT = -1
 """Value of a limit that is not set: quota, memory or swap of a control group."""
 MAX_SUMMANDS = 500
@@ -59,7 +60,7 @@ DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Watts = Annotated[float, Meta(ge=0, le=1e12)]
+Watts = Annotated[float, Meta(ge=0, le=MAX_WATTS)]
 Joules = Annotated[float, Meta(ge=0, le=1e18)]
 Cpuset = Annotated[
     str,

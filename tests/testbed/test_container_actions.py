@@ -159,10 +159,8 @@ def test_client_starts_without_limits_when_its_power_returns(spec: RunSpec) -> N
 def test_crash_and_empty_battery_do_not_end_each_other(spec: RunSpec) -> None:
     """A client that does not start keeps its limits, so that it is limited when it starts later."""
     engine = Engine(spec)
-    for action in (Crash(), PowerOff(), PowerOn()):
-        engine.devices.act("d-1", action)
-    assert engine.told == []
-    for action in (PowerOff(), Restart()):
+    actions: list[Action] = [Crash(), PowerOff(), PowerOn(), PowerOff(), Restart()]
+    for action in actions:
         engine.devices.act("d-1", action)
     assert engine.told == []
     engine.devices.act("d-1", PowerOn())
