@@ -28,7 +28,7 @@ _EARLIER: Nanoseconds = 30 * SECOND
 """Age in nanoseconds up to which readings from before the start of the run clock are kept."""
 
 
-class Reading(NamedTuple):
+class CounterReading(NamedTuple):
     """Counters of a device. They only grow, except for a new process or container."""
 
     at: Nanoseconds
@@ -67,10 +67,10 @@ class EnergyMeter:
         self.account.is_counted = is_present
         self._epoch: Nanoseconds | None = None
         """Time on the host's clock at device time 0; None until the run clock has started."""
-        self._earlier: list[Reading] = []
+        self._earlier: list[CounterReading] = []
         """Readings from before the run clock was known to run."""
-        self._last: Reading | None = None
-        """Reading up to which the account has counted; None before the first reading."""
+        self._last: CounterReading | None = None
+        """CounterReading up to which the account has counted; None before the first reading."""
         self._reported_on = True
         """Whether the device had power at the last call of `switch`."""
         self._sampled = 0, 0
@@ -102,7 +102,7 @@ class EnergyMeter:
         self._last = next(reversed(old), next(iter(self._earlier), None))
         self._earlier.clear()
 
-    def update(self, reading: Reading, *, is_starting: bool = False) -> None:
+    def update(self, reading: CounterReading, *, is_starting: bool = False) -> None:
         """Count the consumption up to `reading`. `is_starting`: whether the client has been starting
         since the last call. A client starts without a CPU limit, so that its CPU time says nothing of
         the device. Instead, the whole CPU share of the device counts as busy."""

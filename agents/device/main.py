@@ -33,7 +33,7 @@ from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
-from agents.device.energy_meter import EnergyMeter, Reading
+from agents.device.energy_meter import CounterReading, EnergyMeter
 from agents.device.netlink import Netlink
 from agents.device_actions import (
     Charge,
@@ -301,7 +301,7 @@ class Init:
         cpu = self._group.cpu_seconds() or 0.0
         was_starting, self._was_starting = self._was_starting, self._is_starting
         at = self._clock.now()
-        reading = Reading(at, from_seconds(cpu), sent, received)
+        reading = CounterReading(at, from_seconds(cpu), sent, received)
         meter.update(reading, is_starting=was_starting or self._was_starting)
         if (powered := meter.switch()) is not None:
             if not powered:

@@ -63,7 +63,7 @@ class _Consumption:
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class _EndedRound:
     """A round that has ended."""
 
     client: str
@@ -95,7 +95,7 @@ class RoundEnergies:
         """Device -> total consumption in joules at its last sample."""
         self._consumed_before = dict.fromkeys(self._configs, 0.0)
         """Device -> total consumption in joules at the last start of the run clock."""
-        self._ended: list[_Round] = []
+        self._ended: list[_EndedRound] = []
         """Rounds whose energy is not known yet, because it needs a later sample."""
         self._counted = dict.fromkeys(self._configs, 0.0)
         """Device -> device time in seconds until which its consumption belongs to ended rounds."""
@@ -142,7 +142,7 @@ class RoundEnergies:
         match record:
             case events.UpdateApplied(client=client) if client in self._configs:
                 self._end(
-                    _Round(
+                    _EndedRound(
                         client,
                         record.dispatch,
                         record.train_start,
@@ -160,7 +160,7 @@ class RoundEnergies:
                 begin = max(record.dispatched, self._counted[client])
                 sent = self._model_bytes if is_sent else 0
                 self._end(
-                    _Round(
+                    _EndedRound(
                         client,
                         record.dispatch,
                         begin,
@@ -175,7 +175,7 @@ class RoundEnergies:
         config = self._configs[client]
         return (config.received * self._model_bytes + config.sent * sent) / _BYTES_PER_MB
 
-    def _end(self, ended: _Round) -> None:
+    def _end(self, ended: _EndedRound) -> None:
         self._ended.append(ended)
         self._counted[ended.client] = max(self._counted[ended.client], ended.end)
 
@@ -191,7 +191,7 @@ class RoundEnergies:
         self._ended = left
         return found
 
-    def _order(self, ended: _Round) -> EnergyOrder:
+    def _order(self, ended: _EndedRound) -> EnergyOrder:
         consumption = self._consumption[ended.client]
         energy = consumption.until(ended.end) - consumption.until(ended.begin) + ended.transfers
         consumption.forget(ended.begin)

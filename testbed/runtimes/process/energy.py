@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import psutil
 
-from agents.device.energy_meter import EnergyMeter, Reading
+from agents.device.energy_meter import CounterReading, EnergyMeter
 from agents.device_actions import EnergyAction
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds
 from agents.wire.messages import EnergySample, EnergyStart, PowerSwitch
@@ -116,7 +116,7 @@ class FleetEnergyMeter:
         was_starting = device in self._was_starting
         (self._was_starting.add if is_starting else self._was_starting.discard)(device)
         passed = {} if self.traffic is None else self.traffic.telemetry_fields(device)
-        reading = Reading(
+        reading = CounterReading(
             time.monotonic_ns(),
             self._cpu.get(device, 0),
             passed.get("sent", 0),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from agents.device.energy_meter import STEP, EnergyMeter, Reading
+from agents.device.energy_meter import STEP, CounterReading, EnergyMeter
 from agents.device_actions import Charge, SetBattery, Unplug
 from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
 from agents.timing.nanoseconds import SECOND, Nanoseconds
@@ -16,9 +16,9 @@ EPOCH = 100 * SECOND
 CONFIG = EnergyConfig(idle=2.0, busy=3.0, sent=5.0, received=1.0, battery=BatteryConfig(capacity=40.0))
 
 
-def at(seconds: float, cpu: float = 0.0, sent: int = 0, received: int = 0) -> Reading:
-    """Reading at `seconds` of host time since the start of the run clock."""
-    return Reading(EPOCH + round(seconds * SECOND), round(cpu * SECOND), sent, received)
+def at(seconds: float, cpu: float = 0.0, sent: int = 0, received: int = 0) -> CounterReading:
+    """CounterReading at `seconds` of host time since the start of the run clock."""
+    return CounterReading(EPOCH + round(seconds * SECOND), round(cpu * SECOND), sent, received)
 
 
 def started(
@@ -160,6 +160,6 @@ def test_restarted_aggregator_moves_the_zero_of_device_time() -> None:
 def test_nothing_happens_before_the_run_clock(config: EnergyConfig) -> None:
     meter = EnergyMeter("pi", config, cpu=0.5)
     now: Nanoseconds = EPOCH
-    meter.update(Reading(now, 0))
+    meter.update(CounterReading(now, 0))
     assert not meter.is_counting
     assert (meter.switch(), meter.next_look(now)) == (None, math.inf)
