@@ -538,7 +538,9 @@ OUTPUTS: dict[str, Any] = {
     "data": DataOutput,
     "evaluate": list[EvaluationOutput],
     "replay": ReplayOutput,
-    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionOutput]),
+    **dict.fromkeys(
+        ("set", "charge", "unplug", "kill", "restart", "pause", "resume"), list[ActionOutput]
+    ),
     "sweep": ComparisonOutput,
     "compare": ComparisonOutput,
     "agree": AgreementOutput,
