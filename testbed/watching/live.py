@@ -14,11 +14,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from agents import events
+from agents.texts import quantity
 from testbed import console
 from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
 from testbed.watching.overview import Overview
-from testbed.watching.screen import number, percent, quality_of
+from testbed.watching.screen import energy, number, percent, quality_of
 from testbed.watching.tally import Notice, merge_notices
 
 if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a run
@@ -206,5 +207,10 @@ def render_summary(run: Run) -> RenderableType:
     line = summary.headline(run)
     ended = "not ended" if line.ended is None else events.end_reason(line.ended)
     facts = f"{line.applied}, {line.duration:.1f} s ({ended})"
+    if not run.energy.empty:
+        consumed = run.energy.groupby("device", observed=True)["consumed"].last().sum()
+        facts += f", {energy(float(consumed))}"
+    if count := int((run.scenario["action"] == "poweroff").sum()):
+        facts += f", {quantity(count, 'power-off')}"
     result = Text.assemble((line.rule, "bold"), f": {line.quality}")
     return Group(Text(), table, Text(), result, Text(facts))
