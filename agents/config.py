@@ -383,9 +383,9 @@ class AggregatorConfig:
     rounds took longer may be silent for longer. Clients whose time the plan does not know have no
     entry."""
     silence: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """For each client, the seconds of device time within which it must answer a request for a report.
-    After this time, the client counts as absent. A client without an entry has the timeout of the
-    default keep-alive."""
+    """For each client, the seconds of device time that the client has to answer when the aggregator asks
+    which dispatch the client works on. A client that does not answer in time counts as absent. A client
+    without an entry has `silence_timeout()` seconds."""
     patient: bool = False
     """Whether the run continues when no client is left, because clients will come back."""
     dilation: float = 1.0

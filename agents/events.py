@@ -255,7 +255,8 @@ class RoundEnergy:
     """Energy that a device consumed for one round. A round has the device's model, its training, and its
     update. The energy of a round consists of the energy to receive the model, of everything that the
     device consumed from the start of the training to its end, transfers of other messages excluded, and
-    of the energy to send the update. Only runs that count energy have this record."""
+    of the energy to send the update. Only runs that count energy have this record. A round that is in
+    progress at the end of the run has none."""
 
     event: ClassVar[str] = "energy"
     at: float

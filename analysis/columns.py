@@ -36,7 +36,10 @@ _seconds = partial(_number, unit="s")
 _bytes = partial(_number, unit="byte")
 _count = partial(_number, unit="1")
 _share = partial(_number, unit="share from 0 to 1")
+_joules = partial(_number, unit="J")
+_watts = partial(_number, unit="W")
 _START = "start of the device's container or process"
+_RUN = "start of the run"
 _total_seconds = partial(_seconds, cumulative=_START)
 _total_count = partial(_count, cumulative=_START)
 _total_bytes = partial(_bytes, cumulative=_START)
@@ -96,6 +99,7 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "bytes_before": _bytes("Payload of this update if it were sent as float32"),
         "masking": _seconds("Time to make a mask and its shares (secure aggregation)"),
         "outside": _count("Number of coordinates clipped to the range of secure aggregation"),
+        "energy_j": _joules("Energy of the update's round; NaN if it was not counted"),
         "group": _GROUP,
     },
     "versions": {
@@ -154,6 +158,18 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "added": TableColumn("Names of clients that became eligible since the row before"),
         "removed": TableColumn("Names of clients that ceased to be eligible since the row before"),
     },
+    "rounds": {
+        "at": _seconds("Device time at which the update was sent, or the round was lost"),
+        "client": _CLIENT,
+        "dispatch": _count("Number of the dispatch; with `client` it identifies the update"),
+        "energy_j": _joules(
+            "Energy to receive the model, of the training, and to send the update, as far as they came"
+        ),
+        "outcome": TableColumn(
+            "`sent`: the device began to send the update; `lost`: the round ended before"
+        ),
+        "level": _share("Level of the battery at `at`; NaN without a battery"),
+    },
     "notes": {"at": _AT, "message": TableColumn("Remark about the run")},
     "scenario": {
         "at": _seconds("Device time of the action, or of the order if another process carries it out"),
@@ -189,6 +205,19 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "rtt": _seconds("Measured round-trip time"),
         "jitter": _seconds("Measured jitter of the round-trip time"),
         "loss": _share("Share of round trips that were lost"),
+        "monotonic": _MONOTONIC,
+    },
+    "energy": {
+        "device": _DEVICE,
+        "at": _seconds("Device time of the sample; NaN between segments of a resumed run", sign="any"),
+        "consumed": _joules("Consumed energy, with transfers", cumulative=_RUN),
+        "transferred": _joules("Energy consumed to send and receive bytes", cumulative=_RUN),
+        "power": _watts("Mean power since the device's sample before"),
+        "level": _share("Level of the battery; NaN without a battery"),
+        "supplied": _joules(
+            "Energy from the charger that was consumed or stored; NaN without a battery", cumulative=_RUN
+        ),
+        "charging": _watts("Power that the charger offers; NaN without a battery"),
         "monotonic": _MONOTONIC,
     },
     "fidelity": {

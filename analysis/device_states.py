@@ -1,5 +1,5 @@
-"""State of each device over time, from the timestamps of its updates. The module uses neither I/O nor a
-clock."""
+"""State of each device over time, from a run's records (updates, unfinished rounds, actions, statuses)
+and telemetry. The module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 

@@ -88,6 +88,9 @@ class Run:
     unfinished: pd.DataFrame
     """`events.RoundUnfinished`: `at`, `dispatched`, `until` (s), `client`, `base_version` and
     `dispatch`."""
+    rounds: pd.DataFrame
+    """`events.RoundEnergy`: `at` (s), `client`, `dispatch`, `energy_j` (J), `outcome` (`sent` or
+    `lost`), `level` (share of the battery's capacity). Empty unless the topology has `energy`."""
     draws: pd.DataFrame
     """`events.ClientsDrawn`: `at` (s), `draw`, `wanted`, `eligible`, `chosen`, `added` and `removed`.
     Empty if the topology has no `selection`."""
@@ -110,6 +113,11 @@ class Run:
     probes: pd.DataFrame
     """Links as measured by the devices: `device`, `at` (s), `up`, `down` (bit/s), `rtt`, `jitter` (s),
     `loss` (share), `monotonic` (s)."""
+    energy: pd.DataFrame
+    """Energy of the devices, with one row per sample: `device`, `at` (s), `consumed` and `transferred`
+    (J since the start of the run), `power` (mean since the sample before, W), and for batteries `level`
+    (share of the capacity), `supplied` (J) and `charging` (W). `monotonic` as in `telemetry`. Empty
+    unless the topology has `energy`."""
     fidelity: pd.DataFrame
     """Content of `fidelity.json`: `device`, `group`, `figure`, `asked` (requested), `got` (measured),
     `error` (%). Empty until the run has ended.
@@ -188,7 +196,7 @@ class Follower:
 
     def __init__(self, path: str | Path, newest: Mapping[str, int] = MappingProxyType({})) -> None:
         """`newest`: approximate maximum number of rows to keep, by kind of record (`records.SCHEMAS`,
-        `telemetry`, `probe`). Up to a quarter more rows may be kept. Older rows are discarded. Raises
+        `records.TELEMETRY`). Up to a quarter more rows may be kept. Older rows are discarded. Raises
         the same errors as `load`."""
         self.rows: Counter[str] = Counter()
         """Number of rows read so far, by kind of record. Discarded rows are included."""
@@ -198,8 +206,7 @@ class Follower:
         self._telemetry = records.Tail(self._path / "telemetry.jsonl")
         self._tables: dict[str, list[pa.Table]] = {
             **{kind: [records.empty(schema)] for kind, schema in records.SCHEMAS.items()},
-            "telemetry": [records.empty(records.SAMPLES)],
-            "probe": [records.empty(records.PROBES)],
+            **{kind: [records.empty(schema)] for kind, schema in records.TELEMETRY.items()},
             events.Acted.event: [records.empty(records.ACTIONS)],
         }
         self._zero: float | None = None
@@ -215,10 +222,10 @@ class Follower:
 
     def read(self) -> dict[str, pd.DataFrame]:
         """Return the rows since the last call, by kind of record: `update`, `version`, …
-        (`records.SCHEMAS`), `telemetry` and `probe`. Kinds without new rows are left out.
+        (`records.SCHEMAS`), `telemetry`, … (`records.TELEMETRY`). Kinds without new rows are left out.
 
-        In telemetry and probes, `at` is on the host's monotonic clock. Raises ValueError that names the
-        line if a record is invalid.
+        In the tables of `records.TELEMETRY`, `at` is on the host's monotonic clock. Raises ValueError
+        that names the line if a record is invalid.
         """
         new: dict[str, list[pa.Table]] = {}
         for kind, table in self._read_new():
@@ -239,7 +246,9 @@ class Follower:
             starts=tuple(self._starts),
             ended=self._ended,
             devices=devices,
-            updates=updates.assign(group=_groups(updates["client"], devices)),
+            updates=_with_energy(updates, frames["energy"]).assign(
+                group=_groups(updates["client"], devices)
+            ),
             versions=frames["version"],
             evaluations=_with_perplexity(frames["evaluation"], manifest),
             parts=_without_duplicates(frames["evaluation_part"]),
@@ -248,10 +257,12 @@ class Follower:
             clipped=_planned(frames["clipped"], "client", devices),
             unfinished=_planned(frames["unfinished"], "client", devices),
             draws=frames["draw"],
+            rounds=_planned(frames["energy"], "client", devices),
             notes=frames["note"],
             scenario=_planned(frames[events.Acted.event], "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
             probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
+            energy=_planned(self._energy(frames["energy_sample"], manifest), "device", devices),
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
@@ -275,8 +286,8 @@ class Follower:
                     case events.RunEnded():
                         self._ended = record
         for block in self._telemetry.blocks():
-            samples, probes, self._zero = records.parse_samples(block, self._zero)
-            for kind, table in (("telemetry", samples), ("probe", probes)):
+            samples, self._zero = records.parse_samples(block, self._zero)
+            for kind, table in samples.items():
                 if table.num_rows:
                     self._hold(kind, table)
                     yield kind, table
@@ -299,6 +310,13 @@ class Follower:
         if self._known is None or self._known[0] != state:
             self._known = state, manifests.read(path)
         return self._known[1]
+
+    def _energy(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+        """Return the energy samples with `at` on the run clock. In virtual time they are recorded in
+        device time."""
+        timed = self._in_device_time(samples, manifest)
+        has_clock = "monotonic_zero" in manifest or manifests.verdict(manifest) != "simulated"
+        return timed if has_clock else timed.assign(at=samples["at"], monotonic=np.nan)
 
     def _in_device_time(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
         """Return `samples` with `at` on the run clock. In a resumed run, this clock stands still between
@@ -419,6 +437,19 @@ def _with_perplexity(evaluations: pd.DataFrame, manifest: Mapping[str, Any]) -> 
         return evaluations
     with np.errstate(over="ignore"):
         return evaluations.assign(perplexity=np.exp(evaluations["loss"]))
+
+
+def _with_energy(updates: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return `updates` with the energy of each update's round; NaN if it was not counted."""
+    sent = rounds[rounds["outcome"] == "sent"].drop_duplicates(["client", "dispatch"], keep="last")
+    if sent.empty:
+        return updates.assign(energy_j=np.nan)
+    found = pd.Series(
+        sent["energy_j"].to_numpy(),
+        pd.MultiIndex.from_arrays([sent["client"].astype(str), sent["dispatch"]]),
+    )
+    wanted = pd.MultiIndex.from_arrays([updates["client"].astype(str), updates["dispatch"]])
+    return updates.assign(energy_j=found.reindex(wanted).to_numpy())
 
 
 def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:

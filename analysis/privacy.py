@@ -31,8 +31,9 @@ def settings(run: Run) -> Mapping[str, Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def epsilon(spent: float, delta: float) -> float:
-    """Return ε of a client at δ = `delta`. `spent`: Σ 1/z_k² over the client's participations. NaN if
-    dp-accounting is not installed."""
+    """Return ε of a client at δ = `delta`: 0 if `spent` is 0, otherwise NaN if dp-accounting is not
+    installed. `spent`: Σ 1/z_k² over the client's participations, where z_k is the noise multiplier of a
+    participation."""
     if spent == 0:
         return 0.0
     if importlib.util.find_spec("dp_accounting") is None:

@@ -50,6 +50,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         events.UpdateClipped,
         events.RoundUnfinished,
         events.ClientsDrawn,
+        events.RoundEnergy,
         events.Note,
     )
 }
@@ -64,6 +65,8 @@ _ALL = pa.unify_schemas([pa.schema([("event", pa.string())]), *SCHEMAS.values()]
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
+ENERGY_FIGURES = ("consumed", "transferred", "power", "level", "supplied", "charging")
+"""Numbers of `agents.wire.messages.EnergyFigures`."""
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]
 """Columns of samples and probes: the device, the time on the host's monotonic clock, and the Unix time
 at which that clock was 0 in the segment of the run.
@@ -78,6 +81,7 @@ _SAMPLE = pa.schema(
     + [(name, pa.float64()) for name in _NUMBERS]
     + [(name, pa.struct([(one, pa.float64()) for one in _CARRIED])) for name in _QUEUES.values()]
     + [("probe", pa.struct([(name, pa.float64()) for name in PROBED]))]
+    + [("energy", pa.struct([(name, pa.float64()) for name in ENERGY_FIGURES]))]
 )
 _ODD = re.compile(rb"}(?!\n\{|[},]|\n?\Z)")
 """A closing brace that neither ends the block, nor is followed by the next object or by the rest of an
@@ -88,6 +92,9 @@ SAMPLES = pa.schema(
     + [(f"{way}_{one}", pa.float64()) for way in _QUEUES for one in _CARRIED]
 )
 PROBES = pa.schema(_COMMON + [(name, pa.float64()) for name in PROBED])
+ENERGY = pa.schema(_COMMON + [(name, pa.float64()) for name in ENERGY_FIGURES])
+TELEMETRY: Mapping[str, pa.Schema] = {"telemetry": SAMPLES, "probe": PROBES, "energy_sample": ENERGY}
+"""Kinds of line in `telemetry.jsonl` that become tables: kind -> columns."""
 
 
 def _figures(name: str, names: Sequence[str]) -> Any:
@@ -102,6 +109,7 @@ _Sample = msgspec.defstruct(
         *((name, _Figure, None) for name in ("at", "monotonic_zero", *_NUMBERS)),
         *((name, _figures(name, _CARRIED) | None, None) for name in _QUEUES.values()),
         ("probe", _figures("probe", PROBED) | None, None),
+        ("energy", _figures("energy", ENERGY_FIGURES) | None, None),
     ],
 )
 """Type of a sample, with the fields of `_SAMPLE`. Other fields are ignored."""
@@ -158,8 +166,8 @@ def parse_events(tail: Tail, block: bytes) -> Block:
         return _by_line(tail, block)
 
 
-def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table, float | None]:
-    """Return the telemetry and the probes of `block`, and `monotonic_zero` at the end of the block.
+def parse_samples(block: bytes, zero: float | None) -> tuple[dict[str, pa.Table], float | None]:
+    """Return the tables of `block` by kind (`TELEMETRY`), and `monotonic_zero` at the end of the block.
     `zero` is `monotonic_zero` at the start of the block. A line that is not a sample is ignored. A crash
     can leave such a line."""
     try:
@@ -172,19 +180,28 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[pa.Table, pa.Table,
     zero = zeros[-1].as_py() if len(zeros) else zero
     table = table.set_column(table.schema.get_field_index("monotonic_zero"), "monotonic_zero", zeros)
     table = table.filter(pc.and_(table["device"].is_valid(), table["at"].is_valid()))
-    probed = table["probe"].is_valid()
-    is_cpu = pc.and_(pc.invert(probed), table["cpu"].is_valid())  # the others are GPU samples
-    samples, probes = table.filter(is_cpu), table.filter(probed)
-    flat = {name: pc.struct_field(probes["probe"], name) for name in PROBED}
-    common = {name: probes[name] for name, _ in _COMMON}
-    probe_table = pa.table({**common, **flat}, schema=PROBES)
+    probes = _nested(table, "probe", PROBES)
+    energy = _nested(table, "energy", ENERGY)
+    samples = table.filter(pc.and_(table["probe"].is_null(), table["cpu"].is_valid()))  # not of a GPU
     carried = {
         f"{way}_{one}": pc.struct_field(samples[name], one)
         for way, name in _QUEUES.items()
         for one in _CARRIED
     }
     plain = {name: samples[name] for name in SAMPLES.names if name not in carried}
-    return _encoded(pa.table({**plain, **carried}, schema=SAMPLES)), _encoded(probe_table), zero
+    usage = _encoded(pa.table({**plain, **carried}, schema=SAMPLES))
+    return {"telemetry": usage, "probe": probes, "energy_sample": energy}, zero
+
+
+def _nested(table: pa.Table, name: str, schema: pa.Schema) -> pa.Table:
+    """Return the rows of `table` that have a struct in the column `name`, with the struct's fields as
+    columns."""
+    rows = table.filter(table[name].is_valid())
+    common = {column: rows[column] for column, _ in _COMMON}
+    own = {
+        column: pc.struct_field(rows[name], column) for column in schema.names if column not in common
+    }
+    return _encoded(pa.table({**common, **own}, schema=schema))
 
 
 def _sample(line: bytes) -> dict[str, Any] | None:

@@ -169,7 +169,8 @@ def _devices(run: Run) -> _ReportTable:
 
 
 def _participation(run: Run) -> _ReportTable:
-    """Return the figures of `analysis.metrics` on how evenly and fairly the devices took part."""
+    """Return the table of participation: how evenly the devices contributed, and the staleness of their
+    updates. The table is empty if the run has no updates."""
     if run.updates.empty:
         return _ReportTable("", (), ())
     given, bias = metrics.contributions(run), metrics.bias(run)

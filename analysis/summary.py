@@ -156,16 +156,21 @@ def devices(run: Run) -> pd.DataFrame:
     return table if np.isnan(joules).all() else table.assign(energy=joules)
 
 
+def _common(profiles: pd.Series) -> object:
+    """Return the value that all `profiles` have, or `drawn` if they differ."""
+    return profiles.iloc[0] if profiles.nunique(dropna=False) == 1 else "drawn"
+
+
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Aggregate the rows of `devices` by group, and return a table indexed by group.
 
     The table has the sums of `updates`, `share` and `energy`, and the maximum of `epsilon`. It has the
-    means of `staleness` (over the updates) and of `SHARES` (over the devices). The column `count` has
-    the number of devices.
+    means of `staleness` (over the updates) and of `SHARES` (over the devices). `profile` is `drawn` if
+    the devices have different profiles. The column `count` has the number of devices.
     """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(
-        profile=("profile", "first"),
+        profile=("profile", _common),
         count=("updates", "size"),
         updates=("updates", "sum"),
         staleness=("staleness", "sum"),

@@ -22,7 +22,8 @@ from typer.cli import get_docs_for_click
 from analysis.columns import COLUMNS
 from testbed.api import catalog
 from testbed.cli.main import app
-from testbed.topology import json_schema, profiles
+from testbed.topology import json_schema, profiles, surveys
+from testbed.topology.draw_settings import population_names
 
 ROOT = Path(__file__).parents[1]
 OF_THE_REPOSITORY = {
@@ -140,7 +141,7 @@ def _prose(text: str) -> str:
 
 
 def device_profiles() -> str:
-    """Device profiles and link classes that come with the testbed."""
+    """Device profiles, link classes and populations that come with the testbed."""
     catalogue_of = ROOT / "testbed" / "catalog"
     devices = profiles.read(catalogue_of / "devices.yaml").devices
     links = profiles.read(catalogue_of / "links.yaml").links
@@ -150,6 +151,12 @@ def device_profiles() -> str:
         for name, entry in entries.items():
             figures = ", ".join(f"{key} {_plain(value)}" for key, value in entry.figures().items())
             parts.append(f"**`{name}`** {entry.description}: {figures}. Source: {entry.source}")
+    parts.append("## Populations")
+    for row in surveys.population_rows(population_names()):
+        head = ("weight", *(key for key in row["kinds"][0] if key != "weight"))
+        rows = [tuple(_plain(one.get(key)) for key in head) for one in row["kinds"]]
+        parts.append(f"**`{row['name']}`** {row['description']} Source: {row['source']}")
+        parts.append(table(head, rows))
     return "\n\n".join(parts)
 
 

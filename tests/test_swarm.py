@@ -36,7 +36,7 @@ from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
-from tests.two_engines import Engine, carry, lacking, swarm
+from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
@@ -60,9 +60,8 @@ def engines(engine: docker.DockerClient) -> Iterator[tuple[Engine, Engine]]:
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     with (
         tempfile.TemporaryDirectory(prefix="testbed-") as folder,  # short: of Unix sockets
-        swarm(Path(folder)) as found,
+        swarm(Path(folder), [tags[kind] for kind in KINDS]) as found,
     ):
-        carry([tags[kind] for kind in KINDS], [each.url for each in found])
         yield found
 
 
@@ -72,11 +71,10 @@ def on_swarm(engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch) ->
     return engines
 
 
-def topology(path: Path, **changes: Any) -> Path:
+def topology(path: Path, groups: list[dict[str, Any]] = DEVICES, **changes: Any) -> Path:
     host = os.uname().nodename
     devices = [
-        {**group, "hosts": [name.replace("ENGINE", host) for name in group["hosts"]]}
-        for group in DEVICES
+        {**group, "hosts": [name.replace("ENGINE", host) for name in group["hosts"]]} for group in groups
     ]
     return write_topology(path, devices=devices, rule={"name": "fedasync"}, **changes)
 
@@ -187,7 +185,9 @@ def test_unexpected_exit_ends_the_run_and_is_named(
 ) -> None:
     """A device while the fleet is launched, and a node agent, without which nobody hears of the node's
     devices any more."""
-    file, worker = topology(tmp_path, stop={"after": "5min"}), on_swarm[1]
+    first, second = DEVICES
+    file = topology(tmp_path, [first, second | {"count": 1}], stop={"after": "5min"})
+    worker = on_swarm[1]
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "device") as up:
         eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)], 90)
         worker.client.api.kill(*containers(worker, "second-1"))

@@ -6,12 +6,14 @@ machine's engine is not touched, and nothing is left of them: neither process, m
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +30,18 @@ _CHUNK = 2**20
 """Bytes of images, handed on at once."""
 _START = """
 set -e
-folder=$1 in_memory=$2 root=$3
-shift 3
+folder=$1 in_memory=$2 root=$3 store=$4
+shift 4
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 mkdir -p /run/lock "$folder/data"
 [ -z "$in_memory" ] || mount -t tmpfs tmpfs "$folder/data"
+copy() { tar --xattrs --xattrs-include='*' -C "$1" -T "$folder/images/files" -c |
+    tar --xattrs --xattrs-include='*' -C "$folder/data" -x; }
+if [ -n "$store" ]; then
+    copy "$store"
+    cp "$folder/images/repositories.json" "$folder/data/image/overlay2/"
+fi
 ip link set lo up
 [ -z "$root" ] || mount --bind "$root/etc" /etc
 [ -z "$root" ] || mount --bind "$root/usr" /usr
@@ -63,12 +71,60 @@ class Engine:
         return f"unix://{self.folder}/docker.sock"
 
 
+@dataclass(frozen=True, slots=True)
+class StoredImages:
+    """Files of images in the store of an engine of this machine, to begin the store of another with."""
+
+    store: Path
+    files: list[str]
+    """Paths within the store."""
+    repositories: dict[str, dict[str, str]]
+    """What the engine knows of names: repository -> tag or digest -> image."""
+
+    @classmethod
+    def find(cls, images: Sequence[str]) -> StoredImages | None:
+        """None where the engine keeps its images otherwise than in layers of overlay2."""
+        with closing(docker_engine.connect()) as engine:
+            store = Path(engine.info()["DockerRootDir"])
+            inspected = {image: engine.images.get(image).attrs for image in images}
+        known, layers = store / "image/overlay2", dict[str, None]()
+        repositories: dict[str, dict[str, str]] = {}
+        files = list[str]()
+        for image, found in inspected.items():
+            repositories.setdefault(image.partition(":")[0], {})[image] = found["Id"]
+            kind, _, name = found["Id"].partition(":")
+            files += [f"image/overlay2/imagedb/content/{kind}/{name}"]
+            chain = ""
+            for layer in found["RootFS"]["Layers"]:
+                joined = f"{chain} {layer}".strip()
+                chain = f"sha256:{hashlib.sha256(joined.encode()).hexdigest()}" if chain else layer
+                layers[chain.replace(":", "/")] = None
+        try:
+            for layer in layers:
+                folder = "overlay2/" + (known / "layerdb" / layer / "cache-id").read_text()
+                link = (store / folder / "link").read_text()
+                files += [f"image/overlay2/layerdb/{layer}", folder, f"overlay2/l/{link}"]
+        except OSError:
+            return None
+        return cls(store, files, repositories)
+
+    def hand_to(self, folder: Path) -> None:
+        """Write what is to be copied, for the start of an engine."""
+        (folder / "images").mkdir()
+        (folder / "images/files").write_text("\n".join(self.files))
+        (folder / "images/repositories.json").write_text(json.dumps({"Repositories": self.repositories}))
+
+
 @contextmanager
-def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
-    """The manager and a worker; their files are in `folder`, a short path, which is theirs."""
+def swarm(folder: Path, images: Sequence[str] = ()) -> Iterator[tuple[Engine, Engine]]:
+    """The manager and a worker, with `images` of this machine's engine; their files are in `folder`, a
+    short path, which is theirs."""
     with ExitStack() as stack:
+        stored = StoredImages.find(images) if images else None
         processes = [
-            stack.enter_context(engine_process(folder / name, options=("--bridge", "none")))
+            stack.enter_context(
+                engine_process(folder / name, options=("--bridge", "none"), images=stored)
+            )
             for name in ("1", "2")
         ]
         engines = []
@@ -93,11 +149,22 @@ def swarm(folder: Path) -> Iterator[tuple[Engine, Engine]]:
             advertise_addr=second.address,
             listen_addr=f"{second.address}:2377",
         )
+        carry(images, [one.url for one in engines if not has_all(one, images)])
         yield first, second
 
 
+def has_all(engine: Engine, images: Sequence[str]) -> bool:
+    tags = {tag for image in engine.client.api.images() for tag in image["RepoTags"] or ()}
+    return tags >= set(images)
+
+
 def carry(images: Sequence[str], urls: Sequence[str]) -> None:
-    """Give `images` of this machine's engine to those at `urls`, by `docker save` and `docker load`."""
+    """Give `images` of this machine's engine to those at `urls`, by `docker save` and `docker load`.
+
+    It takes much more CPU time than to begin an engine's store with their files (`StoredImages`).
+    """
+    if not urls:
+        return
     with ExitStack() as stack:
         saving = stack.enter_context(
             subprocess.Popen(["docker", "save", *images], stdout=subprocess.PIPE)
@@ -127,19 +194,24 @@ def engine_process(
     root: Path | None = None,
     binaries: Path | None = None,
     options: Sequence[str] = (),
+    images: StoredImages | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A `dockerd` in network and mount namespaces of its own, with `options`; its files are in `folder`.
 
     With `root`, the engine is the one of the Debian release that is unpacked there: its /usr and /etc
     take the place of this host's for the engine alone. All other paths are the host's, so that
-    containers can mount files of the host. Programs in the folder `binaries` come before all others.
+    containers can mount files of the host. Programs in the folder `binaries` come before all others. The
+    engine begins with `images`, if it keeps them as the one does that has them.
     `setpriv` becomes the engine, so that it has its process id.
     The engine ends in order, its containers first, also where this process is killed.
     """
     folder.mkdir(parents=True)
     in_memory = "yes" if psutil.virtual_memory().available > _ENOUGH_MEMORY else ""
     namespaces = ["setpriv", "--pdeathsig", "TERM", "unshare", "--net", "--mount"]
-    arguments = [str(folder), in_memory, str(root or ""), *options]
+    if images is not None:
+        images.hand_to(folder)
+    store = "" if images is None else str(images.store)
+    arguments = [str(folder), in_memory, str(root or ""), store, *options]
     process = subprocess.Popen(
         [*namespaces, "sh", "-c", _START, "sh", *arguments],
         start_new_session=True,

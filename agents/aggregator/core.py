@@ -69,8 +69,8 @@ from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
 _ORDERS = 64
-"""Number of the latest records of actions that the core remembers, to ignore a record that MQTT delivers
-twice."""
+"""The core remembers this many of the latest `events.Acted` records, to ignore a record that MQTT
+delivers twice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,9 @@ class EnergyAccount:
 
     def transfer(self, *, sent: int = 0, received: int = 0) -> Femtojoules:
         """Consume the energy to send and to receive these numbers of bytes, at once. Return the
-        energy."""
+        energy. An absent device consumes nothing."""
+        if not self.is_counted:
+            return 0
         energy = self._sent * sent + self._received * received
         self.transferred += energy
         self._flow(energy, 0)

@@ -10,7 +10,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -91,19 +91,33 @@ def profiles() -> Profiles:
     return reader.load(Path())
 
 
-def profile_rows(shown: Profiles) -> list[dict[str, Any]]:
-    """Return the profiles as mappings, for JSON."""
+def populations() -> list[str]:
+    """Return the names of the populations from which fleets are drawn."""
+    from testbed.topology.draw_settings import population_names
+
+    return population_names()
+
+
+def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return the profiles as mappings, for JSON. `populations`: names of populations to add."""
     from testbed.topology import profiles as reader
+    from testbed.topology import surveys
 
-    return reader.rows(shown)
+    return [*reader.rows(shown), *surveys.population_rows(populations)]
 
 
-def profile_text(shown: Profiles, *, whole: bool) -> str:
-    """Return the profiles as text: one line per profile, or all details if `whole` is set."""
+def profile_text(shown: Profiles, *, whole: bool, populations: Sequence[str] = ()) -> str:
+    """Return the profiles as text: one line per profile, or all details if `whole` is set.
+    `populations`: names of populations to add."""
     from testbed.topology import profiles as reader
+    from testbed.topology import surveys
 
-    text = reader.details(shown) if whole else reader.listing(shown)
-    return f"{text}\n\n{reader.EMULATED}" if shown.devices else text
+    parts = [reader.details(shown) if whole else reader.listing(shown)]
+    if populations:
+        parts.append(surveys.population_text(populations, whole=whole))
+    if shown.devices:
+        parts.append(reader.EMULATED)
+    return "\n\n".join(filter(None, parts))
 
 
 def add_profile(

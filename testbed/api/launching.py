@@ -23,6 +23,7 @@ from testbed.plan import (
     catalog,
     device_table,
     drawing,
+    fleet_tables,
     memory,
     model_check,
     node_table,
@@ -82,6 +83,13 @@ class Launch:
         tables = [device_table(self.plan), expected.group_rows(self.plan, self.rounds())]
         return [*tables, node_table(self.plan)] if self.plan.nodes else tables
 
+    def fleet_tables(self) -> list[list[dict[str, Any]]]:
+        """Return the tables of the drawn devices: quantiles and histograms of numbers, and counts of
+        names. Empty tables are left out."""
+        numbers = fleet_tables.key_distributions(self.topology, self.plan)
+        tables = fleet_tables.quantile_table(numbers), fleet_tables.name_table(self.topology, self.plan)
+        return [table for table in tables if table]
+
     def remarks(self) -> list[str]:
         """Return sentences that the user should read before a launch. Raises BadInputError."""
         remarks = expected.remarks(self.topology, self.rounds())
@@ -123,10 +131,13 @@ class Launch:
 
     def drawing(self, to: Path | None = None) -> str:
         """Return a drawing of devices, links and servers as text. If `to` is set, also write the drawing
-        as SVG to that file. Raises BadInputError if the file cannot be written."""
+        as SVG to that file, with histograms of drawn devices. Raises BadInputError if the file cannot
+        be written."""
         picture = drawing.picture(self.topology, self.plan)
         if to is not None:
-            writable_file(to, "--draw-to").write_text(drawing.as_svg(picture), encoding="utf-8")
+            fleet = fleet_tables.key_distributions(self.topology, self.plan)
+            svg = drawing.as_svg(picture, fleet)
+            writable_file(to, "--draw-to").write_text(svg, encoding="utf-8")
         return drawing.as_text(picture)
 
     def directory(self) -> RunDirectory:

@@ -1,7 +1,8 @@
-"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: process of a run in the background.
+"""`python -m testbed.api.run_process RUN_DIRECTORY [tied]`: control a run in the background.
 
-The process runs the launch that the starting process has written into the directory, and prints progress
-lines. With `tied`, it ends the run cleanly as soon as standard input is closed.
+The process that starts this command has stored a `Launch` (topology and options) in the run directory.
+This process reads the launch, carries out the run, and prints progress lines. With `tied`, it ends the
+run cleanly as soon as standard input is closed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,12 @@ EmulatedRuntime = Annotated[
     ),
 ]
 Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Run even if the devices ask for more CPU than there is.")
+    bool,
+    typer.Option(
+        "--oversubscribe",
+        help="Run even if the devices ask for more CPU, memory or GPUs than there are: they may be "
+        "slower than requested, or be killed.",
+    ),
 ]
 Strict = Annotated[
     bool,

@@ -63,7 +63,8 @@ def tasks(incomplete: str) -> list[str]:
 
 
 def profiles(incomplete: str) -> list[str]:
-    """Complete device profiles and link classes of the testbed, the user and the working directory."""
+    """Complete device profiles and link classes of the testbed, the user and the working directory, and
+    populations."""
     import yaml
 
     files = [_CATALOG / "devices.yaml", _CATALOG / "links.yaml"]
@@ -75,6 +76,7 @@ def profiles(incomplete: str) -> list[str]:
         with suppress(OSError, ValueError, AttributeError, yaml.YAMLError):
             for entries in yaml.load(file.read_bytes(), loader).values():  # noqa: S506  (a safe one)
                 names |= dict.fromkeys(entries)
+    names |= dict.fromkeys(sorted(path.stem for path in _CATALOG.glob("populations/*.csv")))
     return _starting_with(incomplete, names)
 
 

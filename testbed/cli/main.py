@@ -403,6 +403,9 @@ def plan_command(
         show(groups, "", as_json=False, spare=spare)
         print_text("")
         show(rounds, "", as_json=False)
+        for table in launch.fleet_tables():
+            print_text("")
+            show(table, "", as_json=False)
         if draw:
             print_text("\n" + launch.drawing())
         for table in placed:

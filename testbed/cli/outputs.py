@@ -166,6 +166,8 @@ class PlannedDeviceOutput(Output):
     compression: str | None = None
     byzantine: str | None = None
     """Attack that the device carries out."""
+    origin: str | None = None
+    """Source of the keys of a drawn device, such as `survey.csv:7`."""
     node: str | None = None
     """Name of the device's node, if there are several nodes."""
     samples: int | None
@@ -271,12 +273,13 @@ class TaskOutput(Output):
 
 
 class ProfileOutput(BaseModel):
-    """A device profile or a link class, with all its figures as in a profiles file."""
+    """A device profile or a link class, with all its figures as in a profiles file; or a population,
+    with its kinds of devices."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
-    kind: Literal["device", "link"]
+    kind: Literal["device", "link", "population"]
     description: str
     source: str
 

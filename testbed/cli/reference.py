@@ -95,7 +95,7 @@ def profiles(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List device profiles and link classes, or explain one; or add a measured device."""
+    """List device profiles, link classes and populations, or explain one; or add a measured device."""
     if script is not None:
         _write_script(script, as_json=as_json)
     elif add is not None:
@@ -128,11 +128,14 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
     from testbed.api import catalog
 
     known = catalog.profiles()
-    shown = known if name is None else known.select(name)
+    populations = catalog.populations()
+    if name is not None:
+        known = known.select(name, populations)
+        populations = [one for one in populations if one == name]
     if as_json:
-        print_json(catalog.profile_rows(shown))
+        print_json(catalog.profile_rows(known, populations))
     else:
-        print_text(catalog.profile_text(shown, whole=name is not None))
+        print_text(catalog.profile_text(known, whole=name is not None, populations=populations))
 
 
 def doctor(as_json: AsJson = False) -> None:

@@ -1,5 +1,5 @@
-"""The web server. It listens on the loopback interface, serves only its own pages, and changes
-nothing."""
+"""The dashboard's web server. It listens on the loopback interface, refuses requests to foreign host
+names and requests from pages of other sites, and changes nothing."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class SampleDistribution:
 
 def distribution(topology: Topology, prepared: Prepared) -> SampleDistribution:
     """Return the distribution of the `prepared` data among the devices of `topology`."""
-    groups = tuple(group.name for group in topology.devices for _ in group.device_names)
+    groups = tuple(group.group_name for group in topology.devices for _ in group.device_names)
     y = prepared.train.y
     numbers = y.ndim == 1 and y.dtype.kind == "f"
     chosen, task = datasets.source(topology), topology.task

@@ -49,15 +49,15 @@ def group_images(
     `labels`: labels of the containers in which the images are checked. Raises BadInputError with all
     problems and their places. Raises HostError if the engine fails.
     """
-    problems, tags = [], {}
+    problems, tags = [], dict[str, str]()
     for index, group in enumerate(topology.devices):
-        if group.image is None:
+        if group.image is None or group.group_name in tags:
             continue
         base = ours.agent if group.gpu is None else ours.gpu
         try:
             tag = _group_tag(client, group, base, progress, with_code=topology.code is not None)
             _check(client, tag, base, labels)
-            tags[group.name] = tag
+            tags[group.group_name] = tag
         except BadInputError as error:
             problems.append(topology.source.problem(("devices", index, "image"), str(error)))
         except docker_engine.ERRORS as error:

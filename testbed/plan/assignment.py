@@ -158,7 +158,7 @@ def _on_nodes(
         raise source.error([problem])
     nodes = tuple(divide_node(one, reserved, evaluating if one.here else 0) for one in host.nodes)
     capacity = math.fsum(node.capacity for node in nodes)
-    least = [min(catalog.cpu.get(one.group, {HERE: one.cpu or 0.0}).values()) for one in groups]
+    least = [min(catalog.cpu.get(one.name, {HERE: one.cpu or 0.0}).values()) for one in groups]
     dilation = _dilation(topology, capacity, least)
     placed = place(_requests(topology, groups, dilation, catalog), nodes, oversubscribe=oversubscribe)
     while isinstance(placed, UnplacedDevice) and placed.by_cores and topology.dilation == "auto":
@@ -228,7 +228,8 @@ def _requests(
 
 def _on_node(device: PlannedDevice, node: PlannedNode, catalog: Catalog) -> PlannedDevice:
     """Return `device` with the CPU share and the cores that the device has on `node`."""
-    cpu = catalog.cpu.get(device.group, {}).get(node.id, device.cpu)
+    by_node = catalog.cpu.get(device.name) or catalog.cpu.get(device.group, {})
+    cpu = by_node.get(node.id, device.cpu)
     return replace(device, cpu=cpu, cores=cpuset(node.devices), core_speed=node.core or 1.0)
 
 
@@ -315,7 +316,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
     link, trace = catalog.link(group.link), catalog.traces[group.name] if traced else ()
     return PlannedDevice(
         name=group.name,
-        group=group.name,
+        group=group.group_name,
         cpu=cpu,
         memory=memory_limit,
         local=group.local.build(),
@@ -329,6 +330,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         power=None if power is None else power.plain(),
         energy=energy_of(group, profile, cpu, catalog.chargers.get(group.name)),
         thermal=thermal,
+        origin=group.origin or None,
     )
 
 

@@ -20,7 +20,8 @@ from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
 from testbed.topology import Topology, energy, link_traces, profiles
-from testbed.topology.devices import LinkSettings
+from testbed.topology.devices import LinkSettings, LinkTrace
+from testbed.topology.energy import ChargerSettings
 from testbed.topology.link_traces import LinkSeries
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
@@ -101,20 +102,27 @@ def read(topology: Topology) -> Catalog:
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
     problems += energy_problems(topology, catalog.profiles.devices)
-    found, chargers, hints = {}, {}, []
+    found, chargers, hints = {}, {}, list[str]()
+    known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}  # drawn devices may share a trace
+    known_chargers: dict[ChargerSettings, ChargerConfig] = {}
     for index, group in enumerate(topology.devices):
         charger = None if group.energy is None else group.energy.charger
         if charger is not None and charger.trace is not None:
             try:
-                chargers[group.name] = energy.read_trace(charger, folder)
+                if charger not in known_chargers:
+                    known_chargers[charger] = energy.read_trace(charger, folder)
+                chargers[group.name] = known_chargers[charger]
             except (ValueError, OSError) as error:
                 where: Where = ("devices", index, "energy", "charger", "trace")
                 problems.append(topology.source.problem(where, _reason(error)))
-        if group.link is None or group.link.trace is None:
+        if group.link is None or (trace := group.link.trace) is None:
+            continue
+        if trace in known:
+            found[group.name] = known[trace]
             continue
         try:
-            found[group.name] = tuple(link_traces.read(group.link.trace, folder))
-            file = group.link.trace.csv
+            found[group.name] = known[trace] = tuple(link_traces.read(trace, folder))
+            file = trace.csv
             hints += [f"{file}: {hint}" for trace in found[group.name] for hint in trace.hints]
         except (ValueError, OSError) as error:
             where = ("devices", index, "link", "trace")
@@ -170,9 +178,14 @@ def with_cpu(
     """
     task: Task = topology.task.build()
     problems, sentences, found = [], [], {}
+    known: dict[tuple[str, str, int], dict[str, float]] = {}
     for index, group in enumerate(topology.devices):
         profile = catalog.profile(group.profile)
         if not group.has_profile_speed or group.profile is None or profile is None:
+            continue
+        kind = (group.group_name, group.profile, group.local.build().batch_size)
+        if kind in known:  # another device of the same draw
+            found[group.name] = known[kind]
             continue
         work = None
         if profile.training is not None:
@@ -185,9 +198,9 @@ def with_cpu(
         except BadInputError as error:
             problems.append(topology.source.problem(("devices", index, "profile"), str(error)))
             continue
-        found[group.name] = cpu
+        found[group.name] = known[kind] = cpu
         why = _why(group.profile, profile, speeds[here], work, topology.task.name)
-        sentences.append(f"{group.name}: {cpu[here]:g} cpu {why}")
+        sentences.append(f"{group.group_name}: {cpu[here]:g} cpu {why}")
         if others := [one for node, one in cpu.items() if node != here]:
             least, most = min(others), max(others)
             span = f"{least:g}" if least == most else f"{least:g} to {most:g}"

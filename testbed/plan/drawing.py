@@ -9,18 +9,22 @@ aggregator ─ broker ─ router
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from agents.config import AccessLink, SharedLink
+from testbed.plan.fleet_tables import KeyDistribution
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
 from testbed.topology.units import format_duration, format_rate
 
 T = TypeVar("T")
 _NO_LIMITS = "no limits"
+_DRAWN = "drawn"
+"""Text in place of figures that differ among the drawn devices of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +55,32 @@ class Picture:
 
 def picture(topology: Topology, plan: Plan) -> Picture:
     """Collect the texts for a picture of the plan of `topology`. Figures are in device time."""
-    first: dict[str, PlannedDevice] = {}
-    for device in plan.devices:
-        first.setdefault(device.group, device)
+    members: dict[str, list[PlannedDevice]] = {}
+    for one in plan.devices:
+        members.setdefault(one.group, []).append(one)
     cells: dict[str, str] = {}
     groups = []
-    for group in topology.devices:
-        device = first[group.name]
+    for group in {group.group_name: group for group in topology.devices}.values():
+        devices = members[group.group_name]
+        device = devices[0]
         cell = None
         if device.access is not None:
             cell = device.access.name
             cells[cell] = _rates(device.access)
-        count = len(group.device_names)
+        count, name = len(devices), group.group_name
         image = f", image {group.image}" if group.image and plan.traits.images else ""
         gpu = f", {device.gpu.summary}" if device.gpu else ""
         link = "" if device.link is None else _link(device.link, device)
         if group.link is not None and group.link.trace is not None:
             link = f"{link}, by a trace" if link else "by a trace"
+        hardware = device.profile
+        if group.is_drawn and count > 1:
+            hardware = hardware if _are_equal(one.profile for one in devices) else _DRAWN
+            link = link if _are_equal(one.link for one in devices) else _DRAWN
         groups.append(
             DrawnGroup(
-                group.name if count == 1 else f"{group.name} × {count}",
-                f"{device.profile}{gpu}{image}",
+                name if count == 1 else f"{name} × {count}",
+                f"{hardware}{gpu}{image}",
                 link or _NO_LIMITS,
                 cell,
             )
@@ -80,6 +89,12 @@ def picture(topology: Topology, plan: Plan) -> Picture:
     groups.sort(key=lambda group: order[group.cell])
     between = {True: ("router",), False: ("relay",)}[plan.traits.cgroups] if plan.shaper else ()
     return Picture((f"aggregator ({topology.rule.name})", "broker", *between), tuple(groups), cells)
+
+
+def _are_equal(values: Iterable[Any]) -> bool:
+    """Whether all `values` are equal."""
+    first, *others = values
+    return all(value == first for value in others)
 
 
 def as_text(drawn: Picture) -> str:
@@ -114,17 +129,19 @@ def _with_branch_marks(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
 
 _ROW, _BOX, _MARGIN = 56, 40, 16
 """Height of a row, height of a box, and margin around the picture, in pixels."""
+_PANEL, _COLUMNS = 300, 3
+"""Width of a histogram with its margin, in pixels, and number of histograms side by side."""
 _CHARACTER = 7.3
 """Approximate width of a character, in pixels (font size 13)."""
 _STYLE = (
     "text{font:13px sans-serif;fill:#1f2933}.small{font-size:11px;fill:#52606d}"
-    "rect{fill:#fff;stroke:#52606d;rx:6}.cell{fill:#eef4fb;stroke:#3d7ab8}path{stroke:#9aa5b1;fill:none}"
+    "rect{fill:#fff;stroke:#52606d;rx:6}.cell{fill:#eef4fb;stroke:#3d7ab8}.bar{fill:#3d7ab8;stroke:none;rx:0}path{stroke:#9aa5b1;fill:none}"
 )
 
 
-def as_svg(drawn: Picture) -> str:
-    """Draw the picture as an SVG image on a white background. The height of the image depends on the
-    number of groups."""
+def as_svg(drawn: Picture, fleet: Sequence[KeyDistribution] = ()) -> str:
+    """Draw the picture as an SVG image on a white background, with a histogram of each distribution of
+    `fleet` below. The height of the image depends on the number of groups and histograms."""
     groups = drawn.groups
     height = 2 * _MARGIN + _ROW * max(1, len(groups))
     middle = height / 2
@@ -158,11 +175,34 @@ def as_svg(drawn: Picture) -> str:
         shapes.append(_text(at_groups + links / 2, y - 5, group.link, "middle", small=True))
         shapes += _box(at_groups + links, y, boxes, group.title, group.hardware)
     width = at_groups + links + boxes + _MARGIN
+    for number, one in enumerate(fleet):
+        x, y = _MARGIN + (number % _COLUMNS) * _PANEL, height + number // _COLUMNS * _PANEL / 2
+        shapes += _histogram(one, x, y)
+    if fleet:
+        width = max(width, 2 * _MARGIN + _PANEL * min(len(fleet), _COLUMNS))
+        height += math.ceil(len(fleet) / _COLUMNS) * _PANEL // 2
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
         f'viewBox="0 0 {width:.0f} {height}"><style>{_STYLE}</style>'
         f'<rect width="100%" height="100%" style="stroke:none"/>{"".join(shapes)}</svg>\n'
     )
+
+
+def _histogram(one: KeyDistribution, x: float, y: float) -> Iterator[str]:
+    """Draw the histogram of a distribution, with its upper left corner at `x`, `y`."""
+    width, most, foot = (_PANEL - 2 * _MARGIN) / len(one.bars), max(one.bars), y + _PANEL / 2 - 36
+    scale = ", logarithmic" if one.is_logarithmic else ""
+    yield _text(x, y + 4, f"{one.group}: {one.key}{scale}", "start", small=True)
+    for number, count in enumerate(one.bars):
+        tall = (foot - y - 12) * count / most
+        yield (
+            f'<rect class="bar" x="{x + number * width:.1f}" y="{foot - tall:.1f}" '
+            f'width="{width - 1:.1f}" height="{tall:.1f}"/>'
+        )
+    for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
+        at = x + share * width * len(one.bars)
+        label = one.quantile(share) if share != 0.5 else f"median {one.quantile(share)}"
+        yield _text(at, foot + 14, label, anchor, small=True)
 
 
 def _width(text: str) -> float:
@@ -198,7 +238,8 @@ def _rates(link: AccessLink | SharedLink) -> str:
 
 
 def _link(link: AccessLink, device: PlannedDevice) -> str:
-    """Describe a link in the topology's notation, without values that have no effect."""
+    """Return a text with the link's rates, round-trip time, jitter and loss, without those that have no
+    effect, and with the kind of the device's compression, such as `up 1mbit, rtt 80ms ± 10ms`."""
     facts = [_rates(link)]
     if link.rtt or link.jitter:
         jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""

@@ -316,10 +316,16 @@ def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
 
 
 def _parts(topology: Topology, requests: Sequence[str]) -> str:
-    """Format each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`."""
+    """Format each group's request: `4 x 0.25 pi4, 2 x 0.1 nano`. If the requests of a group's devices
+    were drawn, format their number: `500 x drawn phones`."""
+    counts: dict[str, int] = {}
+    found: dict[str, set[str]] = {}
+    for group, request in zip(topology.devices, requests, strict=True):
+        counts[group.group_name] = counts.get(group.group_name, 0) + len(group.device_names)
+        found.setdefault(group.group_name, set()).add(request)
     return ", ".join(
-        f"{len(group.device_names)} x {request} {group.name}"
-        for group, request in zip(topology.devices, requests, strict=True)
+        f"{count} x {found[name].pop() if len(found[name]) == 1 else 'drawn'} {name}"
+        for name, count in counts.items()
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from testbed.topology import Virtual, validation_errors, yamlfile
-from testbed.topology.fields import Cpu, Model, Name
+from testbed.topology.fields import Cpu, Model
 
 FILE = "measured.yaml"
 
@@ -16,9 +16,10 @@ FILE = "measured.yaml"
 class Measurements(Model):
     """Measurements on a host for a run."""
 
-    cpu: dict[Name, Cpu] = Field(
+    cpu: dict[str, Cpu] = Field(
         default={},
-        description="Group -> CPU share, in cores of that host, that is as fast as the group's profile",
+        description="Group, or drawn device -> CPU share, in cores of that host, that is as fast as the "
+        "profile",
     )
     virtual: Virtual = Field(default=Virtual(), description="Costs for virtual time")
 

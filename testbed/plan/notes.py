@@ -31,8 +31,7 @@ was 240 MiB with digits-logreg, and 350 MiB with cifar10-cnn and 8,000 images. T
 def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResources) -> Iterator[str]:
     """Yield sentences on properties of profiles that are emulated differently or not at all, on tight
     memory limits, and on evaluations after the run."""
-    planned = {device.group: device for device in plan.devices}
-    groups = [(group, planned[group.name]) for group in topology.devices]
+    groups = list(_distinct_groups(topology, plan))
     if plan.traits.cgroups:
         model = catalog.model
         side: ClientSide = topology.rule.build().client_side
@@ -96,6 +95,20 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
     if profiled:
         heat = "" if any(device.thermal is not None for _, device in groups) else ", heat"
         yield f"Other properties of a device (GPU, caches, memory bandwidth{heat}) are not emulated."
+
+
+def _distinct_groups(topology: Topology, plan: Plan) -> Iterator[tuple[DeviceGroup, PlannedDevice]]:
+    """Yield each group with one of its devices. Of the drawn devices of a group, yield one per
+    combination of profile, memory and thermal settings."""
+    planned = {device.group: device for device in plan.devices}
+    planned |= {device.name: device for device in plan.devices}
+    seen = set()
+    for group in topology.devices:
+        device = planned[group.name]
+        kind = (group.group_name, group.profile, device.memory, device.thermal)
+        if not group.is_drawn or kind not in seen:
+            seen.add(kind)
+            yield group, device
 
 
 def _selection_notes(topology: Topology) -> Iterator[str]:

@@ -14,7 +14,7 @@ from testbed.traits import Traits
 
 _OPTIONAL = (
     *("cpu", "quota", "memory", "gpu", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
-    *("compression", "byzantine", "node"),
+    *("compression", "byzantine", "origin", "node"),
 )
 
 
@@ -77,6 +77,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "local": _local(device.local),
         "compression": device.step_kind("compression"),
         "byzantine": device.step_kind("byzantine"),
+        "origin": device.origin,
     }
 
 

@@ -90,6 +90,9 @@ class PlannedDevice:
     """Settings for the loss of CPU share by heat; None if heat has no effect."""
     gpu: PlannedGpu | None = None
     """GPU that the device trains on; None if the device trains on the CPU."""
+    origin: str | None = None
+    """Source of the keys of a drawn device, such as `survey.csv:7`; None if the device was not
+    drawn."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 

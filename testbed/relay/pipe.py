@@ -124,8 +124,8 @@ class LinkPipe(Generic[T]):
         return self._backlog.use
 
     def put(self, item: T, size: int, now: float) -> None:
-        """Add an item of `size` bytes of payload. An item of size 0, such as a stream's end, takes no
-        time."""
+        """Add an item of `size` bytes of payload. An item of size 0, such as a stream's end, takes
+        no bytes on the wire, but keeps its place in the order and has the link's delay."""
         self._waiting.append(_QueuedItem(item, size, now))
         self._queued += on_wire(size)
         self._held += size

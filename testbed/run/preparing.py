@@ -14,7 +14,7 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import provenance, resume_check
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.topology import Topology, yamlfile
+from testbed.topology import Topology, fleets, yamlfile
 from testbed.topology.profiles import Profiles
 from testbed.view import View
 
@@ -89,6 +89,8 @@ def write_inputs(topology: Topology, plan: Plan, directory: RunDirectory) -> Non
         directory.write_manifest(code=code.digest)
     text = topology.to_yaml(None if code is None else directory.code.name)
     directory.topology.write_text(text, encoding="utf-8")
+    if topology.drawn:
+        directory.fleet.write_text(fleets.as_json(topology.drawn), encoding="utf-8")
     if plan.profiles != Profiles():
         text = yamlfile.write(plan.profiles.model_dump(mode="json", exclude_defaults=True))
         directory.profiles.write_text(text, encoding="utf-8")

@@ -46,6 +46,9 @@ class RunDirectory:
         """The device profiles and link classes that the topology names."""
         self.measured = path / "measured.yaml"
         """Measurements on the host for this run (`testbed.plan.measurements`)."""
+        self.fleet = path / "fleet.json"
+        """Keys of the devices that were drawn (`testbed.topology.fleets`). This file exists only if a
+        group of the topology has `draw`."""
         self.code = path / "code"
         """The copy of the user's own code (`testbed.user_code`) that the run uses."""
         self.manifest = path / "manifest.json"

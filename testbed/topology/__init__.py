@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from testbed.host.gpus import MPS
-from testbed.topology import consistency, old_words, validation_errors, yamlfile
+from testbed.topology import consistency, fleets, old_words, validation_errors, yamlfile
 from testbed.topology.devices import MAX_DEVICES, DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
@@ -79,10 +79,15 @@ def validate(document: Document) -> Topology:
     folder = Path(document.source.name).parent.absolute()
     context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
     topology = validation_errors.validate(Topology, document, problems, context, BELONGS)
+    local = topology.task.local
+    fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
+    if fleet.drawn:
+        document = replace(document, source=replace(document.source, members=fleet.members))
+        topology = topology.with_fleet(fleet, document.source)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
         raise document.source.error(problems)
-    devices = tuple(group.spelled_out(topology.task.local) for group in topology.devices)
+    devices = tuple(group.spelled_out(local) for group in topology.devices)
     return topology.model_copy(update={"devices": devices})
 
 

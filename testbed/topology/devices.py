@@ -11,6 +11,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PrivateAttr,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -25,6 +26,7 @@ from agents.timing.durations import DurationDistribution
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
+from testbed.topology.draw_settings import DrawSettings
 from testbed.topology.energy import EnergySettings, energy_settings
 from testbed.topology.fields import (
     Cpu,
@@ -282,7 +284,8 @@ accept these steps."""
 
 
 class DeviceGroup(Model):
-    """A device, or `count` equal devices. Needs at least one of cpu, profile, timing and gflops."""
+    """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
+    cpu, profile, timing, gflops and draw."""
 
     name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
@@ -292,7 +295,13 @@ class DeviceGroup(Model):
             expecting(f"a whole number of devices from 1 to {MAX_DEVICES}"),
         ]
         | None
-    ) = Field(default=None, description="Number of equal devices, called name-1, name-2, ...")
+    ) = Field(default=None, description="Number of devices, called name-1, name-2, ...")
+    draw: DrawSettings | None = Field(
+        default=None,
+        exclude_if=lambda draw: draw is None,
+        description="Draw the keys of each device from a survey, a named population, FedScale's traces, "
+        "or distributions. Default: the devices are equal",
+    )
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
         default=None, description="CPU share: 1 is one whole core of the host, 2 are two"
@@ -391,8 +400,13 @@ class DeviceGroup(Model):
         default_factory=LocalSettings, description="Settings of local training that override task.local"
     )
 
+    _group: str | None = PrivateAttr(default=None)
+    _origin: str = PrivateAttr(default="")
+
     @model_validator(mode="after")
     def _has_speed(self) -> Self:
+        if self.draw is not None:
+            return self  # each drawn device is checked
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(
@@ -417,9 +431,32 @@ class DeviceGroup(Model):
         """Return the group with the defaults that it takes from elsewhere. `local`: settings of the
         task, which hold where the group has none."""
         changes: dict[str, Any] = {"local": local.changed_by(self.local)}
-        if self.profile is None:  # else the profile may give the memory
+        if self.profile is None and self.draw is None:  # else these may give the memory
             changes["memory"] = self.memory or self.default_memory
         return self.model_copy(update=changes)
+
+    @property
+    def group_name(self) -> str:
+        """Name of the group in the topology. For a drawn device, it differs from `name`."""
+        return self._group or self.name
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether this is one device of a group with `draw`."""
+        return self._group is not None
+
+    @property
+    def origin(self) -> str:
+        """Source of the keys of a drawn device, such as `survey.csv:7`; empty if it was not
+        drawn."""
+        return self._origin
+
+    def drawn_device(self, name: str, group: str, origin: str) -> Self:
+        """Return a copy for the device `name`, which was drawn for the group `group`. `origin`: where
+        its keys come from."""
+        device = self.model_copy(update={"name": name})
+        device._group, device._origin = group, origin
+        return device
 
     @property
     def update_steps(self) -> list[config.Named]:

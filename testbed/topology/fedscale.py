@@ -24,6 +24,7 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -80,33 +81,65 @@ def read(data: bytes) -> dict[str, Any]:
     return {str(key): value for key, value in found.items()}
 
 
+class Clients:
+    """The clients of FedScale's files, to draw from."""
+
+    def __init__(self, capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None) -> None:
+        """`capacity`, `behaviour`: entries of the two files, by client. If `behaviour` is None, all
+        clients are always available."""
+        self._capacity, self._behaviour = capacity, behaviour
+        self._names, self._behaviours = sorted(capacity), sorted(behaviour or ())
+
+    @cached_property
+    def fastest(self) -> float:
+        """Least inference time per sample of all clients, in milliseconds. Raises ValueError that names
+        an unusable entry."""
+        return min(_above_0(self._capacity[name], name, "computation") for name in self._names)
+
+    def draw(self, rng: np.random.Generator, behaviour_rng: np.random.Generator) -> FedScaleClient:
+        """Draw one client, and independently its behaviour: the files describe different clients.
+        Raises ValueError that names an unusable entry."""
+        name = self._names[rng.integers(len(self._names))]
+        behaviour = ""
+        if self._behaviours:
+            behaviour = self._behaviours[behaviour_rng.integers(len(self._behaviours))]
+        return self._client(name, behaviour)
+
+    def draw_distinct(self, count: int, seed: int) -> list[FedScaleClient]:
+        """Draw `count` clients without replacement, by `seed`.
+
+        Behaviours are drawn with replacement, because FedScale has far fewer behaviours than clients.
+        Raises ValueError that names an unusable entry, or if there are fewer clients."""
+        if count > len(self._names):
+            raise ValueError(
+                f"has {len(self._names):,} clients, fewer than the {count:,} that are needed"
+            )
+        rng = np.random.default_rng(seed)
+        chosen = [
+            self._names[index] for index in sorted(rng.choice(len(self._names), count, replace=False))
+        ]
+        behaviours = [""] * count
+        if self._behaviours:
+            behaviours = [
+                self._behaviours[index] for index in rng.integers(len(self._behaviours), size=count)
+            ]
+        return [self._client(*pair) for pair in zip(chosen, behaviours, strict=True)]
+
+    def _client(self, name: str, behaviour: str) -> FedScaleClient:
+        computation = _above_0(self._capacity[name], name, "computation")
+        communication = _above_0(self._capacity[name], name, "communication")
+        spans: tuple[tuple[float, float], ...] = ()
+        length = 0.0
+        if self._behaviour is not None:
+            spans, length = _spans(self._behaviour[behaviour], behaviour)
+        return FedScaleClient(name, computation, communication, spans, length)
+
+
 def draw_clients(
     capacity: Mapping[str, Any], behaviour: Mapping[str, Any] | None, count: int, seed: int
 ) -> list[FedScaleClient]:
-    """Draw `count` clients from `capacity` without replacement, by `seed`.
-
-    Each client gets an entry of `behaviour`. Entries are drawn with replacement, because FedScale has
-    far fewer entries than clients. Without `behaviour`, all clients are always available. Raises
-    ValueError that names an unusable entry."""
-    names = sorted(capacity)
-    if count > len(names):
-        raise ValueError(f"has {len(names):,} clients, fewer than the {count:,} that are needed")
-    rng = np.random.default_rng(seed)
-    chosen = [names[index] for index in sorted(rng.choice(len(names), count, replace=False))]
-    behaviours: Sequence[str] = sorted(behaviour or ())
-    drawn = (
-        [behaviours[index] for index in rng.integers(len(behaviours), size=count)] if behaviours else []
-    )
-    found = []
-    for number, name in enumerate(chosen):
-        computation = _above_0(capacity[name], name, "computation")
-        communication = _above_0(capacity[name], name, "communication")
-        spans: tuple[tuple[float, float], ...] = ()
-        length = 0.0
-        if behaviour is not None:
-            spans, length = _spans(behaviour[drawn[number]], drawn[number])
-        found.append(FedScaleClient(name, computation, communication, spans, length))
-    return found
+    """Draw `count` clients as `Clients.draw_distinct` does."""
+    return Clients(capacity, behaviour).draw_distinct(count, seed)
 
 
 def _above_0(entry: Any, name: str, key: str) -> float:
@@ -160,20 +193,46 @@ def device_groups(
     whole run.
     """
     fastest = min(client.computation for client in chosen)
-    groups = []
-    for number, client in enumerate(chosen, 1):
-        rate = units.format_rate(1000 * max(1, round(client.communication * KBIT / 1000)))
-        group: dict[str, Any] = {"name": f"client-{number}"}
-        if cpu is not None:
-            group["cpu"] = float(f"{cpu * fastest / client.computation:.4g}")
-        if steps is not None:
-            seconds = _TRAINING * client.computation * batch_size * steps / 1000
-            group["timing"] = _seconds(seconds)
-        group["link"] = {"up": rate, "down": rate}
-        if client.pass_s:
-            group |= _availability(client, begin, length, speed_up)
-        groups.append(group)
-    return groups
+    return [
+        {
+            "name": f"client-{number}",
+            **device_keys(
+                client,
+                cpu=None if cpu is None else cpu * fastest / client.computation,
+                steps=steps,
+                batch_size=batch_size,
+                begin=begin,
+                length=length,
+                speed_up=speed_up,
+            ),
+        }
+        for number, client in enumerate(chosen, 1)
+    ]
+
+
+def device_keys(
+    client: FedScaleClient,
+    *,
+    cpu: float | None,
+    steps: int | None,
+    batch_size: int,
+    begin: float,
+    length: float | None,
+    speed_up: float,
+) -> dict[str, Any]:
+    """Return the keys of a device group for `client`. `cpu`: CPU share in cores; None to set none. For
+    the other parameters see `device_groups`."""
+    rate = units.format_rate(1000 * max(1, round(client.communication * KBIT / 1000)))
+    keys: dict[str, Any] = {}
+    if cpu is not None:
+        keys["cpu"] = float(f"{cpu:.4g}")
+    if steps is not None:
+        seconds = _TRAINING * client.computation * batch_size * steps / 1000
+        keys["timing"] = _seconds(seconds)
+    keys["link"] = {"up": rate, "down": rate}
+    if client.pass_s:
+        keys |= _availability(client, begin, length, speed_up)
+    return keys
 
 
 def _availability(

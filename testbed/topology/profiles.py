@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -169,12 +169,15 @@ class Profiles(Model):
         """Return the link class `name`. Raises BadInputError that suggests a known name."""
         return _look_up(name, self.links, "link class")
 
-    def select(self, name: str) -> Profiles:
+    def select(self, name: str, populations: Sequence[str] = ()) -> Profiles:
         """Return the entries called `name`: a device profile, a link class, or both.
 
-        Raises BadInputError that suggests a known name.
+        Raises BadInputError that suggests a known name, unless `name` is one of `populations`.
         """
-        _look_up(name, {**self.devices, **self.links}, "device profile or link class")
+        known: dict[str, object] = {**self.devices, **self.links, **dict.fromkeys(populations)}
+        if name not in known:
+            message = f"no device profile, link class or population is called {name!r}"
+            raise BadInputError(f"{message}: {suggestion(name, known)}")
         return Profiles(
             devices={key: entry for key, entry in self.devices.items() if key == name},
             links={key: entry for key, entry in self.links.items() if key == name},

@@ -231,7 +231,10 @@ class Churn(Model):
 def devices_by_name(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
     """Map the name of each group to its devices, and the name of each device to this device alone."""
     groups = tuple(groups)
-    found = {group.name: group.device_names for group in groups}
+    members: dict[str, list[str]] = {}
+    for group in groups:
+        members.setdefault(group.group_name, []).extend(group.device_names)
+    found = {name: tuple(devices) for name, devices in members.items()}
     return found | {device: (device,) for group in groups for device in group.device_names}
 
 

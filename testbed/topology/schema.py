@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
@@ -35,6 +35,7 @@ from testbed.topology.fields import (
     expecting,
     with_fields_of,
 )
+from testbed.topology.fleets import DrawnFleet
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
@@ -375,6 +376,8 @@ class Topology(Model):
     virtual: Virtual = Field(default=Virtual(), exclude_if=lambda virtual: virtual == Virtual())
     _source: Source = PrivateAttr(default=Source())
     _user_code: UserCode | None = PrivateAttr(default=None)
+    _written: tuple[DeviceGroup, ...] = PrivateAttr(default=())
+    _drawn: Mapping[str, Mapping[str, Mapping[str, Any]]] = PrivateAttr(default={})
 
     @property
     def source(self) -> Source:
@@ -391,6 +394,19 @@ class Topology(Model):
         """The user's code as it was when the topology was read; None if the topology has no key
         `code`."""
         return self._user_code
+
+    @property
+    def drawn(self) -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+        """Group with `draw` -> device -> drawn keys, in the notation of a topology. Groups without
+        `draw` are left out."""
+        return self._drawn
+
+    def with_fleet(self, fleet: DrawnFleet, source: Source) -> Self:
+        """Return the topology with the drawn groups of `fleet`. `source`: the topology's file with the
+        places of these groups. `to_yaml` still writes the groups as they were before the draw."""
+        made = self.model_copy(update={"devices": fleet.groups})
+        made._written, made._drawn, made._source = self.devices, fleet.drawn, source
+        return made
 
     @property
     def named_selection(self) -> config.Named | None:
@@ -463,4 +479,14 @@ class Topology(Model):
         read. `code`: value of the key `code`, which is the path of a copy of the user's code; None to
         leave the key unchanged."""
         data = self.model_dump(mode="json", by_alias=True)
+        if self._drawn:
+            data["devices"] = list(self._groups_to_write())
         return yamlfile.write(data if code is None else data | {"code": code})
+
+    def _groups_to_write(self) -> Iterator[dict[str, Any]]:
+        """Yield the groups as they were before the draw. A group with `draw` has only the keys of the
+        file, because other keys would override drawn ones."""
+        undrawn = {group.name: group for group in self.devices if not group.is_drawn}
+        for written in self._written:
+            group = undrawn.get(written.name, written)
+            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.draw is not None)

@@ -55,6 +55,8 @@ _EXAMPLES = {
 """Key -> example of the key with a value. Messages show the example if the key is missing, or if the key
 has a value where it needs keys of its own."""
 
+_SHORT_CHOICE = "choice"
+"""Distribution whose short form has no tag (`testbed.topology.draw_settings`)."""
 _TAGS = ("name", "distribution", "scheme")
 """Keys whose value selects a variant, such as `name` in `rule: {name: fedbuff}`."""
 
@@ -144,6 +146,8 @@ def _path_in_file(loc: Where, data: Any) -> Where:
         if isinstance(data, Mapping):
             if key not in data and key in (data.get(tag) for tag in _TAGS):
                 continue
+            if key == _SHORT_CHOICE and not data.keys() & {key, "distribution"}:
+                break  # values with weights, such as {512MiB: 3, 1GiB: 1}
             where, data = (*where, key), data.get(str(key))
         elif isinstance(data, tuple) and isinstance(key, int):
             where, data = (*where, key), data[key]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ Where = tuple[str | int, ...]
 _MAX_BYTES = 4 * 2**20
 _MAX_SHOWN = 100
 """Maximum number of errors to show. Also the maximum number of characters to show of a faulty line."""
+
+_MAX_DRAWN = 3
+"""Maximum number of errors to show of the drawn devices of a group."""
 
 _MENDS = {
     "mapping values are not allowed": "put a text with a colon in quotes, and begin all keys of a "
@@ -61,6 +65,9 @@ class Problem:
 
     place: Place
     message: str
+    origin: str = ""
+    """Source of the faulty keys of a drawn device, such as `survey.csv:7`; empty for other
+    problems."""
 
 
 class FaultyFileError(BadInputError):
@@ -69,6 +76,16 @@ class FaultyFileError(BadInputError):
     def __init__(self, message: str, problems: Iterable[Problem]) -> None:
         super().__init__(message)
         self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPlace:
+    """Place of a drawn device in a topology."""
+
+    index: int
+    """Index of the device's group in the file."""
+    origin: str = ""
+    """Source of the drawn keys, such as `survey.csv:7`; empty if it was not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +103,23 @@ class Source:
     hints: tuple[str, ...] = field(default=(), compare=False)
     """Hints to the user about deprecated keys and values, one sentence each
     (`testbed.topology.old_words`)."""
+    members: tuple[DrawnPlace, ...] = field(default=(), compare=False)
+    """Place of each device group after drawing (`testbed.topology.fleets`); empty if the groups are
+    those of the file."""
+
+    def _member(self, where: Where) -> DrawnPlace | None:
+        """Return the place in the file of the drawn device that `where` leads to; None if `where` leads
+        elsewhere, or if nothing was drawn."""
+        if self.members and where[:1] == ("devices",) and len(where) > 1:
+            index = where[1]
+            return self.members[index] if isinstance(index, int) else None
+        return None
 
     def place(self, where: Where) -> Place:
         """Return the place of the value at `where`. If the file has no such value, return the place of
         the innermost value around it."""
+        if (member := self._member(where)) is not None:
+            where = (where[0], member.index, *where[2:])
         while where and where not in self.values:
             where = where[:-1]
         return self.values.get(where, Place(1, 1))
@@ -97,17 +127,24 @@ class Source:
     def problem(self, where: Where, message: str, *, at_key: bool = False) -> Problem:
         """Make a problem at the value or the key at `where`. The text of the problem is `devices[1].cpu:
         <message>`."""
-        place = self.keys.get(where) if at_key else None
-        name = dotted_path(where)
-        return Problem(place or self.place(where), f"{name}: {message}" if name else message)
+        member = self._member(where)
+        written = where if member is None else (where[0], member.index, *where[2:])
+        place = self.keys.get(written) if at_key else None
+        name = dotted_path(written)
+        if member is not None and member.origin:
+            group = dotted_path(written[:2])
+            name = f"{group} ({member.origin}){name.removeprefix(group)}"
+        text = f"{name}: {message}" if name else message
+        return Problem(place or self.place(where), text, "" if member is None else member.origin)
 
     def error(self, problems: Iterable[Problem]) -> FaultyFileError:
         """Make an error with all `problems`, in the order of the file. The message shows the first of
         them with the faulty lines (at most `_MAX_SHOWN`), and the number of problems."""
         found = sorted(set(problems), key=lambda problem: (problem.place, problem.message))
         count = quantity(len(found), "error")
-        more = f", only the first {_MAX_SHOWN} are shown" if len(found) > _MAX_SHOWN else ""
-        message = "\n".join([*map(self._show, found[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
+        shown = list(_without_repetitions(found))
+        more = f", only the first {_MAX_SHOWN} are shown" if len(shown) > _MAX_SHOWN else ""
+        message = "\n".join([*map(self._show, shown[:_MAX_SHOWN]), f"{self.name}: {count}{more}"])
         return FaultyFileError(message, found)
 
     def _show(self, problem: Problem) -> str:
@@ -118,6 +155,20 @@ class Source:
         begin = max(0, column - _MAX_SHOWN // 2)  # of the part of a long line to show
         shown = self.lines[line - 1].replace("\t", " ")[begin : begin + _MAX_SHOWN]
         return f"{heading}\n{line:5} | {shown}\n      | {'^':>{column - begin}}"
+
+
+def _without_repetitions(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Yield `problems` with at most `_MAX_DRAWN` of the drawn devices of each group. The last of them
+    names the number of those that are left out."""
+    for _, group in itertools.groupby(problems, lambda one: (one.place, bool(one.origin))):
+        found = list(group)
+        if not found[0].origin or len(found) <= _MAX_DRAWN:
+            yield from found
+            continue
+        *first, last = found[:_MAX_DRAWN]
+        yield from first
+        rest = quantity(len(found) - _MAX_DRAWN, "more error")
+        yield replace(last, message=f"{last.message} ({rest} of drawn devices of this group)")
 
 
 @dataclass(frozen=True, slots=True)

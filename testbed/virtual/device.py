@@ -15,6 +15,7 @@ from agents.pipeline.interface import SimulatedExchange
 from agents.rules.client_half import SavedVectors
 from agents.timing.nanoseconds import Nanoseconds, from_seconds
 from agents.wire import payloads
+from testbed.virtual.energy import DeviceEnergy
 from testbed.virtual.network import Line
 from testbed.virtual.timing import ComputeTimes
 
@@ -122,6 +123,8 @@ class VirtualDevice:
     send buffer."""
     exchange: SimulatedExchange | None = None
     """Messages between clients, such as mask shares; None if the run has none."""
+    energy: DeviceEnergy | None = None
+    """The device's energy, over all its restarts; None if it is not counted."""
     memory: SavedVectors | None = None
     """Vectors that the client would find on its disk after a restart; None if there would be none."""
     alive: bool = True
@@ -171,11 +174,15 @@ class VirtualDevice:
     def freeze(self, now: Nanoseconds) -> None:
         """Begin a pause."""
         self.frozen_at = now
+        if self.energy is not None:
+            self.energy.freeze(now)
 
     def thaw(self, now: Nanoseconds) -> None:
         """End a pause, and handle the messages that arrived during it."""
         self.lost_to_pauses += now - self.last_awake(now)
         self.frozen_at = None
+        if self.energy is not None:
+            self.energy.thaw(now)
         release(self.held_by_pause)
 
     def plug(self, *, connected: bool) -> None:

@@ -25,6 +25,10 @@ class EventQueue:
         position in device order."""
         heapq.heappush(self._heap, (max(self.now, time), rank, index, next(self._count), callback))
 
+    def __len__(self) -> int:
+        """Number of callbacks."""
+        return len(self._heap)
+
     @property
     def next(self) -> Nanoseconds | None:
         """Time of the next callback, in nanoseconds; None if there is none."""

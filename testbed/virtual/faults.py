@@ -7,6 +7,8 @@ arrive after the disconnection.
 
 If a device is disconnected or paused for too long, the broker drops its client. The device is then
 offline, and its messages in flight are lost. The device is ready again as soon as packets pass.
+
+A device whose battery is too low powers off, as in a crash, and starts again when it is charged.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from agents.device_actions import (
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
 from testbed.virtual.device import OngoingTraining, VirtualDevice, release
+from testbed.virtual.energy import DeviceEnergy
 
 
 class World(Protocol):
@@ -73,6 +76,12 @@ class World(Protocol):
     def set_work(self, device: VirtualDevice, work: OngoingTraining) -> None:
         """Make `work` the device's training in progress, and plan its end."""
 
+    def end_rounds(self, device: VirtualDevice) -> None:
+        """Record the energy of the rounds that are lost because the client ends."""
+
+    def update_power(self, name: str) -> None:
+        """Power the device `name` off or on if its battery requires it now."""
+
 
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
     """Carry out `action` on the device `name` at `now`. An action that does not fit the device's state
@@ -85,11 +94,16 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
             device.change_link(changes)
             _update_reachability(world, name, device, now)
         case Crash():
+            if device.energy is not None:
+                device.energy.restarts_with_power = False
             if device.alive:
                 _crash(world, name, device)
         case Leave():
             if device.alive:
                 _leave(world, name, device, now)
+            if device.energy is not None:
+                device.energy.restarts_with_power = False
+                device.energy.set_present(now, present=False)
         case Restart() | Join():
             if device.leaving and isinstance(action, Join):
                 device.plug(connected=True)
@@ -105,13 +119,35 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Resume():
             device.thaw(now)
             _come_back(world, name, device)
+            world.update_power(name)
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
             _update_reachability(world, name, device, now)
-        case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
-            pass
+        case SetBattery() | Charge() | Unplug():
+            if device.energy is not None:
+                device.energy.act(now, action)
+                world.update_power(name)
+        case PowerOff() | PowerOn():
+            if device.energy is not None:
+                _switch_power(world, name, device, device.energy, now)
         case _:
             assert_never(action)
+
+
+def _switch_power(
+    world: World, name: str, device: VirtualDevice, energy: DeviceEnergy, now: Nanoseconds
+) -> None:
+    """Carry out what the battery requires: a crash without power, or the start with power again."""
+    if energy.account.is_on:
+        if energy.restarts_with_power:
+            energy.restarts_with_power = False
+            _start(world, name, device, Restart(), now)
+        return
+    energy.restarts_with_power = device.alive
+    if energy.account.loses_memory:
+        device.memory = None
+    if device.alive:
+        _crash(world, name, device)
 
 
 def _update_reachability(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
@@ -156,6 +192,7 @@ def _come_back(world: World, name: str, device: VirtualDevice) -> None:
 def _leave(world: World, name: str, device: VirtualDevice, now: Nanoseconds) -> None:
     """Send the client's goodbye after all other messages that the client has sent. If the device is
     silent, the broker reports the end of the client later."""
+    world.end_rounds(device)
     messages = [one.message() for one in device.core.leave(now)]
     if device.given_up:
         device.end()
@@ -177,6 +214,7 @@ def _finish_leaving(world: World, name: str, device: VirtualDevice) -> None:
 def _crash(world: World, name: str, device: VirtualDevice) -> None:
     """End the device. If packets pass, the server learns at once that the device is offline. Otherwise
     the server learns this when packets pass again, or when the broker drops the client."""
+    world.end_rounds(device)
     device.end()
     if device.given_up:
         return
@@ -201,7 +239,18 @@ def _start(
     world: World, name: str, last: VirtualDevice, action: Restart | Join, now: Nanoseconds
 ) -> None:
     """Start a device again. `last` is the device's state when it ended. A pause or disconnection
-    continues unless the device joins."""
+    continues unless the device joins. A device without power starts when its power returns."""
+    energy = last.energy
+    if energy is not None:
+        if isinstance(action, Join):
+            energy.set_present(now, present=True)
+            world.update_power(name)
+        if not energy.account.is_on:
+            energy.restarts_with_power = True
+            if isinstance(action, Join):
+                last.thaw(now)
+                last.plug(connected=True)
+            return
     if isinstance(action, Join) and not last.all_lost:
         release(last.held_by_network)  # including the news of its last end
     device = world.new_device(name)
@@ -219,6 +268,12 @@ def _start(
         world.report_status(name, "joining")
         world.report_status(name, "ready")
 
+    if energy is not None:
+        energy.thaw(now)
+        energy.compute(now, device.speed.starting())
+        if device.frozen_at is not None:
+            energy.freeze(now)
+        world.update_power(name)
     ready = now + device.speed.starting()
     world.call_at(ready, device, lambda: world.when_reachable(device, announce))
 
@@ -227,6 +282,9 @@ def _set_share(world: World, device: VirtualDevice, share: float, now: Nanosecon
     """Change the CPU share of a device. The remaining steps of a training in progress become slower or
     faster by the same factor as later trainings. The minimum duration by `timing` stays the same."""
     factor = device.speed.set_share(share)
+    if device.energy is not None:
+        device.energy.set_share(now, share)
     work, running = device.working_on, device.running_time(now)
     if work is not None and device.alive and work.end_time > running:
         world.set_work(device, work.slowed_down(running, factor))
+    world.update_power(device.name)

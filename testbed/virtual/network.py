@@ -299,10 +299,21 @@ class Line:
         certain."""
         self._send(self.up, self.down, size, then)
 
+    def bytes_of(self, size: int) -> tuple[int, int]:
+        """Return the bytes on the link of a message of `size` bytes: in its direction, and of its
+        acknowledgements in the other direction."""
+        if not self._packets:
+            return size, 0
+        return bytes_on_link(size or SMALL), acknowledgement_bytes(size)
+
+    def update_size(self, size: int) -> int:
+        """Return the size of the message with an update of `size` bytes. With `packets`, the digits of
+        the numbers in the update's header are added."""
+        return size + DIGITS if self._packets else size
+
     def hand_in(self, size: int, then: Callable[[Nanoseconds], None]) -> None:
-        """Upload an update of `size` bytes. With `packets`, the size grows by the digits of the numbers
-        in the update's header."""
-        self.upload(size + DIGITS if self._packets else size, then)
+        """Upload an update of `size` bytes, as `update_size` changes it."""
+        self.upload(self.update_size(size), then)
 
     def acknowledge(self) -> None:
         """Send the aggregator's acknowledgement of an update to the device."""

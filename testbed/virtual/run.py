@@ -6,8 +6,9 @@ import gc
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import IO
 
 from agents import events, pipeline, user_code
 from agents.aggregator import storage
@@ -30,6 +31,8 @@ from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
+from agents.wire import messages
+from agents.wire.messages import EnergySample
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
@@ -56,6 +59,7 @@ from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
 from testbed.virtual.device import VirtualDevice
+from testbed.virtual.energy import DeviceEnergy, FleetEnergy
 from testbed.virtual.event_queue import EventQueue
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.pool import Pool, Ticket
@@ -107,6 +111,7 @@ class FileRecorder:
         self.ended: events.RunEnded | None = None
         self._journal = storage.Journal(directory.events)
         self._recording: Recording | None = None
+        self._telemetry: IO[bytes] | None = None
         self._due = time.monotonic() + _REFRESH_EVERY
         self._pulses = 0
 
@@ -132,10 +137,20 @@ class FileRecorder:
         self._pulses += 1
         if self._pulses % 64 == 0 and time.monotonic() >= self._due:
             self._journal.flush()
+            if self._telemetry is not None:
+                self._telemetry.flush()
             self.view.refresh(time.monotonic())
             self._due = time.monotonic() + _REFRESH_EVERY
 
+    def sample(self, sample: EnergySample) -> None:
+        """Write a line of telemetry.jsonl."""
+        if self._telemetry is None:
+            self._telemetry = self.directory.telemetry.open("ab")
+        self._telemetry.write(messages.encode(sample) + b"\n")
+
     def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
         if self._recording is not None:
             self._recording.close()
         self._journal.close()
@@ -160,7 +175,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         samples=spec.samples,
         stop=stop,
         evaluate_every=from_seconds(topology.evaluate.every),
-        patient=has_steps(topology, spec.plan),
+        patient=has_steps(topology, spec.plan) or any(map(_charges, spec.plan.devices)),
         bounds=topology.bounds.build(),
         keeps_models=keeps_models(topology, spec.plan),
         steps=update_steps(topology, spec.plan),
@@ -172,7 +187,12 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
     queue = EventQueue()
     cost = _step_cost(spec, prepared, task, view, w.size)
     model = run_id, schema, w, buffers
-    fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view)
+    energy = {
+        device.name: DeviceEnergy(device, index)
+        for index, device in enumerate(_at_first(spec))
+        if device.energy is not None
+    }
+    fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view, energy)
     return Simulation(
         queue,
         core,
@@ -193,8 +213,14 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         steps=steps(topology, spec.plan),
         absent=spec.plan.absent,
         idle=idle,
+        energy=FleetEnergy(energy, recorder.sample, settings.evaluate_every) if energy else None,
         evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
+
+
+def _charges(device: PlannedDevice) -> bool:
+    """Whether a charger brings the device back after a power-off."""
+    return device.energy is not None and device.energy.charger is not None
 
 
 class _Fleet:
@@ -210,6 +236,7 @@ class _Fleet:
         queue: EventQueue,
         model: tuple[str, str, Vector, Buffers],
         view: View,
+        energy: Mapping[str, DeviceEnergy],
     ) -> None:
         """`model`: run id, and schema, vector and buffers of the model. The sizes of messages are
         computed from these values."""
@@ -217,6 +244,7 @@ class _Fleet:
         self._sizes: dict[str, int] = {}
         """Size of an update on the wire in bytes, by the names of its pipeline steps."""
         self._spec = spec
+        self._energy = energy
         self._prepared = prepared
         self._side = side
         self._cost = cost
@@ -229,7 +257,8 @@ class _Fleet:
             queue,
             spec.topology.seed,
             link,
-            steady=not has_steps(spec.topology, spec.plan),
+            steady=not has_steps(spec.topology, spec.plan)
+            and not any(one.account.has_battery for one in energy.values()),
             packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
@@ -296,6 +325,7 @@ class _Fleet:
             patience=self._patience,
             update_size=self._update_size(setup.steps),
             exchange=next((one for one in exchanges if one is not None), None),
+            energy=self._energy.get(name),
             memory=memory,
         )
 

@@ -20,7 +20,7 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
 from agents.config import StopConditions
-from agents.device_actions import to_json
+from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import SimulatedExchange, Wanted
@@ -31,6 +31,7 @@ from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
 from testbed.virtual.device import OngoingTraining, VirtualDevice
+from testbed.virtual.energy import DeviceEnergy, FleetEnergy
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
@@ -62,7 +63,8 @@ class Simulation:
     task must not evaluate and train at the same time.
 
     `steps`: actions on devices, in the order of time. `absent`: devices that are absent at the start.
-    `sizes`: sizes of a model and of an update in bytes.
+    `sizes`: sizes of a model and of an update in bytes. `energy`: energy of the devices; None if it is
+    not counted.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class Simulation:
         absent: frozenset[str],
         idle: Sequence[str] = (),
         evaluates_alone: bool = False,
+        energy: FleetEnergy | None = None,
     ) -> None:
         self._events = queue
+        self._energy = energy
         self._core = core
         self._server = server
         self._make = devices
@@ -112,13 +116,19 @@ class Simulation:
         """Run until the end, or until `interrupted` returns True. `wall_clock` is the time of the start
         in Unix seconds. Raises RunFailedError if the run cannot end."""
         try:
+            unpowered = set() if self._energy is None else self._begin_energy(self._energy)
             for name in self._names:
-                if name in self._absent:
-                    self.new_device(name).alive = False  # until it joins
+                if name in self._absent or name in unpowered:
+                    self.new_device(name).alive = False  # until it joins, or its battery is charged
                 else:
                     self.report_status(name, "ready")
             self._plan_step()
             self._handle(inputs.Started(0, wall_clock, 0))
+            for name in filter(unpowered.__contains__, self._names):
+                self._write(events.Acted(0.0, name, "battery", 0.0, to_json(PowerOff())))
+            if self._energy is not None:
+                for name in self._energy.devices:
+                    self.update_power(name)
             self._instant()
             while not self._finished:
                 self._events.now = self._next()
@@ -132,6 +142,8 @@ class Simulation:
     def _next(self) -> Nanoseconds:
         """Return the time of the next event. Raises RunFailedError if the run cannot end."""
         timer, first = self._core.next_timer, self._events.next
+        if (fleet := self._energy) is not None and len(self._events) == fleet.checks:
+            first = first if fleet.switch_is_ahead else None
         if first is not None:
             return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
@@ -183,7 +195,73 @@ class Simulation:
         faults.act(self, step.device, step.action, now)
         self._plan_step()
 
+    def _begin_energy(self, fleet: FleetEnergy) -> set[str]:
+        """Begin the account of the devices' energy. Return the devices that have no power at the
+        start."""
+        unpowered = set()
+        for name, one in fleet.devices.items():
+            if name in self._absent:
+                one.set_present(0, present=False)
+            elif one.account.must_switch:
+                one.account.switch()
+                one.restarts_with_power = True
+                unpowered.add(name)
+        fleet.sample_all(0)
+        return unpowered
+
+    def _check_battery(self, fleet: FleetEnergy, one: DeviceEnergy, at: Nanoseconds) -> None:
+        fleet.checks -= 1
+        if one.check_at == at:  # else an earlier check was planned in its place
+            one.check_at = None
+            self.update_power(one.name)
+
+    def _receives(self, device: VirtualDevice, size: int, dispatch: int = 0) -> bool:
+        """Count the energy to receive a message of `size` bytes. Return whether the device still has
+        power."""
+        if device.energy is not None:
+            there, back = device.line.bytes_of(size)
+            device.energy.receive(self._events.now, dispatch, there, back)
+            self.update_power(device.name)
+        return device.alive
+
+    def _sends(self, device: VirtualDevice, size: int, sequence: int | None = None) -> bool:
+        """Count the energy to send a message of `size` bytes. `sequence`: number of the update in the
+        message; None if it has none. Return whether the device still has power."""
+        if device.energy is not None:
+            now, (there, back) = self._events.now, device.line.bytes_of(size)
+            if sequence is None:
+                device.energy.send(now, there, back)
+            elif record := device.energy.send_update(now, sequence, there, back):
+                self._write(record)
+            self.update_power(device.name)
+        return device.alive
+
     # The following methods implement `testbed.virtual.faults.World`.
+
+    def end_rounds(self, device: VirtualDevice) -> None:
+        if device.energy is not None:
+            for record in device.energy.stop(self._events.now):
+                self._write(record)
+
+    def update_power(self, name: str) -> None:
+        """Power the device `name` off or on if its battery requires it now. Plan the next check."""
+        fleet, now = self._energy, self._events.now
+        if fleet is None or (one := fleet.devices.get(name)) is None:
+            return
+        one.advance(now)
+        if one.account.must_switch:
+            one.account.switch()
+            action = PowerOn() if one.account.is_on else PowerOff()
+            self._write(events.Acted(to_seconds(now), name, "battery", 0.0, to_json(action)))
+            faults.act(self, name, action, now)
+            fleet.sample(one, now)
+        fleet.sample_if_due(one, now)
+        ahead = one.account.outlook(one.work)
+        if ahead is not None and (one.check_at is None or ahead.at < one.check_at):
+            one.check_at = ahead.at
+            fleet.checks += 1
+            check = partial(self._check_battery, fleet, one, ahead.at)
+            self._events.plan(ahead.at, SCENARIO, 1 + one.index, check)  # after the scenario's steps
 
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         self._message(self._events.now, device, callback, to_device=True)
@@ -230,10 +308,16 @@ class Simulation:
         device.working_on = work
         work.training.due = work.end_time
         now = self._events.now
+        if (energy := device.energy) is not None:
+            until = work.end_time if energy.runs_while_timed else work.computed
+            energy.compute(now, max(0, until - device.running_time(now)))
+            self.update_power(device.name)
 
         def end() -> None:
             if device.working_on is work:  # else it was interrupted, or its speed has changed
                 training = work.training
+                if energy is not None:
+                    energy.end_training(self._events.now)
                 trained = client.Trained(
                     training.outcome, training.steps, work.started, self._events.now
                 )
@@ -317,11 +401,15 @@ class Simulation:
             case act.AskForShares(name, number, updates):
                 self._ask_for_shares(self.device(name), number, updates)
             case act.Evaluate(version):
+                if self._energy is not None:
+                    self._energy.sample_all(self._events.now)
                 self._submit_evaluation(version)
             case act.Save(version, final):
                 self._recorder.save(version, self._server.w, self._server.buffers, final=final)
             case act.StopClients():
                 self._events.clear()
+                if self._energy is not None:
+                    self._end_energy(self._energy)
                 self._hand_in_evaluation()
             case act.EndInstant():
                 self._has_deferred = True
@@ -344,16 +432,31 @@ class Simulation:
 
     def _send(self, name: str, model: payloads.ModelMessage) -> None:
         device = self.device(name)
-        self._download(device, self._model_size, lambda now: device.core.on_model(model, now))
+        self._download(
+            device,
+            self._model_size,
+            lambda now: device.core.on_model(model, now),
+            model.dispatch,
+        )
+
+    def _end_energy(self, fleet: FleetEnergy) -> None:
+        """End the account of the devices' energy with the run."""
+        fleet.checks = 0
+        fleet.sample_all(self._events.now)
 
     def _download(
-        self, device: VirtualDevice, size: int, handle: Callable[[Nanoseconds], client.Actions]
+        self,
+        device: VirtualDevice,
+        size: int,
+        handle: Callable[[Nanoseconds], client.Actions],
+        dispatch: int = 0,
     ) -> None:
         """Send `size` bytes to `device`. When they arrive, the device's core handles them with
-        `handle`."""
+        `handle`. `dispatch`: number of the dispatch if the bytes are a model; 0 otherwise."""
 
         def arrived() -> None:
-            self._obey(device, handle(self._events.now))
+            if self._receives(device, size, dispatch):
+                self._obey(device, handle(self._events.now))
 
         device.line.download(size, lambda at: self._message(at, device, arrived, to_device=True))
 
@@ -384,12 +487,18 @@ class Simulation:
                     self.set_work(device, work)
                 case client.SendUpdate(sequence, message):
                     device.trainings.pop(sequence).request_result()
+                    if not self._sends(device, device.line.update_size(device.update_size), sequence):
+                        return
                     self._upload(device, message)
                 case client.Remember(memory):
                     device.memory = memory
 
     def _train(self, device: VirtualDevice, wanted: client.Train) -> None:
         model, sequence = wanted.model, wanted.sequence
+        if device.energy is not None:
+            now = self._events.now
+            for record in device.energy.begin_training(now, sequence, model.dispatch):
+                self._write(record)
         device.timing.begin()
         training = device.trainings[sequence] = device.train(wanted)
         device.trainings.pop(sequence - 2, None)  # replaced in the send buffer by its successor
@@ -433,6 +542,9 @@ class Simulation:
         at, work = device.running_time(self._events.now), device.working_on
         if duration and work is not None and work.end_time > at:
             self.set_work(device, work.delayed(at, duration))
+        elif duration and device.energy is not None:
+            device.energy.compute_more(self._events.now, duration)
+            self.update_power(device.name)
 
     def _pass_on(self, sender: VirtualDevice, size: int, recipient: str, dispatch: int) -> None:
         """Send a message of `size` bytes to another client, over the lines of `sender` and
@@ -442,13 +554,16 @@ class Simulation:
             receiver = self.device(recipient)
 
             def arrived() -> None:
+                if not self._receives(receiver, size):
+                    return
                 if receiver.exchange is not None:
                     receiver.exchange.receive_share(sender.name, dispatch)
                 self._computes(receiver, receiver.speed.passing_on(1))
 
             receiver.line.download(size, lambda at: self._message(at, receiver, arrived, to_device=True))
 
-        sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
+        if self._sends(sender, size):
+            sender.line.upload(size, lambda at: self._message(at, sender, passed_on, to_device=False))
 
     def _ask_for_shares(self, device: VirtualDevice, number: int, updates: Wanted) -> None:
         """Ask `device` for the sum of its shares of the masks of `updates`, and send its answer to the
@@ -462,8 +577,12 @@ class Simulation:
             def arrive() -> None:
                 self._handle(inputs.SharesSummed(self._events.now, device.name, answer))
 
+            def arrives(at: Nanoseconds) -> None:
+                self._message(at, device, arrive, to_device=False)
+
             def send() -> None:
-                device.line.upload(size, lambda at: self._message(at, device, arrive, to_device=False))
+                if self._sends(device, size):
+                    device.line.upload(size, arrives)
 
             took = device.speed.answering()
             self._computes(device, took)

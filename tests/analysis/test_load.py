@@ -121,7 +121,7 @@ def test_run_without_records_has_all_columns_and_no_rows(directory: Path) -> Non
     run = load(directory)
     assert (run.started, run.duration, run.topology) == (None, 0.0, {})
     names = [field.name for field in dataclasses.fields(events.UpdateApplied)]
-    assert run.updates.columns.tolist() == [*names, "group"]
+    assert run.updates.columns.tolist() == [*names, "energy_j", "group"]
     assert run.telemetry.columns.tolist()[:3] == ["device", "at", "cpu"]
     assert run.fidelity.columns.tolist() == ["device", "group", "figure", "asked", "got", "error"]
 

@@ -114,9 +114,9 @@ def test_no_line_crashes_the_process(line: bytes) -> None:
     """Arrow's reader of JSON crashes where a line is `null`."""
     whole = b'{"device":"a","at":1.0,"cpu":2.0,"more":"}x"}\n'
     for block in (line + b"\n", whole + line + b"\n" + whole):
-        samples, probes, _ = records.parse_samples(block, None)
-        assert samples["cpu"].to_pylist() == [2.0] * block.count(whole)
-        assert not len(probes)
+        tables, _ = records.parse_samples(block, None)
+        assert tables["telemetry"]["cpu"].to_pylist() == [2.0] * block.count(whole)
+        assert not len(tables["probe"])
     tail = records.Tail(Path("events.jsonl"))
     with pytest.raises(ValueError, match=r"events\.jsonl:1"):
         records.parse_events(tail, line + b"\n")

@@ -75,6 +75,12 @@ class World:
         else:
             passes()
 
+    def end_rounds(self, device: VirtualDevice) -> None:
+        """Do nothing: no energy is counted."""
+
+    def update_power(self, name: str) -> None:
+        """Do nothing: no energy is counted."""
+
     def when_reachable(self, device: VirtualDevice, callback: Callable[[], None]) -> None:
         def due() -> None:
             if device.alive:

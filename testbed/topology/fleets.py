@@ -1,0 +1,337 @@
+"""Fleets drawn from distributions: each device of a group with `draw` becomes a group of its own.
+
+Each device has generators of its own, whose keys are its name and the key that is drawn. The draws of
+one device therefore do not depend on other devices, on the runtime, or on the host.
+
+A run's directory keeps the drawn keys of each device (`FILE`). If the folder of a topology has this
+file, its devices are used instead of new draws, so that a run can be repeated without the survey.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.disk import files
+from testbed.errors import BadInputError
+from testbed.topology import fedscale, profiles, seeds, surveys, validation_errors
+from testbed.topology.devices import DeviceGroup, LocalSettings
+from testbed.topology.draw_settings import DrawSettings, population_names
+from testbed.topology.surveys import Survey
+from testbed.topology.yamlfile import Document, DrawnPlace, Problem, Source
+
+FILE = "fleet.json"
+"""Name of the file with drawn devices: group -> device -> keys of the device."""
+_MAX_BYTES = 2 * 2**30
+_MAX_SHOWN = 5
+"""Maximum number of devices of a group whose faulty draws are reported."""
+_SPEEDS = ("cpu", "profile", "timing", "gflops")
+"""Keys that say how fast a device is. A device needs at least one of them."""
+_FEDSCALE_FILES = ("client_device_capacity", "client_behave_trace")
+_FEDSCALE_FOLDER = "github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info"
+_UNWRITTEN = ("name", "count", "draw")
+"""Keys of a group that its devices do not have."""
+
+Keys = dict[str, Any]
+"""Keys of a device group, in the notation of a topology."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnFleet:
+    """The device groups of a topology after the draw."""
+
+    groups: tuple[DeviceGroup, ...]
+    """Device groups, in the topology's order. A group with `draw` is replaced by one group per
+    device."""
+    members: tuple[DrawnPlace, ...] = ()
+    """Written group of each of `groups`; empty if nothing was drawn."""
+    drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
+    """Written group -> device -> drawn keys. Groups without `draw` are left out."""
+
+
+def draw(
+    written: Sequence[DeviceGroup],
+    seed: int,
+    local: LocalSettings,
+    document: Document,
+    context: Mapping[str, Any],
+) -> DrawnFleet:
+    """Draw the devices of the groups `written`, which were read from `document`.
+
+    `seed`: the topology's seed. `local`: the task's local training. `context`: validation context.
+    Raises BadInputError if a survey or a drawn device has errors.
+    """
+    if all(group.draw is None for group in written):
+        return DrawnFleet(tuple(written))
+    kept = _read_kept(Path(document.source.name).parent / FILE)
+    groups: list[DeviceGroup] = []
+    members: list[DrawnPlace] = []
+    drawn: dict[str, dict[str, Keys]] = {}
+    problems: list[Problem] = []
+    for index, group in enumerate(written):
+        if group.draw is None:
+            groups.append(group)
+            members.append(DrawnPlace(index))
+            continue
+        drawing = _Drawing(group, group.draw, index, document, context, local, seed)
+        try:
+            found = list(drawing.devices(kept.get(group.name, {})))
+        except _DrawError as error:
+            problems += error.problems
+            continue
+        groups += [device for device, _ in found]
+        members += [DrawnPlace(index, device.origin) for device, _ in found]
+        drawn[group.name] = {device.name: keys for device, keys in found}
+    if problems:
+        raise document.source.error(problems)
+    return DrawnFleet(tuple(groups), tuple(members), drawn)
+
+
+def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Return the content of `FILE`: one line per device."""
+    groups = []
+    for group, devices in drawn.items():
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(keys)}" for name, keys in devices.items())
+        groups.append(f" {json.dumps(group)}: {{\n{lines}\n }}")
+    return "{\n" + ",\n".join(groups) + "\n}\n"
+
+
+def _read_kept(path: Path) -> Mapping[str, Mapping[str, Keys]]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(files.read(path, _MAX_BYTES))
+        return {
+            group: {device: surveys.as_written(keys) for device, keys in devices.items()}
+            for group, devices in found.items()
+        }
+    except (ValueError, AttributeError, OSError) as error:
+        raise BadInputError(
+            f"{path}: cannot be read as the drawn devices of a run ({error}): remove the file to draw "
+            "them again"
+        ) from error
+
+
+class _DrawError(Exception):
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__()
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """The draw of the devices of one group."""
+
+    group: DeviceGroup
+    settings: DrawSettings
+    index: int
+    document: Document
+    context: Mapping[str, Any]
+    local: LocalSettings
+    topology_seed: int
+
+    def problem(self, message: str, *keys: str) -> Problem:
+        """Make a problem at the key `draw` of the group, or at `keys` below it."""
+        return self.document.source.problem(("devices", self.index, "draw", *keys), message)
+
+    def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
+        """Yield each device as a group of its own, and its drawn keys. `kept`: drawn keys of an earlier
+        run, by device. Raises _DrawError."""
+        names = self.group.device_names
+        population = None if all(name in kept for name in names) else self._population()
+        templates: dict[str, DeviceGroup] = {}
+        faulty = 0
+        problems: list[Problem] = []
+        for name in names:
+            keys, origin = (kept[name], FILE) if name in kept else self._keys(name, population)
+            text = json.dumps(keys)
+            if text not in templates:
+                try:
+                    templates[text] = self._validated(keys)
+                except BadInputError as error:
+                    faulty += 1
+                    problems += [
+                        self.problem(f"{name} ({origin}): {one.message}")
+                        for one in surveys.problems_of(error)
+                    ]
+                    if faulty == _MAX_SHOWN:
+                        break
+                    continue
+            yield templates[text].drawn_device(name, self.group.name, origin), keys
+        if problems:
+            raise _DrawError(problems)
+
+    def _keys(self, device: str, population: _Population | None) -> tuple[Keys, str]:
+        """Draw the keys of `device`, and return them with the place they come from."""
+        seed = self.topology_seed if self.settings.seed is None else self.settings.seed
+
+        def generator(key: str) -> np.random.Generator:
+            return seeds.generator(seed, device, f"draw {key}".rstrip())
+
+        keys, origin = ({}, device) if population is None else population(generator)
+        if self.settings.each is not None:
+            keys = merged(keys, self.settings.each.draw(generator))
+        return keys, origin
+
+    def _written(self) -> Keys:
+        data = self.document.value(("devices", self.index))
+        return {key: value for key, value in data.items() if key not in _UNWRITTEN and value is not None}
+
+    def _validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
+        """Return a device with `keys`, and with the keys that the group has in the file. Raises
+        FaultyFileError."""
+        data = {"name": "drawn", **merged(keys, self._written())}
+        document = Document(data, source or Source(), ())
+        return validation_errors.validate(DeviceGroup, document, context=self.context)
+
+    def _population(self) -> _Population | None:
+        path = self.settings.origin
+        if path is None:
+            if self.settings.fedscale is not None:
+                raise _DrawError([self.problem("needs from", "fedscale")])
+            return None
+        try:
+            if path in population_names():
+                return self._survey(surveys.read_population(path))
+            content = self._content(Path(path))
+            if content.lstrip()[:1] == b"{" or content[:1] == b"\x80":
+                return self._fedscale(path)
+            if self.settings.fedscale is not None:
+                message = f"{path} is a survey, not FedScale's client_device_capacity: remove this"
+                raise _DrawError([self.problem(message, "fedscale")])
+            return self._survey(surveys.parse(content.decode("utf-8-sig"), path))
+        except UnicodeDecodeError as error:
+            message = f"{path}: byte {error.start} is not UTF-8: save the survey as CSV in UTF-8"
+            raise _DrawError([self.problem(message, "from")]) from None
+
+    def _content(self, path: Path) -> bytes:
+        try:
+            return files.read(path, _MAX_BYTES)
+        except FileNotFoundError:
+            written = self.document.value(("devices", self.index, "draw", "from"))
+            guess = profiles.suggestion(Path(written).name, population_names())
+            if path.name in _FEDSCALE_FILES:
+                guess = f"get the file from {_FEDSCALE_FOLDER}"
+            message = (
+                f"found {written!r}, which is neither a file nor a population ({path} does not exist); "
+                f"{guess}"
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            message = f"{path} cannot be read: {reason}"
+        raise _DrawError([self.problem(message, "from")])
+
+    def _survey(self, survey: Survey) -> _Population:
+        """Check all rows of `survey`. Raises FaultyFileError."""
+        sample: Keys = {}
+        if self.settings.each is not None:
+            sample = self.settings.each.draw(lambda key: seeds.generator(0, "", key))
+        given = {key for key in _SPEEDS if key in sample or key in self._written()}
+        if not given and not any(set(_SPEEDS) & row.keys.keys() for row in survey.rows):
+            message = (
+                f"{Path(survey.source.name).name} says nothing about the speed of its devices: add one "
+                f"of {', '.join(_SPEEDS)} to the group, or to draw.each"
+            )
+            raise _DrawError([self.problem(message, "from")])
+        known = profiles.load(Path(self.document.source.name).parent)
+        problems = list(surveys.check_names(survey, known))
+        for row in survey.rows:
+            try:
+                self._validated(merged(row.keys, sample), survey.row_source(row))
+            except BadInputError as error:
+                problems += surveys.problems_of(error)
+        if problems:
+            raise survey.source.error(problems)
+        name = Path(survey.source.name).name
+
+        def drawn(generator: Callable[[str], np.random.Generator]) -> tuple[Keys, str]:
+            row = survey.draw(generator(""))
+            return dict(row.keys), f"{name}:{row.line}"
+
+        return drawn
+
+    def _fedscale(self, path: str) -> _Population:
+        settings, written = self.settings.fedscale, self._written()
+        steps: int | None = None
+        batch = 0
+        if (settings is None or settings.cpu is None) and not {"cpu", "timing"} & written.keys():
+            try:
+                own = self.local.changed_by(self.group.local).build()
+            except ValueError:  # reported where it is written
+                own = self.local.build()
+            steps, batch = own.steps, own.batch_size
+            if steps is None:
+                message = (
+                    "the speed of FedScale's clients becomes a timing, which needs local.steps: write "
+                    "steps instead of epochs, or give CPU shares with fedscale: {cpu: 0.2}"
+                )
+                raise _DrawError([self.problem(message)])
+        capacity = self._traces(path, "from")
+        behaviour = None
+        if settings is not None and settings.behaviour is not None:
+            behaviour = self._traces(settings.behaviour, "fedscale", "behaviour")
+        clients = fedscale.Clients(capacity, behaviour)
+
+        def drawn(generator: Callable[[str], np.random.Generator]) -> tuple[Keys, str]:
+            try:
+                client = clients.draw(generator("client"), generator("behaviour"))
+            except ValueError as error:
+                raise _DrawError([self.problem(f"{path}: {error}", "from")]) from None
+            keys = fedscale.device_keys(
+                client,
+                cpu=None
+                if settings is None or settings.cpu is None
+                else settings.cpu * clients.fastest / client.computation,
+                steps=steps,
+                batch_size=batch,
+                begin=0.0 if settings is None else settings.begin,
+                length=None if settings is None else settings.length,
+                speed_up=1.0 if settings is None else settings.speed_up,
+            )
+            return surveys.as_written(keys), f"client {client.number}"
+
+        return drawn
+
+    def _traces(self, path: str, *keys: str) -> Mapping[str, Any]:
+        try:
+            state = Path(path).stat()
+            return _read_traces(path, state.st_mtime_ns, state.st_size)
+        except FileNotFoundError:
+            message = f"the file {path} does not exist: get it from {_FEDSCALE_FOLDER}"
+            raise _DrawError([self.problem(message, *keys)]) from None
+        except (ValueError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise _DrawError([self.problem(f"{path}: {reason}", *keys)]) from None
+
+
+_Population = Callable[[Callable[[str], np.random.Generator]], tuple[Keys, str]]
+"""Function that draws the keys of one device, and says where they come from. Its argument returns the
+device's generator for a purpose."""
+
+
+@lru_cache(maxsize=2)  # a command reads the topology several times
+def _read_traces(path: str, modified: int, size: int) -> Mapping[str, Any]:
+    return fedscale.read(files.read(Path(path), _MAX_BYTES))
+
+
+def merged(keys: Mapping[str, Any], over: Mapping[str, Any]) -> Keys:
+    """Return `keys` with the values of `over`, which win. Mappings are merged key by key. A value of
+    None counts as left out, and so does `true` where `keys` has a mapping (`energy: true`)."""
+    found: Keys = dict(keys)
+    for key, value in over.items():
+        if value is None:
+            continue
+        if key == "link" and isinstance(value, str):
+            value = {"class": value}
+        before = found.get(key)
+        if value is True and isinstance(before, Mapping):  # energy: true
+            continue
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(before or {}, value) if both else value
+    return found
