@@ -50,7 +50,7 @@ class Lazy(ClientSelection):
     [
         (
             {"rule": {"name": "fedasync"}, "selection": {"name": "oort"}},
-            "selection: the rule fedasync draws no clients here, so that a selection has no effect: remove",
+            "selection: the rule fedasync draws no clients here, so that a selection has no effect",
         ),
         (
             {"rule": {"name": "fedavg"}, "selection": {"name": "tifl", "tiers": 2}},
@@ -99,7 +99,7 @@ def test_plan_says_which_rules_need_uniform_draws(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", DRAWING)
 def test_uniform_selection_draws_as_the_rule_without_a_selection(rule: str, tmp_path: Path) -> None:
-    found = []
+    found: list[tuple[list[str], bytes]] = []
     for changes in ({}, {"selection": {"name": "uniform"}}):
         topology = _topology(tmp_path, rule={"name": rule, **DRAWING[rule]}, **EVENTFUL, **changes)
         run = _run(topology, tmp_path, name=f"run-{len(found)}")
