@@ -78,7 +78,13 @@ SINGLE = (
         "test_flower_apps.py",
     ),
     *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),
-    *("test_api.py", "test_studies.py", "test_paper_tasks.py", "test_virtual_fuzz.py"),
+    *(
+        "test_api.py",
+        "test_clusters.py",
+        "test_studies.py",
+        "test_paper_tasks.py",
+        "test_virtual_fuzz.py",
+    ),
     "test_virtual_run.py",
 )
 """Long files whose tests share nothing: each goes to whichever worker is free."""

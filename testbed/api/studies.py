@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ def sweep(
     *,
     runtime: str | None = None,
     jobs: int | None = None,
+    on: str = "local",
     data: str | Path | None = None,
     oversubscribe: bool = False,
     on_progress: Callable[[str], object] = lambda _: None,
@@ -75,24 +76,28 @@ def sweep(
 
     `study`: a sweep file, or a mapping with the keys of such a file. In a mapping, the path `topology`
     is relative to the working directory. `jobs`: number of parallel runs in virtual time; None for one
-    per core. Emulated runs are made one after the other. `on_progress` is called with a line per run.
+    per core. Emulated runs are made one after the other. `on`: `local` for this machine, or a cluster
+    such as `dask://HOST:PORT` or `slurm:partition=NAME`. For a cluster, `jobs` is the maximum number of
+    runs that are submitted at a time. `on_progress` is called with a line per run.
     `name`: name of the folder in `runs`; None for the name of the file, or for `sweep` if `study` is a
     mapping. For the other parameters see `up`. A failed run does not stop the sweep. Ctrl-C in the main
     thread ends the runs that are in progress and keeps the finished runs. Raises BadInputError.
     """
     from testbed import sweeps
-    from testbed.sweeps import sweeping
+    from testbed.sweeps import clusters, sweeping
 
     options = Options(runtime, oversubscribe, data_root(data))
+    # A cluster's workers may have more cores than this machine, and check this themselves.
+    planned_for = replace(options, oversubscribe=oversubscribe or clusters.parse(on) is not None)
     if isinstance(study, Mapping):
         name, told = name or "sweep", name or "sweep"
-        planned = sweeps.from_mapping(plain_values(study), name, Path(), options)
+        planned = sweeps.from_mapping(plain_values(study), name, Path(), planned_for)
     else:
         told = str(study)
-        planned = sweeps.load(Path(study), options)
+        planned = sweeps.load(Path(study), planned_for)
     folder = Path(runs) / (name or planned.name)
     on_progress(f"{told}: {quantity(len(planned.cells), 'run')}, into {folder}")
-    done = sweeping.run(planned, options, folder, jobs, on_progress)
+    done = sweeping.run(planned, options, folder, jobs, on_progress, on)
     failed = len({cell.fingerprint for cell in planned.cells}) - len(done)
     return SweepResult(folder, tuple(one.path for one in done), failed, planned.target)
 

@@ -43,6 +43,15 @@ SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEE
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
 ]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="CLUSTER",
+        help="Where the runs are made: local, dask://HOST:PORT, tcp:// or tls://HOST:PORT (Dask), or "
+        "slurm:KEY=VALUE,... with options of sbatch. --jobs then limits the runs submitted at a time.",
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(help="Test accuracy, such as 90% (default: the highest that all runs reached)."),
@@ -82,6 +91,7 @@ def sweep(
     file: SweepFile,
     runtime: RuntimeName = None,
     jobs: Jobs = None,
+    on: Cluster = "local",
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     figure: FigureFile = None,
@@ -101,6 +111,7 @@ def sweep(
             file,
             runtime=runtime,
             jobs=jobs,
+            on=on,
             data=data,
             oversubscribe=oversubscribe,
             on_progress=lambda text: _print(text, quiet=as_json),

@@ -62,14 +62,14 @@ def run(
             )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], grace: float | None = None) -> None:
     """End all processes of the session that `process` leads: by SIGTERM, then by SIGKILL. Further calls
-    do nothing."""
+    do nothing. `grace`: seconds between the two signals; None for 4 s."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
+            process.wait(_GRACE_SECONDS if grace is None else grace)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -4,7 +4,8 @@
 and says how the run ended.
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
-other, because each of them needs the host's cores for itself. If a run is not valid, it is repeated
+other, because each of them needs the host's cores for itself. On a cluster (`clusters`), the workers run
+the cells, and a host runs one emulated cell at a time. If a run is not valid, it is repeated
 after the other runs. If a cell has several finished runs, one of them counts, and the others are moved
 to the folder `earlier`.
 """
@@ -18,8 +19,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ from testbed.plan.measurements import Measurements
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import Sweep, SweepCell
-from testbed.sweeps.worker import CellOutcome, WorkerPool, execute
+from testbed.sweeps import Sweep, SweepCell, clusters
+from testbed.sweeps.clusters.pool import ClusterPool
+from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
@@ -48,6 +50,8 @@ MeasuredCosts = dict[str, Virtual]
 """Durations that earlier runs have measured, for runs in virtual time. `_step_key` and `_protocol_key`
 make the keys."""
 _PROTOCOL = ("mask_time", "share_time", "answer_time")
+_IDLE_SECONDS = 5.0
+"""Seconds without the end of a cell, after which a reason for the delay is reported."""
 
 
 @dataclass(slots=True)
@@ -170,14 +174,17 @@ def run(
     folder: Path,
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
+    on: str = clusters.LOCAL,
 ) -> list[RunDirectory]:
     """Run the cells of `sweep` that are not done. Return the directories of all cells that are done
     afterwards.
 
-    `jobs`: number of parallel runs in virtual time; None for one per core. Call this function from the
-    main thread.
+    `jobs`: number of parallel runs in virtual time; None for one per core. On a cluster, `jobs` is the
+    maximum number of cells that are submitted at a time; None for as many as keep all workers busy.
+    `on`: cluster that runs the cells (`clusters.parse`). Call this function from the main thread.
 
-    Raises HostError, before anything is run, if this host does not meet the requirements of a cell. If a
+    Raises HostError, before anything is run, if this host does not meet the requirements of a cell.
+    Raises HostError if a worker of a cluster is not fit for the sweep, or if the cluster fails. If a
     cell fails, the failure is reported, and the other cells continue. At the end, runs that are not
     valid are repeated, as often as `sweep` allows. On an interrupt, unfinished runs are ended and
     removed, and finished runs are kept.
@@ -191,23 +198,33 @@ def run(
         ):
             report(hint)
         todo = [cell for cell in cells if index.finished_run(cell) is None]
-        for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
-            planning.check_host(plan)
         if done := len(cells) - len(todo):
             report(f"{done} of {quantity(len(cells), 'run')} done already, in {folder}")
+        target = clusters.parse(on)
+        to_repeat = [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]
+        if target is None or not (todo or to_repeat):
+            cluster = None
+            for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
+                planning.check_host(plan)
+        else:
+            cluster = ClusterPool(target, folder, jobs)
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
+        emulated = [cell for cell in todo if not cell.plan.traits.simulated]
         runner = _Runner(index, options, report, len(todo), _measured_costs(cells, index))
-        runner.simulate(virtual, min(jobs or len(os.sched_getaffinity(0)), len(virtual)))
-        for cell in todo:
-            if not cell.plan.traits.simulated:
-                report(f"{cell.name} begins")
-                runner.run_in_process(cell, lambda message: report(f"      {message}"))
-        while again := [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]:
-            runner.count += len(again)
-            for cell in again:
-                tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
-                report(f"{cell.name} is repeated, because its run is not valid: {tries}")
-                runner.run_in_process(cell, lambda message: report(f"      {message}"))
+        with cluster or nullcontext():
+            if cluster is not None:
+                cluster.check(emulated=bool(emulated or to_repeat))
+            runner.simulate(virtual, jobs, cluster)
+            runner.emulate(emulated, cluster)
+            while again := [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]:
+                runner.count += len(again)
+                for cell in again:
+                    tries = f"try {index.tries(cell) + 1} of at most {sweep.repeat_invalid + 1}"
+                    report(f"{cell.name} is repeated, because its run is not valid: {tries}")
+                    if cluster is None:
+                        runner.run_in_process(cell, lambda message: report(f"      {message}"))
+                if cluster is not None:
+                    runner.emulate(again, cluster)
         found = map(index.finished_run, cells)
         return [directory for directory in found if directory is not None]
 
@@ -249,8 +266,11 @@ class _Runner:
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
-    def simulate(self, cells: Sequence[SweepCell], jobs: int) -> None:
-        """Run `cells` in virtual time, in parallel if `jobs` is more than one.
+    def simulate(
+        self, cells: Sequence[SweepCell], jobs: int | None, cluster: ClusterPool | None
+    ) -> None:
+        """Run `cells` in virtual time on `cluster`; None for this host. On this host, `jobs` cells run
+        in parallel; None for one per core.
 
         If the step time of a task has to be measured, the first cell of the task measures it, and the
         other cells use the result. Separate measurements would differ, so that the runs could not be
@@ -267,13 +287,24 @@ class _Runner:
         first = {cell.fingerprint: cell for cell in measuring.values()}
         alone = list(first.values())
         others = [cell for cell in cells if cell.fingerprint not in first]
-        with WorkerPool(jobs, self.options.data_root) as workers:
+        count = min(jobs or len(os.sched_getaffinity(0)), len(cells))
+        with nullcontext(cluster) if cluster else WorkerPool(count) as workers:
             for part in (*([cell] for cell in alone), others):
-                if jobs > 1:
+                if cluster or count > 1:
                     self._side_by_side(workers, part)
-                for cell in part if jobs == 1 else ():
-                    self.run_in_process(cell, lambda _: None)
+                else:
+                    for cell in part:
+                        self.run_in_process(cell, lambda _: None)
                 self.measured = _measured_costs(alone, self.index) | self.measured
+
+    def emulate(self, cells: Sequence[SweepCell], cluster: ClusterPool | None) -> None:
+        """Run emulated `cells` on `cluster`; None for this host, one after the other."""
+        if cluster is not None:
+            self._side_by_side(cluster, cells)
+            return
+        for cell in cells:
+            self.report(f"{cell.name} begins")
+            self.run_in_process(cell, lambda message: self.report(f"      {message}"))
 
     def run_in_process(self, cell: SweepCell, report: ReportLine) -> None:
         """Run `cell` in this process."""
@@ -286,21 +317,30 @@ class _Runner:
             raise
         self._end(cell, result)
 
-    def _side_by_side(self, workers: WorkerPool, cells: Iterable[SweepCell]) -> None:
+    def _side_by_side(self, workers: CellPool, cells: Iterable[SweepCell]) -> None:
         """Run `cells` in parallel. Each cell starts when a worker is free."""
+        root = self.options.data_root
+        options = replace(self.options, data_root=None if root is None else root.resolve())
         waiting = iter(cells)
         unfinished: dict[str, SweepCell] = {}
         running: dict[Future[CellOutcome], SweepCell] = {}
+        reported: str | None = None
         try:
             while True:
-                for cell in islice(waiting, workers.count - len(running)):
+                for cell in islice(waiting, max(0, workers.count - len(running))):
                     directory = self.index.begin(cell)
                     unfinished[cell.fingerprint] = cell
                     preparing.write_inputs(cell.topology, self._timed_plan(cell), directory)
-                    running[workers.submit(directory.path)] = cell
+                    ready = replace(options, runtime=cell.plan.runtime)
+                    running[workers.submit(cell.topology, directory, ready)] = cell
                 if not running:
                     return
-                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                done = wait(running, _IDLE_SECONDS, return_when=FIRST_COMPLETED).done
+                reason = None if done else workers.idle_reason()
+                if reason is not None and reason != reported:
+                    self.report(reason)
+                reported = reason
+                for ended in done:
                     cell = running.pop(ended)
                     del unfinished[cell.fingerprint]
                     self._end(cell, ended.result())

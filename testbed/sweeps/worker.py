@@ -1,8 +1,8 @@
-"""Run cells of a sweep: in this process, or in virtual time in parallel worker processes.
+"""Run cells of a sweep: in this process, or in worker processes.
 
-A worker (`python -m testbed.sweeps.worker PIPE`) receives paths of run directories that contain a
-topology. For each directory, the worker runs the topology in virtual time, and answers with the fields
-of a CellOutcome. The worker ends when the pipe is closed.
+A worker (`python -m testbed.sweeps.worker PIPE`) receives `CellOrder`s. For each order, the worker runs
+the topology in the order's run directory, and answers with the fields of a CellOutcome. The worker ends
+when the pipe is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 from agents import events
 from testbed.errors import TestbedError
@@ -30,6 +30,8 @@ from testbed.plan import Plan
 from testbed.run import planning, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
+from testbed.sweeps import needed_files
+from testbed.sweeps.needed_files import NeededFile
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -39,8 +41,8 @@ class CellOutcome:
     """How the run of a cell ended."""
 
     reason: str
-    """Reason for the end of the run, as in the run's records; `failed` if the run did not reach its
-    end."""
+    """Reason for the end of the run, as in the run's records; `failed` if the run did not reach its end;
+    `refused` if the worker lacks what the run needs."""
     error: str | None = None
     """Reason why the run failed; None if the run did not fail."""
     validity: dict[str, Any] = field(default_factory=dict)
@@ -101,16 +103,50 @@ def execute(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class CellOrder:
+    """Order to a worker to run a cell."""
+
+    directory: Path
+    """Run directory with the topology."""
+    options: Options
+    needed: tuple[NeededFile, ...] = ()
+    """Files to check before the run."""
+
+
+class CellPool(Protocol):
+    """Pool of workers that run cells: processes of this machine, or a cluster."""
+
+    @property
+    def count(self) -> int:
+        """Maximum number of cells that may be submitted and not yet done."""
+
+    def submit(
+        self, topology: Topology, directory: RunDirectory, options: Options
+    ) -> Future[CellOutcome]:
+        """Run the cell `topology` as soon as a worker is free. `directory` contains the cell's topology.
+        `options.runtime` is the runtime's name."""
+
+    def idle_reason(self) -> str | None:
+        """Return why no cell can run now; None if cells can run."""
+
+    def close(self) -> None:
+        """End all workers' runs, even those that are not done. Idempotent."""
+
+
 class WorkerPool:
     """Context manager of up to `count` worker processes.
 
     The workers end when the context ends, and when this process ends. A worker also ends when the thread
     that started it ends (`host.die_with_parent`).
+
+    `emulating`: whether the cells are emulated. Then a worker has more time to clean up when it is
+    ended, and the libraries in it may use several cores.
     """
 
-    def __init__(self, count: int, data_root: Path | None) -> None:
+    def __init__(self, count: int, *, emulating: bool = False) -> None:
         self.count = count
-        self._data_root = None if data_root is None else data_root.resolve()
+        self._emulating = emulating
         self._threads = ThreadPoolExecutor(max(1, count))
         self._workers: list[_WorkerProcess] = []
         self._idle: list[_WorkerProcess] = []
@@ -125,10 +161,15 @@ class WorkerPool:
         with uninterrupted():
             self.close()
 
-    def submit(self, directory: Path) -> Future[CellOutcome]:
+    def submit(
+        self, topology: Topology, directory: RunDirectory, options: Options
+    ) -> Future[CellOutcome]:
         """Run the cell in `directory`, which contains the cell's topology, as soon as a worker is
         free."""
-        return self._threads.submit(self._run, directory)
+        return self._threads.submit(self.run, CellOrder(directory.path, options))
+
+    def idle_reason(self) -> None:
+        """Return None: the processes can always run cells."""
 
     def close(self) -> None:
         """End all workers, even while they execute a run. Idempotent."""
@@ -136,27 +177,36 @@ class WorkerPool:
         for worker in self._workers:
             worker.process.terminate()
         for worker in self._workers:
-            subprocesses.end(worker.process)
+            self._end(worker)
         self._threads.shutdown(cancel_futures=True)
         for worker in self._workers:
             worker.pipe.close()
             worker.log.close()
 
-    def _run(self, directory: Path) -> CellOutcome:
+    def run(self, order: CellOrder, is_cancelled: Callable[[], bool] = lambda: False) -> CellOutcome:
+        """Run a cell in a worker process, and wait for its end. The process is ended as soon as
+        `is_cancelled` returns true."""
         worker = self._idle.pop() if self._idle else self._start()
         try:
-            worker.pipe.send((directory, self._data_root))
+            worker.pipe.send(order)
+            while not worker.pipe.poll(_CANCEL_SECONDS):
+                if is_cancelled():
+                    self._end(worker)
             outcome = CellOutcome(**worker.pipe.recv())
         except (EOFError, OSError):
-            subprocesses.end(worker.process)
-            printed = subprocesses.last_lines(worker.log)
+            self._end(worker)
+            printed = "" if self._closed else subprocesses.last_lines(worker.log)
             return CellOutcome.failure(f"its process died ({worker.process.returncode})\n{printed}")
         self._idle.append(worker)
         return outcome
 
+    def _end(self, worker: _WorkerProcess) -> None:
+        subprocesses.end(worker.process, _CLEANUP_SECONDS if self._emulating else None)
+
     def _start(self) -> _WorkerProcess:
         pipe, theirs = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the workers
+        one_core = {} if self._emulating else {"OMP_NUM_THREADS": "1"}  # there is one worker per core
         with theirs:
             process = subprocess.Popen(
                 [*die_with_parent.prefix(), *run_module.command(__name__, str(theirs.fileno()))],
@@ -164,7 +214,7 @@ class WorkerPool:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only this process, which ends it
-                env={**os.environ, "OMP_NUM_THREADS": "1"},  # there is one worker per core
+                env={**os.environ, **one_core},
                 pass_fds=[theirs.fileno()],
             )
         worker = _WorkerProcess(process, pipe, log)
@@ -172,6 +222,12 @@ class WorkerPool:
         if self._closed:  # closed meanwhile, perhaps before this worker was in the list
             process.terminate()
         return worker
+
+
+_CANCEL_SECONDS = 0.5
+"""Seconds between two checks whether a cell is cancelled."""
+_CLEANUP_SECONDS = 60.0
+"""Seconds that a worker gets to remove the containers of an emulated run."""
 
 
 class _WorkerProcess(NamedTuple):
@@ -185,20 +241,25 @@ def main() -> None:
     try:
         with interrupting(), suppress(EOFError):
             while True:
-                path, data_root = pipe.recv()
-                outcome = _outcome(RunDirectory(path), Options("virtual", data_root=data_root))
-                pipe.send(asdict(outcome))
+                order: CellOrder = pipe.recv()
+                pipe.send(asdict(_outcome(order)))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _outcome(directory: RunDirectory, options: Options) -> CellOutcome:
+def _outcome(order: CellOrder) -> CellOutcome:
+    if lack := needed_files.problem(order.needed, order.options.data_root):
+        return CellOutcome(reason=REFUSED, error=lack)
+    directory = RunDirectory(order.directory)
     try:
-        topology, plan = planning.plan_file(directory.topology, options)
+        topology, plan = planning.plan_file(directory.topology, order.options)
     except TestbedError as error:
         return CellOutcome.failure(error)
-    return execute(topology, plan, directory, options, lambda _: None)
+    return execute(topology, plan, directory, order.options, lambda _: None)
 
+
+REFUSED = "refused"
+"""Reason in the outcome of a cell whose worker lacks what the run needs."""
 
 if __name__ == "__main__":
     main()

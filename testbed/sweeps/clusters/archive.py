@@ -1,0 +1,52 @@
+"""A folder of regular files as bytes (a zip file), with a limit on the size of its content."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from testbed.topology import units
+
+
+class TooLargeError(Exception):
+    """The content of a folder or an archive is larger than allowed."""
+
+
+def pack(folder: Path, most: int) -> bytes:
+    """Return the regular files in `folder` as a zip file. Raises TooLargeError if their content has more
+    than `most` bytes."""
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+    _check(sum(path.stat().st_size for path in found), most)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for path in found:
+            archive.writestr(str(path.relative_to(folder)), path.read_bytes())
+    return packed.getvalue()
+
+
+def unpack(packed: bytes, folder: Path, most: int) -> None:
+    """Write the files of the zip file `packed` into `folder`. Raises TooLargeError if their content has
+    more than `most` bytes, and ValueError if `packed` is damaged or a file's name leads out of
+    `folder`."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            _check(sum(entry.file_size for entry in archive.infolist()), most)
+            for entry in archive.infolist():
+                name = PurePosixPath(entry.filename)
+                if name.is_absolute() or ".." in name.parts or "\\" in entry.filename:
+                    raise ValueError(f"the name {entry.filename!r} leads out of the folder")
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as file:
+                    content = file.read(entry.file_size + 1)  # the entry may be larger than it claims
+                if len(content) != entry.file_size:
+                    raise ValueError(f"{entry.filename!r} has another size than its entry")
+                path.write_bytes(content)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise ValueError(f"damaged zip file: {error}") from error
+
+
+def _check(size: int, most: int) -> None:
+    if size > most:
+        raise TooLargeError(f"{units.format_size(size)}, expected at most {units.format_size(most)}")

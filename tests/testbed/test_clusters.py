@@ -1,0 +1,296 @@
+"""`testbed sweep --on`: cells on a real Dask scheduler with workers on this machine, and on Slurm's
+daemons."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from testbed import topology
+from testbed.sweeps import needed_files
+from testbed.sweeps.clusters import archive, remote
+from tests import clusters
+from tests.conftest import unavailable
+from tests.running import TOPOLOGIES, Testbed, cli, started, until_printed
+from tests.waiting import eventually
+
+BASE = """
+name: base
+task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
+rule: {name: fedavg}
+devices: [{name: pi, count: 3, timing: 1s}]
+evaluate: {every: 1s}
+stop: {after: 3s}
+runtime: {name: virtual}
+"""
+OWN_RULE = 'name: "feddyn:FedDyn", alpha: 0.1, sample: 2'
+LONG = "{stop: {updates: 100000000}}"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is in a folder of its own, with a topology."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+
+
+@pytest.fixture
+def dask(tmp_path: Path) -> Iterator[clusters.Dask]:
+    with clusters.dask(tmp_path) as found:
+        yield found
+
+
+def write_sweep(content: str) -> str:
+    Path("study.yaml").write_text(f"topology: base.yaml\n{content}")
+    return "study.yaml"
+
+
+def entries() -> list[dict[str, object]]:
+    return [*json.loads(Path("runs/study/index.json").read_text())["cells"].values()]
+
+
+def run_folders() -> set[str]:
+    return {path.name for path in Path("runs/study").iterdir() if path.is_dir()}
+
+
+def attempts() -> list[Path]:
+    return [*Path("runs/study/.cluster").glob("*/attempt-*")]
+
+
+def cell_processes(worker: int) -> list[psutil.Process]:
+    """Return the processes in which the worker with this pid runs cells."""
+    return psutil.Process(worker).children() if attempts() else []
+
+
+def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
+    """A worker is killed in the middle: all cells are done, none is twice in the index. Ctrl-C ends a
+    cell on the other worker."""
+    for _ in range(2):
+        dask.add_worker()
+    file = write_sweep("variants: {a: {stop: {after: 400s}}}\ngrid: {seed: [1, 2, 3, 4, 5, 6, 7, 8]}")
+    with started("sweep", file, "--on", dask.on) as running:
+        eventually(lambda: len(attempts()) >= 4)
+        dask.workers[0].kill()
+        output, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, output
+    assert "8 of 8  a, seed" in output
+    assert "left\n" in output
+    assert len(entries()) == 8
+    assert {entry["run"] for entry in entries()} == run_folders()
+    assert {entry["outcome"] for entry in entries()} == {"after"}
+    assert "8 of 8 runs done already" in cli("sweep", file, "--on", dask.on).stdout
+    file = write_sweep(f"variants: {{long: {LONG}}}")
+    with started("sweep", file, "--on", dask.on) as running:
+        cells = eventually(lambda: cell_processes(dask.workers[1].pid))
+        running.send_signal(signal.SIGINT)
+        output, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, output
+    assert "Interrupted: the same command makes the remaining runs" in output
+    assert not any(cell.is_running() for cell in cells)
+    assert len(entries()) == 8
+    assert {entry["run"] for entry in entries()} == run_folders()
+
+
+def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    file = write_sweep(f"variants: {{long: {LONG}}}")
+    with clusters.dask(tmp_path) as dask:
+        worker = dask.add_worker()
+        with started("sweep", file, "--on", dask.on) as running:
+            eventually(attempts)
+            worker.kill()
+            until_printed(running, "failed: 1 worker was lost")
+            output, _ = running.communicate(timeout=60)
+        assert running.returncode == 1
+        assert "1 run failed" in output
+        worker = dask.add_worker()
+        with started("sweep", file, "--on", dask.on) as running:
+            (cell,) = eventually(lambda: cell_processes(worker.pid))
+            running.kill()
+        eventually(lambda: not cell.is_running())
+
+
+def test_results_come_back_without_a_shared_folder(dask: clusters.Dask) -> None:
+    """The worker has another file system in place of the sweep's folder, and none of the user's code."""
+    if os.geteuid() or shutil.which("unshare") is None:
+        unavailable("mountns", "a mount namespace takes root, and unshare of util-linux")
+    Path("runs").mkdir()
+    Path("own").mkdir()
+    shutil.copy(TOPOLOGIES / "own/feddyn.py", "own")
+    Path("base.yaml").write_text(f"{BASE}code: own/feddyn.py\n".replace("name: fedavg", OWN_RULE))
+    hidden = 'mount -t tmpfs none runs && mount -t tmpfs none own && exec "$@"'
+    dask.add_worker(["unshare", "--mount", "sh", "-c", hidden, "sh"])
+    file = write_sweep("grid: {seed: [1]}")
+    small = cli("sweep", file, "--on", f"{dask.on}?result=1kB")
+    assert small.returncode == 1
+    assert "the results have" in small.stdout
+    assert "expected at most 1000B: raise it with ?result=SIZE" in small.stdout
+    done = cli("sweep", file, "--on", dask.on)
+    assert done.returncode == 0, done.stderr
+    (run,) = run_folders()
+    assert Path(f"runs/study/{run}/events.jsonl").stat().st_size > 0
+    assert Path(f"runs/study/{run}/code/feddyn.py").is_file()
+
+
+def test_worker_with_another_version_is_refused(dask: clusters.Dask, tmp_path: Path) -> None:
+    """The other version is a stub that says what it is."""
+    stub = tmp_path / "other/testbed/sweeps/clusters/dask.py"
+    stub.parent.mkdir(parents=True)
+    for folder in stub.parents[:3]:
+        (folder / "__init__.py").touch()
+    stub.write_text(
+        "def _describe(dask_worker):\n"
+        "    return {'identity': 'testbed 0.1.0 with Python 3.9', 'engine': False}\n"
+        "async def _close(sweep): pass\n"
+    )
+    dask.add_worker(environment={"PYTHONPATH": str(tmp_path / "other")})
+    done = cli("sweep", write_sweep("grid: {seed: [1]}"), "--on", dask.on)
+    assert done.returncode == 1
+    told = done.stderr.replace("\n", " ")
+    assert "has testbed 0.1.0 with Python 3.9, this machine has " in told
+    assert remote.identity() in told
+    assert not Path("runs/study/index.json").exists()
+
+
+def test_emulated_cells_need_a_worker_with_an_engine(dask: clusters.Dask) -> None:
+    dask.add_worker()
+    Path("base.yaml").write_text(
+        BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
+    )
+    done = cli("sweep", write_sweep("grid: {seed: [1]}"), "--on", dask.on)
+    assert done.returncode == 2
+    assert "--resources engine=1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("on", "told"),
+    [
+        ("ray", "expected local, dask://HOST:PORT"),
+        ("dask", "expected local, dask://HOST:PORT"),
+        ("slurm://here", "expected local, dask://HOST:PORT"),
+        ("slurm:partition", "'partition' has no value"),
+        ("dask://here?result=much", "result: expected a size"),
+        ("dask://127.0.0.1:1?retries=1", "retries: expected result"),
+    ],
+)
+def test_wrong_cluster_is_refused(testbed: Testbed, on: str, told: str) -> None:
+    code, _, err = testbed("sweep", write_sweep("grid: {seed: [1]}"), "--on", on)
+    assert code == 2
+    assert told in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("on", ["dask://127.0.0.1:8786", "slurm"])
+def test_missing_extra_is_named(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, on: str) -> None:
+    monkeypatch.setattr("testbed.sweeps.clusters.importlib.util.find_spec", lambda _: None)
+    code, _, err = testbed("sweep", write_sweep("grid: {seed: [1]}"), "--on", on)
+    assert code == 2
+    assert f"-m pip install 'edge-fl-testbed[{on.partition(':')[0]}]'" in err.replace("\n", " ")
+
+
+def test_needed_files_are_checked_by_content(tmp_path: Path) -> None:
+    data = tmp_path / "here/ylecun/mnist"
+    data.mkdir(parents=True)
+    for split in ("train", "test"):
+        (data / f"{split}-0.parquet").write_text(split)
+    Path("trace").write_text("1\n")
+    text = BASE.replace("{name: quadratic, centers: [[0], [1], [5]],", "{name: mnist-logreg,")
+    Path("base.yaml").write_text(text.replace("timing: 1s", "timing: 1s, link: {trace: {up: trace}}"))
+    read = topology.load(Path("base.yaml"))
+    needed = needed_files.find(read, tmp_path / "here")
+    assert [Path(one.path).name for one in needed] == ["trace", "train-0.parquet", "test-0.parquet"]
+    there = tmp_path / "there"
+    shutil.copytree(tmp_path / "here", there)
+    assert needed_files.problem(needed, there) is None
+    assert "TESTBED_DATA=FOLDER" in str(needed_files.problem(needed, None))
+    file = there / "ylecun/mnist/test-0.parquet"
+    file.write_text("rest")
+    assert f"another content in {file}" in str(needed_files.problem(needed, there))
+    file.unlink()
+    assert f"cannot read {file}" in str(needed_files.problem(needed, there))
+    Path("trace").unlink()
+    assert f"cannot read {tmp_path / 'trace'}" in str(needed_files.problem(needed, there))
+
+
+def job(**changes: object) -> bytes:
+    inputs = archive.pack(Path("run"), remote.MAX_INPUTS)
+    names = ("sweep", "/nowhere", "base-1", inputs, "virtual", False, False, None, (), 2**20)
+    return msgspec.msgpack.encode(
+        msgspec.structs.replace(remote.CellJob(remote.identity(), *names), **changes)
+    )
+
+
+def test_worker_refuses_cells_that_it_cannot_run() -> None:
+    Path("run").mkdir()
+    Path("run/topology.yaml").write_text(BASE)
+    answer = msgspec.msgpack.decode(remote.run(job(identity="testbed 9"), "worker 7"))
+    assert answer["outcome"]["reason"] == "refused"
+    assert answer["outcome"]["error"] == remote.mismatch("worker 7", remote.identity(), "testbed 9")
+    missing = needed_files.NeededFile("/no/such/data.csv", in_data_root=False, checksum=1)
+    packed = remote.run(job(needed=(missing,)), "worker 7", Path())
+    remote.close("sweep")
+    outcome = msgspec.msgpack.decode(packed, type=remote.CellAnswer).outcome
+    assert outcome["reason"] == "refused"
+    assert str(outcome["error"]).startswith("worker 7 cannot read /no/such/data.csv")
+    assert [*Path().glob("attempt-*")] == []
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr(name, content)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "a\\..\\outside"])
+def test_archive_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        archive.unpack(zipped(name, b"x"), tmp_path / "in", 10)
+    assert not (tmp_path / "outside").exists()
+
+
+def test_archive_has_a_limit(tmp_path: Path) -> None:
+    packed = zipped("zeros", bytes(10**6))
+    assert len(packed) < 2000
+    with pytest.raises(archive.TooLargeError, match="expected at most"):
+        archive.unpack(packed, tmp_path, 10**6 - 1)
+    lying = packed.replace((10**6).to_bytes(4, "little"), (5).to_bytes(4, "little"))
+    with pytest.raises(ValueError):  # noqa: PT011  (zipfile words it)
+        archive.unpack(lying, tmp_path, 10)
+    with pytest.raises(ValueError, match="damaged"):
+        archive.unpack(b"no zip file", tmp_path, 10**6)
+    assert [*tmp_path.iterdir()] == [tmp_path / "base.yaml"]
+
+
+def test_slurm_repeats_a_lost_job_and_cancels_at_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := clusters.why_no_slurm():
+        unavailable("slurm", why)
+    file = write_sweep(f"variants: {{short: {{}}, long: {LONG}}}")
+    with clusters.slurm() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with started("sweep", file, "--on", "slurm:time=00:20:00") as running:
+            until_printed(running, "short, seed 0")
+            (lost,) = eventually(lambda: found if len(found := clusters.slurm_jobs()) == 1 else [])
+            clusters.cancel_slurm_job(lost)
+            (again,) = eventually(lambda: set(clusters.slurm_jobs()) - {lost})
+            eventually(lambda: len(attempts()) == 3)
+            running.send_signal(signal.SIGINT)
+            output, _ = running.communicate(timeout=120)
+        assert clusters.slurm_jobs() == []
+    assert running.returncode == 130, output
+    assert again != lost
+    (entry,) = entries()
+    assert entry["cell"] == "short, seed 0"
+    assert run_folders() == {entry["run"]}
