@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,53 @@ def test_own_selection_is_tried_before_the_start(
 def test_wrong_choice_of_an_own_selection_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="choose of the selection mine:Mine returned slow twice"):
         _run(_own(tmp_path, name="mine:Mine", after=7), tmp_path)
+
+
+def _battery(name: str, **more: Any) -> dict[str, Any]:
+    """A device of 2 W idle and 5 W while it trains, with 100 J."""
+    energy = {"idle": "2W", "core": "3W", "battery": {"capacity": "100J"}}
+    return {"name": name, "timing": "1s", "cpu": 1.0, "energy": energy, **more}
+
+
+def test_low_battery_is_not_chosen_until_the_recheck(tmp_path: Path) -> None:
+    """After a training of 1 s, of which nearly all is waiting, `a` reports 98 %, which is too low. It
+    is eligible again 15 s later."""
+    run = _run(
+        _topology(
+            tmp_path,
+            rule={"name": "fedbuff", "buffer_size": 1, "concurrency": 1},
+            selection={"name": "charged", "minimum": 0.985, "recheck": "15s"},
+            devices=[_battery("a"), {"name": "b", "timing": "1s"}],
+            stop={"after": "40s"},
+            virtual={"step_time": "1ms"},
+        ),
+        tmp_path,
+    )
+    chosen = run.draws.loc[run.draws["chosen"] == "a", "at"].tolist()
+    assert chosen[0] == 0.0
+    assert 1 < len(chosen) <= 3
+    assert all(after - before >= 16 for before, after in itertools.pairwise(chosen))
+    first = run.rounds.iloc[0]
+    assert (first["client"], first["level"]) == ("a", pytest.approx(0.98, abs=0.001))
+    assert len(run.updates[run.updates["client"] == "b"]) > 30
+
+
+@pytest.mark.parametrize("stop", [{"after": "30s"}, {"updates": 100}], ids=["after", "updates"])
+def test_run_in_which_nobody_can_become_eligible_does_not_hang(
+    stop: dict[str, Any], tmp_path: Path
+) -> None:
+    """The battery is empty after 50 s."""
+    topology = _topology(
+        tmp_path,
+        rule={"name": "fedavg", "sample": 1},
+        selection={"name": "charged", "minimum": 0.99, "recheck": None},
+        devices=[_battery("a")],
+        stop=stop,
+        virtual={"step_time": "1ms"},
+    )
+    run = _run(topology, tmp_path)
+    assert run.ended is not None
+    assert run.ended.reason == ("after" if "after" in stop else "no clients left")
+    assert len(run.updates) == 1
+    (note,) = [text for text in run.notes["message"] if "chose none" in text]
+    assert note.startswith("the selection charged chose none of 1 idle client: the draw is repeated")
