@@ -19,6 +19,9 @@ import msgspec
 from agents.energy.settings import EnergyConfig
 
 T = TypeVar("T")
+BEGUN = "begun"
+"""Name of the file on a client's disk that has one byte per training that the client has begun. The file
+belongs to the emulation: it stays if the device loses its memory."""
 KEEPALIVE, FIT_KEEPALIVE = 30, 300
 """MQTT keep-alive in seconds of device time. KEEPALIVE: for most clients. FIT_KEEPALIVE: for clients
 whose task has its own `fit`. Such a `fit` may hold Python's interpreter lock for long, and no ping can
@@ -517,6 +520,9 @@ class DeviceConfig:
     `EnergyConfig.busy` refers; None if its energy is not counted."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
+    disk: str = ""
+    """Folder with the files that the client keeps when it restarts; empty if no power-off erases
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,8 @@ class ComparisonRow:
     runs: int
     """Number of runs."""
     reached: int
-    """Number of runs that reached the target. If any run missed the target, `time`, `rounds`, `updates`
-    and `bytes` have no mean, but a median or a lower bound of the median."""
+    """Number of runs that reached the target. If any run missed the target, `time`, `rounds`, `updates`,
+    `bytes` and `energy` have no mean, but a median or a lower bound of the median."""
     time: Cost
     """Seconds of device time until the target was reached, interpolated between evaluations."""
     resolution: float
@@ -51,6 +51,9 @@ class ComparisonRow:
     bytes: Cost
     """Payload bytes of the updates applied up to the first evaluated model that reached the target.
     Downloads do not count."""
+    energy: Cost
+    """Joules that all devices together had consumed at the first evaluated model that reached the
+    target. Without values if the runs counted no energy."""
     accuracy: ConfidenceInterval
     """Accuracy of the last evaluation, as a share."""
     loss: ConfidenceInterval
@@ -207,7 +210,7 @@ def _row(
     level = nan if target is None else target
     needed = [metrics.reached(run, level) for run in runs]
     crossed = [metrics.crossing(run, "accuracy", level) for run in runs]
-    unknown = metrics.Reached(nan, nan, nan, nan)
+    unknown = metrics.Reached(nan, nan, nan, nan, nan)
     limits = [unknown if target is None else metrics.observed(run) for run in runs]
     times = [one.time if isfinite(one.time) else nan for one in crossed]
     verdicts = summary.verdicts(runs)
@@ -223,6 +226,7 @@ def _row(
         rounds=metrics.cost([one.rounds for one in needed], [one.rounds for one in limits]),
         updates=metrics.cost([one.updates for one in needed], [one.updates for one in limits]),
         bytes=metrics.cost([one.bytes for one in needed], [one.bytes for one in limits]),
+        energy=metrics.cost([one.energy for one in needed], [one.energy for one in limits]),
         accuracy=_final(runs, lambda line: line.accuracy),
         loss=_final(runs, lambda line: line.loss),
         valid=verdicts.get("valid", 0) + verdicts.get("simulated", 0),
@@ -323,6 +327,7 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
         "rounds": lambda row: _cost(row.rounds, 1.0, 0),
         "updates": lambda row: _cost(row.updates, 1.0, 0),
         "MB up": lambda row: _cost(row.bytes, 1e-6, 2),
+        "energy J": lambda row: _cost(row.energy, 1.0, 0),
         "speed-up": lambda row: "–" if isnan(row.speed_up) else f"{row.speed_up:.2f}×",
         "final accuracy %": lambda row: _spread(row.accuracy, 100.0, 1),
         "final loss": lambda row: _spread(row.loss, 1.0, 3),
@@ -330,10 +335,21 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     if len({row.task for row in rows}) < 2:
         del columns["task"]
     if all(isnan(row.accuracy.mean) for row in rows):
-        costs = ("time s", "resolution s", "rounds", "updates", "MB up", "speed-up", "final accuracy %")
+        costs = (
+            "time s",
+            "resolution s",
+            "rounds",
+            "updates",
+            "MB up",
+            "energy J",
+            "speed-up",
+            "final accuracy %",
+        )
         columns = {name: cell for name, cell in columns.items() if name not in costs}
     elif any(row.reached < row.runs for row in rows):
         columns["reached"] = lambda row: f"{row.reached} of {row.runs}"
+    if all(_cost(row.energy, 1.0, 0) == "–" for row in rows):
+        columns.pop("energy J", None)
     if any(row.valid < row.runs for row in rows):
         columns["valid"] = lambda row: f"{row.valid} of {row.runs}{_not_judged(row)}"
     if any(row.repeats for row in rows):

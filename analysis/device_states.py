@@ -10,11 +10,21 @@ import pandas as pd
 from agents.device_actions import BY_NAME, Hold, holds
 from analysis.load import Run
 
-STATES = ("download", "mask", "train", "upload", "unfinished", "wait", "paused", "offline")
+STATES = ("download", "mask", "train", "upload", "unfinished", "wait", "paused", "offline", "unpowered")
 BUSY = ("train", "mask", "unfinished")
 TRANSFER = ("download", "upload")
 
-_PRECEDENCE = ("offline", "paused", "train", "mask", "upload", "download", "unfinished", "wait")
+_PRECEDENCE = (
+    "unpowered",
+    "offline",
+    "paused",
+    "train",
+    "mask",
+    "upload",
+    "download",
+    "unfinished",
+    "wait",
+)
 """States in order of precedence. If several states apply at the same moment, the first in this order is
 used."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
@@ -30,7 +40,7 @@ _HELD_AS: dict[Hold, str] = {
     "down": "offline",
     "cut off": "offline",
     "frozen": "paused",
-    "unpowered": "offline",
+    "unpowered": "unpowered",
 }
 """State of a device during each kind of hold."""
 
@@ -48,6 +58,7 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     - `train`: from the first to the last local step.
     - `upload`: from the first byte until the aggregator had the whole update.
     - `paused`: frozen by the scenario or by hand.
+    - `unpowered`: without power, because the battery is too low.
     - `offline`: cut off from the network, absent, or crashed. After an absence or a crash, the state
       lasts until the device reports that it is ready.
     - `unfinished`: in a round whose update is not applied, because the run ended, the device left, or
@@ -59,8 +70,8 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     then inferred from telemetry: a device is in this state if its last update has arrived, and if it
     uses at least half of its CPU share.
 
-    A model may arrive while the device trains. If several states apply, the first of offline, paused,
-    train, mask, upload, download, unfinished is used.
+    A model may arrive while the device trains. If several states apply, the first of unpowered, offline,
+    paused, train, mask, upload, download, unfinished is used.
     """
     clients = run.updates["client"].cat.categories  # starts with the planned devices
     waiting = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))

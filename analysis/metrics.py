@@ -34,6 +34,8 @@ class Reached:
     bytes: float
     """Payload size in bytes of the updates applied up to the first model that had the accuracy.
     Downloads are not recorded."""
+    energy: float
+    """Energy in joules that all devices together had consumed at `time`. NaN if it was not counted."""
 
 
 def reached(run: Run, accuracy: float) -> Reached:
@@ -46,22 +48,36 @@ def reached(run: Run, accuracy: float) -> Reached:
     evaluations = run.evaluations.sort_values("at", kind="stable")
     good = evaluations[evaluations["accuracy"] >= accuracy]
     if good.empty:
-        return Reached(nan, nan, nan, nan)
+        return Reached(nan, nan, nan, nan, nan)
     return _cost_until(run, good.iloc[0])
 
 
 def observed(run: Run) -> Reached:
     """Return the cost up to the last evaluation. This is a lower bound of the cost of an accuracy that
-    the run did not reach. All fields are 0 if the run was never evaluated."""
+    the run did not reach. All fields are 0 if the run was never evaluated; `energy` is NaN if it was not
+    counted."""
     if run.evaluations.empty:
-        return Reached(0.0, 0.0, 0.0, 0.0)
+        (joules,) = consumed(run, [0.0])
+        return Reached(0.0, 0.0, 0.0, 0.0, float(joules))
     return _cost_until(run, run.evaluations.sort_values("at", kind="stable").iloc[-1])
 
 
 def _cost_until(run: Run, evaluation: pd.Series[Any]) -> Reached:
     at, version = (float(evaluation[column]) for column in ("at", "version"))
     contained = run.updates[run.updates["applied_version"] <= version]
-    return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()))
+    (joules,) = consumed(run, [at])
+    return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()), float(joules))
+
+
+def consumed(run: Run, at: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the energy in joules that all devices together had consumed at each of the times `at` (s),
+    interpolated between samples. NaN if the run counted no energy."""
+    times = np.asarray(at, np.float64)
+    total = np.full(times.shape, nan if run.energy.empty else 0.0)
+    known = run.energy[run.energy["at"].notna()]
+    for _, own in known.groupby("device", observed=True):
+        total += np.interp(times, np.append(0.0, own["at"]), np.append(0.0, own["consumed"]))
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +185,7 @@ def utilisation(run: Run) -> pd.DataFrame:
     Each column named in `device_states.STATES` is the share that the device spent in that state. These
     columns sum to 1. Three further columns combine states: `busy` (training, making a mask, or in a
     round whose update is not applied), `transfer` (download or upload) and `idle` (`wait`). They sum to
-    1 together with `paused` and `offline`.
+    1 together with `paused`, `offline` and `unpowered`.
     """
     spans = timeline(run)
     spent = (spans["end"] - spans["begin"]).groupby([spans["device"], spans["state"]], observed=False)
@@ -304,6 +320,13 @@ def _aggregations(run: Run) -> npt.NDArray[np.int64]:
     return np.sort(np.concatenate([recorded, begun]))
 
 
+def power_offs(run: Run) -> pd.Series[int]:
+    """Return the number of times that each device powered off because its battery was too low."""
+    names = run.updates["client"].cat.categories
+    switched = run.scenario.loc[run.scenario["action"] == "poweroff", "device"].astype(str)
+    return switched.value_counts().reindex(names, fill_value=0).rename("power_offs")
+
+
 def jain(values: npt.ArrayLike) -> float:
     """Return Jain's fairness index (Σx)² ÷ (n Σx²) (Jain, Chiu and Hawe 1984). It is 1 if all values are
     equal, 1/n if only one value is not 0, and NaN if all are 0."""
@@ -319,14 +342,19 @@ def effective_participants(values: npt.ArrayLike) -> float:
 
 
 def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> pd.Series[float]:
-    """Estimate the energy of each device in joules: Σ over states of seconds in the state × watts.
+    """Return the energy of each device in joules; NaN if it is not known.
 
-    The watts are `watts[group][state]`. If `watts` is None, the plan's watts are used (`power` of the
-    topology or of the profile). If no watts are set for `unfinished` or `mask`, the watts of `train` are
-    used. Any other state without watts counts as 0 W. For example, `power: {train: 7.2W}` gives the
-    energy of training alone. The energy of a device is NaN if no watts are known for it.
+    If the run counted energy (`energy` of the topology), and `watts` is None, the result is the counted
+    consumption. Otherwise it is an estimate: Σ over states of seconds in the state × watts. The watts
+    are `watts[group][state]`, or those of the plan (`power` of the topology or of the profile) if
+    `watts` is None. If no watts are set for `unfinished` or `mask`, the watts of `train` are used. Any
+    other state without watts counts as 0 W. For example, `power: {train: 7.2W}` gives the energy of
+    training alone.
     """
     names = run.updates["client"].cat.categories
+    if watts is None and not run.energy.empty:
+        counted = run.energy.groupby("device", observed=True)["consumed"].last()
+        return counted.reindex(names).rename("joules")
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
     drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]
     power = pd.DataFrame(

@@ -3,8 +3,8 @@
 Times in the file are device time in microseconds. The aggregator is one process with a track of the
 versions. Each device group is one process, with one thread per device; the slices of a thread are the
 device's states (`device_states.timeline`). An arrow leads from each applied update to its version.
-Counters: CPU use, sending and receiving rate and memory of each device, and the model's accuracy and
-loss. Actions on devices and rejected updates are instants.
+Counters: CPU use, sending and receiving rate, memory, power and battery of each device, and the model's
+accuracy and loss. Actions on devices and rejected updates are instants.
 
 The format is Google's "Trace Event Format", which Perfetto reads
 (perfetto.dev/docs/getting-started/other-formats).
@@ -33,6 +33,8 @@ _HIDDEN = frozenset({"wait"})
 _COUNTERS = {"cpu": ("CPU", "cores"), "sent": ("sent", "byte/s"), "received": ("received", "byte/s")}
 """Cumulative column of the telemetry -> title and unit of its counter, which shows the growth per
 second."""
+_ENERGY = {"level": ("battery (%)", 100.0), "power": ("power (W)", 1.0)}
+"""Column of the energy samples -> name and scale factor of its counter."""
 _UPDATE_FIELDS = ("sequence", "base_version", "applied_version", "staleness", "weight", "loss", "bytes")
 """Fields of an update that its training slice shows."""
 
@@ -118,8 +120,8 @@ def _states(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, A
 
 
 def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Yield the counters of the devices' telemetry. Perfetto shows counters per process, so each name
-    begins with the device."""
+    """Yield the counters of the devices' telemetry and energy. Perfetto shows counters per process, so
+    each name begins with the device."""
     samples = run.telemetry[run.telemetry["at"] >= 0]
     for device, own in samples.groupby("device", observed=True):
         if (track := tracks.get(str(device))) is None:
@@ -130,6 +132,13 @@ def _counters(run: Run, tracks: dict[str, dict[str, int]]) -> Iterator[dict[str,
         for column, (title, unit) in _COUNTERS.items():
             for at, value in _growth(own, column):
                 yield _counter(process, f"{device} {title} ({unit})", at, value)
+    energy = run.energy[run.energy["at"] >= 0]
+    for device, own in energy.groupby("device", observed=True):
+        if (track := tracks.get(str(device))) is None:
+            continue
+        for column, (name, scale) in _ENERGY.items():
+            for at, value in own[["at", column]].dropna().itertuples(index=False):
+                yield _counter({"pid": track["pid"]}, f"{device} {name}", at, scale * value)
 
 
 def _growth(samples: pd.DataFrame, column: str) -> Iterator[tuple[float, float]]:

@@ -30,11 +30,11 @@ from analysis.charts.learning_curves import target_reached
 from analysis.load import Run
 from analysis.names import by_settings, distinct
 
-_USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time")
+_USAGE = ("cpu-over-time", "memory-over-time", "rates-over-time", "battery-over-time", "power-over-time")
 _ONE_TASK = ("time-to-accuracy", "target-reached")
 """Charts that are drawn only if all runs have the same task."""
-_CHARTS = ("accuracy", "loss", "accuracy-by-class", "accuracy-by-group", "loss-by-device",
-           *_ONE_TASK, "devices", "staleness-histogram",
+_CHARTS = ("accuracy", "accuracy-by-energy", "loss", "accuracy-by-class", "accuracy-by-group",
+           "loss-by-device", *_ONE_TASK, "devices", "staleness-histogram",
            "staleness", "contributions", "participation", *_USAGE, "cpu", "rates")  # fmt: skip
 _LANES = ("devices", "staleness", "staleness-histogram", "contributions", "participation", *_USAGE)
 """Charts that have much data, or a lane or bar per run. They show at most `_MAX_RUNS_WITH_LANES`

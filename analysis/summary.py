@@ -127,17 +127,19 @@ def devices(run: Run) -> pd.DataFrame:
       such a round count as `busy`.
     - `transfer`: downloading or uploading, without training.
     - `idle`: waiting for the aggregator, or think time.
-    - `paused`: frozen. `offline`: absent, or cut off from the network.
+    - `paused`: frozen. `offline`: absent, cut off from the network, or without power.
 
     Only in some runs:
 
     - `epsilon`: ε so far, if the run has differential privacy (`analysis.privacy`).
     - `energy`: joules (`metrics.energy`), if the power of any device is known. NaN for devices whose
       power is unknown.
+    - `power_offs`: number of times that the device powered off, if any device has a battery.
     """
     shares = metrics.contributions(run)
     grouped = run.updates["staleness"].groupby(run.updates["client"], observed=False)
     spent = metrics.utilisation(run)
+    spent["offline"] += spent["unpowered"]
     table = pd.DataFrame(
         {
             "updates": shares["updates"],
@@ -153,7 +155,11 @@ def devices(run: Run) -> pd.DataFrame:
     joules, epsilon = metrics.energy(run).to_numpy(), privacy.by_device(run)
     if epsilon is not None:
         table = table.assign(epsilon=epsilon.to_numpy())
-    return table if np.isnan(joules).all() else table.assign(energy=joules)
+    if not np.isnan(joules).all():
+        table = table.assign(energy=joules)
+    if run.energy["level"].notna().any():
+        table = table.assign(power_offs=metrics.power_offs(run).to_numpy())
+    return table
 
 
 def _common(profiles: pd.Series) -> object:
@@ -164,9 +170,10 @@ def _common(profiles: pd.Series) -> object:
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Aggregate the rows of `devices` by group, and return a table indexed by group.
 
-    The table has the sums of `updates`, `share` and `energy`, and the maximum of `epsilon`. It has the
-    means of `staleness` (over the updates) and of `SHARES` (over the devices). `profile` is `drawn` if
-    the devices have different profiles. The column `count` has the number of devices.
+    The table has the sums of `updates`, `share`, `energy` and `power_offs`, and the maximum of
+    `epsilon`. It has the means of `staleness` (over the updates) and of `SHARES` (over the devices).
+    `profile` is `drawn` if the devices have different profiles. The column `count` has the number of
+    devices.
     """
     weighted = devices.assign(staleness=(devices["staleness"] * devices["updates"]).fillna(0.0))
     table = weighted.groupby("group", sort=False).agg(
@@ -181,4 +188,6 @@ def groups(devices: pd.DataFrame) -> pd.DataFrame:
         table["epsilon"] = weighted.groupby("group", sort=False)["epsilon"].max()
     if "energy" in devices:
         table["energy"] = weighted.groupby("group", sort=False)["energy"].sum(min_count=1)
+    if "power_offs" in devices:
+        table["power_offs"] = weighted.groupby("group", sort=False)["power_offs"].sum()
     return table.assign(staleness=table["staleness"] / table["updates"].replace(0, np.nan))

@@ -64,6 +64,7 @@ RUNTIMES: dict[str, Traits] = {
         gpus=True,
         devices_probe=True,
         counts_bytes="always",
+        counts_energy=True,
         lack="no Docker engine that can run devices answers",
     ),
     "swarm": Traits(
@@ -73,6 +74,7 @@ RUNTIMES: dict[str, Traits] = {
         many_hosts=True,
         devices_probe=True,
         counts_bytes="always",
+        counts_energy=True,
         lack="this machine's engine manages no Swarm, or does not answer",
     ),
     "process": Traits(
@@ -81,6 +83,7 @@ RUNTIMES: dict[str, Traits] = {
         shaper="relay",
         shaper_why="processes have no network of their own",
         counts_bytes="linked",
+        counts_energy=True,
         notice="devices are local processes. They are stopped and continued to keep their CPU shares, "
         "and a relay makes their links; memory is not limited",
     ),

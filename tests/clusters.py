@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -121,8 +122,15 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+def why_no_dask() -> str | None:
+    """Return why Dask cannot run here; None if it can."""
+    return None if importlib.util.find_spec("distributed") else "pip install 'edge-fl-testbed[dask]'"
+
+
 def why_no_slurm() -> str | None:
     """Return why Slurm's daemons cannot run here; None if they can."""
+    if importlib.util.find_spec("submitit") is None:
+        return "pip install 'edge-fl-testbed[slurm]'"
     if os.geteuid():
         return "its daemons need root"
     missing = [name for name in SLURM_PROGRAMS if shutil.which(name, path=_PATH) is None]

@@ -44,7 +44,10 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
             assert done.code == 0, done.err
         for command, told in (
             ("kill {} c", "has no device c; it has a, b"),
-            ("set {} a", "nothing to set: give --cpu, --up, --down, --rtt, --jitter or --loss"),
+            (
+                "set {} a",
+                "nothing to set: give --cpu, --up, --down, --rtt, --jitter, --loss or --battery",
+            ),
             ("set {} a --cpu 0", "--cpu 0: expected a positive share of one host core such as 0.25"),
             ("set {} a --cpu 64", "a cannot have 64 cpu: the devices would request 64.3 cores"),
             ("set {} a --up 12", "--up 12: expected a rate"),

@@ -30,9 +30,10 @@ from typing import Any, assert_never
 from msgspec import structs
 
 from agents import config
-from agents.config import AccessLink, DeviceConfig
+from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
+from agents.device.energy_meter import CounterReading, EnergyMeter
 from agents.device.netlink import Netlink
 from agents.device_actions import (
     Charge,
@@ -54,12 +55,23 @@ from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing,
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
-from agents.timing.nanoseconds import from_seconds, to_seconds
+from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
 from agents.wire import messages
-from agents.wire.messages import CgroupLimits, DeviceOrder, LimitsRequest, MessageError, RemoteAction
+from agents.wire.messages import (
+    CgroupLimits,
+    DeviceOrder,
+    EnergyStart,
+    LimitsRequest,
+    MessageError,
+    PowerSwitch,
+    RemoteAction,
+)
 
 _NO_NEW_PRIVILEGES = 38
 """PR_SET_NO_NEW_PRIVS. This process sets the flag, because not every engine can set it."""
+_METER_SECONDS = 0.1
+"""Seconds between two readings for the energy meter before the run clock is known to run. Of the CPU
+time around the start of the clock, the use of at most this many seconds is attributed wrongly."""
 _READ_SECONDS = 0.1
 """Seconds between two readings of a link's queue while packets wait: half of the time in which a full
 queue drains."""
@@ -107,6 +119,21 @@ class Init:
         self._ending = False
         """Whether the client was ordered to end, so that its exit does not end the container."""
         self._paused = False
+        self._meter = (
+            None
+            if cfg.energy is None
+            else EnergyMeter(cfg.device, cfg.energy, cfg.cpu, cfg.dilation, is_present=cfg.present)
+        )
+        """Meter of the device's energy; None if energy is not counted."""
+        self._metering_due = -math.inf if self._meter is not None else math.inf
+        """Time in seconds on the monotonic clock at which the meter is read next."""
+        self._powered = True
+        """Whether the battery allows a client to run. After an empty battery is charged, the controller
+        orders the start, because it first has to lift the CPU limit."""
+        self._was_starting = False
+        """Whether a client was starting at the meter's last reading."""
+        self._memory_lost = False
+        """Whether a power-off has erased the client's files. They are deleted before the next start."""
         self._stopped = False
         """Whether SIGTERM or SIGINT has arrived."""
         self._unmeasured = False
@@ -141,8 +168,7 @@ class Init:
             with Path(path).open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
-        if self._wanted:
-            self._start()
+        self._start_wanted()
         self._connection.open()
         if self._config.probed is not None:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
@@ -183,6 +209,9 @@ class Init:
         sample = resource_usage.sample(device, self._group, client, self._now)
         sample = structs.replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
+        if self._meter is not None and self._meter.is_counting:
+            energy = messages.encode(self._meter.sample(self._now()))
+            self._connection.publish_lossy(self._topics.telemetry(device), energy)
         if (limits := self._group.limits()) != self._limits:
             self._send_limits(limits)
         for reason, since in self._disturbances.update(self._present_disturbances(time.monotonic())):
@@ -245,9 +274,12 @@ class Init:
         container. The init sleeps in between, because its work uses the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            now, wake = time.monotonic(), min(due, self._reading_due)
+            now, wake = time.monotonic(), min(due, self._reading_due, self._metering_due)
             if now >= wake:
-                self._read_usage()
+                if now >= min(due, self._reading_due):
+                    self._read_usage()
+                if self._meter is not None and now >= min(due, self._metering_due):
+                    self._count_energy(self._meter)
                 if now >= due:
                     self._sample()
                     # Missed samples are skipped, not published later.
@@ -262,6 +294,40 @@ class Init:
             _reap_orphans(self._client.pid if self._client else None)
         return code
 
+    def _count_energy(self, meter: EnergyMeter) -> None:
+        """Read the counters for the energy meter. If the battery is empty, power off: kill the client as
+        a crash does, and report it. If an empty battery is charged, report that."""
+        received, sent = resource_usage.traffic()
+        cpu = self._group.cpu_seconds() or 0.0
+        was_starting, self._was_starting = self._was_starting, self._is_starting
+        at = self._clock.now()
+        reading = CounterReading(at, from_seconds(cpu), sent, received)
+        meter.update(reading, is_starting=was_starting or self._was_starting)
+        if (powered := meter.switch()) is not None:
+            if not powered:
+                self._power_off(loses_memory=meter.account.loses_memory)
+            device, topic = self._config.device, self._topics.telemetry(self._config.device)
+            self._connection.publish_lossy(topic, messages.encode(meter.sample(self._now())))
+            level = meter.account.level or 0.0
+            switch = PowerSwitch(device, self._now(), powered=powered, level=level)
+            self._connection.publish(topic, messages.encode(switch))
+        seconds = (meter.next_look(at) - at) / SECOND if meter.is_counting else _METER_SECONDS
+        self._metering_due = time.monotonic() + seconds
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether a client is starting. Until it is ready, the engine does not limit its CPU."""
+        return self._client is not None and not self._ending and self._group.cores() is None
+
+    def _power_off(self, *, loses_memory: bool) -> None:
+        """End the client without warning. It starts again when its power returns, unless an order has
+        ended it."""
+        self._powered = False
+        self._memory_lost = self._memory_lost or loses_memory
+        if self._client is not None:
+            self._ending = True
+            self._signal(signal.SIGKILL)
+
     def _exit_code(self) -> int | None:
         """Return the exit code of the container; None while a client runs or may still be started.
         Starts the next client if the previous one was ordered to end."""
@@ -269,8 +335,7 @@ class Init:
             return 0 if self._stopped and self._client is None else None
         if self._ending and not self._stopped:
             self._client = None
-            if self._wanted:
-                self._start()
+            self._start_wanted()
             return None
         if code == -signal.SIGKILL and (limit := self._group.killed_for_memory()) is not None:
             self._fail(
@@ -290,6 +355,9 @@ class Init:
                     self._do(action)
                 case LimitsRequest():
                     self._send_limits(self._group.limits())
+                case EnergyStart() as order if self._meter is not None:
+                    self._meter.start(order)
+                    self._count_energy(self._meter)
                 case _:
                     raise MessageError("expected an order")
         except MessageError as error:
@@ -312,12 +380,14 @@ class Init:
             case Restart():
                 self._restart()
             case Join():  # ends earlier pauses and disconnections
+                self._set_counted(is_counted=True)
                 self._resume()
                 self._plug(up=True)
                 self._restart()
             case Crash():
                 self._end(signal.SIGKILL)
             case Leave():
+                self._set_counted(is_counted=False)
                 self._paused = False
                 self._end(signal.SIGTERM, signal.SIGCONT)
             case Pause():
@@ -335,14 +405,37 @@ class Init:
                 self._plug(up=False)
             case Reconnect():
                 self._plug(up=True)
-            case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
-                self._fail(f"the action {action} is not possible here: this runtime counts no energy")
+            case SetBattery() | Charge() | Unplug():
+                if self._meter is None:
+                    self._fail(f"the device has no battery, expected one for {action}")
+                else:
+                    self._count_energy(self._meter)
+                    self._meter.act(action)
+                    self._count_energy(self._meter)
+            case PowerOn():
+                # Ignored if the battery is empty again since the controller has sent the order.
+                if self._meter is not None and self._meter.account.is_on:
+                    self._powered = True
+                    self._start_wanted()
+            case PowerOff():
+                self._fail("a power-off follows from the battery, and cannot be ordered")
             case _:
                 assert_never(action)
 
+    def _set_counted(self, *, is_counted: bool) -> None:
+        """Count the device's energy from now on, or stop counting it."""
+        if self._meter is not None:
+            self._count_energy(self._meter)
+            self._meter.account.is_counted = is_counted
+            self._count_energy(self._meter)
+
     def _restart(self) -> None:
         self._wanted = True
-        if self._client is None:
+        self._start_wanted()
+
+    def _start_wanted(self) -> None:
+        """Start the client if it should run, has power, and does not run yet."""
+        if self._wanted and self._powered and self._client is None:
             self._start()
 
     def _resume(self) -> None:
@@ -371,6 +464,9 @@ class Init:
 
     def _start(self) -> None:
         self._ending = False
+        if self._memory_lost:
+            self._memory_lost = False
+            self._erase_memory()
         self._client = subprocess.Popen(
             [sys.executable, "-m", "agents.client.main", self._config.client_config],
             user=self._config.user,
@@ -379,6 +475,17 @@ class Init:
         )
         if self._paused:  # paused while no client was running
             self._signal(signal.SIGSTOP)
+
+    def _erase_memory(self) -> None:
+        """Delete the client's files, with the client's rights. The count of its trainings stays, because
+        it belongs to the emulation."""
+        subprocess.run(
+            ["find", self._config.disk, "-mindepth", "1", "!", "-name", BEGUN, "-delete"],
+            user=self._config.user,
+            group=self._config.user,
+            extra_groups=[],
+            check=False,
+        )
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

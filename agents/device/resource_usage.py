@@ -19,7 +19,7 @@ def sample(
     """Return the resource usage of `device` since its start. `group`: the device's control group. `pid`:
     process of the device's client; None if no client runs. `now`: clock for the time of the sample, in
     seconds. Raises OSError, KeyError."""
-    received, sent = _traffic()
+    received, sent = traffic()
     at = now()
     demand = {} if pid is None else schedstat(pid)
     return UsageSample(
@@ -74,7 +74,7 @@ def _cpu(group: ControlGroup) -> dict[str, Any]:
     }
 
 
-def _traffic() -> tuple[int, int]:
+def traffic() -> tuple[int, int]:
     """Return the number of bytes received and sent over all interfaces except loopback and ifb. With
     ifb, traffic would count twice."""
     received = sent = 0

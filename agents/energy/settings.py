@@ -52,3 +52,8 @@ class EnergyConfig:
     """Battery; None if the device has mains power."""
     charger: ChargerConfig | None = None
     """Charger of the battery, plugged in at the start of the run; None if there is none."""
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Whether the device needs energy for the bytes that it sends or receives."""
+        return self.sent > 0 or self.received > 0

@@ -33,6 +33,7 @@ MAX_TEXT_CHARACTERS = 4096
 _MAX_ERROR_CHARACTERS = 250
 _MAX_SECONDS = 1e10
 _MAX_COUNT = 2**63 - 1
+MAX_WATTS = 1e12
 NO_LIMIT = -1
 """Value of a limit that is not set: quota, memory or swap of a control group."""
 MAX_SUMMANDS = 500
@@ -59,7 +60,7 @@ DeviceTime = Annotated[float, Meta(ge=-_MAX_SECONDS, le=_MAX_SECONDS)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1e15)]
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
-Watts = Annotated[float, Meta(ge=0, le=1e12)]
+Watts = Annotated[float, Meta(ge=0, le=MAX_WATTS)]
 Joules = Annotated[float, Meta(ge=0, le=1e18)]
 Cpuset = Annotated[
     str,
@@ -182,6 +183,19 @@ class EnergyFigures(_Fields, frozen=True, kw_only=True):
     battery."""
     charging: Watts | None = None
     """Power in watts that the charger offers now; None if the device has no battery."""
+
+
+class EnergyStart(_Fields, frozen=True):
+    """Order to the init of `device`: count the device's energy. It is sent at each start of the run
+    clock."""
+
+    device: Name
+    epoch: DeviceTime
+    """Time in seconds on the monotonic clock of the aggregator's host at device time 0."""
+    at: Seconds = 0.0
+    """Device time of the start, in seconds."""
+    energy: EnergyFigures | None = None
+    """Energy at the end of the run's earlier segment; None if the run was not resumed."""
 
 
 class EnergySample(_Fields, frozen=True):
@@ -396,7 +410,7 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | LimitsRequest
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance | EnergySample | PowerSwitch
@@ -421,7 +435,7 @@ class _ToAggregator(_Fields, frozen=True):
 
 
 T = TypeVar("T")
-D = TypeVar("D", bound=DeviceOrder | LimitsRequest | Telemetry)
+D = TypeVar("D", bound=DeviceOrder | EnergyStart | LimitsRequest | Telemetry)
 
 
 def encode(message: Message | GpuSample) -> bytes:
@@ -497,7 +511,9 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
     if name == topics.AGGREGATOR:
         return _build(_ToAggregator, {"order": fields}).order
     alone = fields.keys() == {"device"} and name != topics.ROUTER
-    kind: type[DeviceOrder | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+    kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
+    if "epoch" in fields and name != topics.ROUTER:
+        kind = EnergyStart
     return _of_device(None if name == topics.ROUTER else name, kind, fields)
 
 

@@ -151,8 +151,9 @@ class Chart:
             if layer.mark == "spans" and len(layer.columns["begin"]):
                 return False
             if layer.mark in ("line", "step", "points", "bars") and not layer.reference:
-                y = np.asarray(layer.columns["y"], np.float64)
-                points += int((np.isfinite(y) & ((layer.mark != "bars") | (y != 0))).sum())
+                x, y = (np.asarray(layer.columns[name], np.float64) for name in ("x", "y"))
+                shown = np.isfinite(x) & np.isfinite(y) & ((layer.mark != "bars") | (y != 0))
+                points += int(shown.sum())
         return points < 2
 
     @property

@@ -22,6 +22,7 @@ STATE_COLORS = {
     "unfinished": "grey",
     "paused": "purple",
     "offline": "red",
+    "unpowered": "green",
 }
 """Colours of the states. The lane of a waiting device is empty."""
 MAX_UPDATES = 40_000

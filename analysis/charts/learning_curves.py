@@ -1,5 +1,5 @@
-"""Charts of test accuracy and loss against time, versions, bytes and ε, and a chart of the time to an
-accuracy."""
+"""Charts of test accuracy and loss against time, versions, bytes, energy and ε, and a chart of the time
+to an accuracy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ def uploaded_bytes(run: Run) -> Column:
 
 
 Quality = Literal["accuracy", "loss"]
-Progress = Literal["time", "version", "bytes", "epsilon"]
+Progress = Literal["time", "version", "bytes", "energy", "epsilon"]
 _X: dict[Progress, tuple[Axis, Callable[[Run], Column]]] = {
     "time": (Axis("device time", "s"), lambda run: run.evaluations["at"].to_numpy()),
     "version": (Axis("version", whole=True), lambda run: run.evaluations["version"].to_numpy()),
     "bytes": (Axis("data uploaded", "MB"), lambda run: uploaded_bytes(run) / 1e6),
+    "energy": (
+        Axis("energy of all devices", "J"),
+        lambda run: metrics.consumed(run, run.evaluations["at"].to_numpy()),
+    ),
     "epsilon": (Axis("highest ε of a client"), privacy.highest),
 }
 _Y: dict[Quality, tuple[Axis, float]] = {

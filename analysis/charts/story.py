@@ -24,6 +24,7 @@ _SHADES = {
     "unfinished": 0.9,
     "paused": 0.4,
     "offline": 0.4,
+    "unpowered": 0.4,
 }
 """Opacity of each state, from 0 to 1. Work for applied updates has the strip's colour; the other
 states are grey."""
@@ -52,7 +53,7 @@ def story(runs: Sequence[Run]) -> list[Chart]:
     ]
     note = (
         "lanes below: training (full colour), download and upload (pale) of applied updates; rounds "
-        "without applied update (dark grey), paused or offline (light grey)"
+        "without applied update (dark grey), paused, offline or without power (light grey)"
     )
     of_strips = dict.fromkeys(strip.note for strip in strips)
     first = replace(progress, x=time, layers=layers, key=(), height=0.85).with_note(note, *of_strips)

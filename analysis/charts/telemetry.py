@@ -1,8 +1,10 @@
-"""Charts of CPU, memory and network rates of the devices over time, from their telemetry."""
+"""Charts of CPU, memory, network rates, power and battery levels of the devices over time, from their
+telemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,9 @@ def cpu(runs: Sequence[Run]) -> Chart:
 
 def memory(runs: Sequence[Run]) -> Chart:
     """Return the chart of the memory that the devices used."""
-    return _chart(runs, "Memory used", Axis("memory", "MiB", limits=(0.0, None)), {"": _memory})
+    return _chart(
+        runs, "Memory used", Axis("memory", "MiB", limits=(0.0, None)), {"": _level("memory", 2**-20)}
+    )
 
 
 def rates(runs: Sequence[Run]) -> Chart:
@@ -46,15 +50,35 @@ def rates(runs: Sequence[Run]) -> Chart:
     return with_actions(chart.with_note("solid: up, dashed: down"), runs)
 
 
-def _chart(runs: Sequence[Run], title: str, y: Axis, figures: dict[str, _Figure]) -> Chart:
+def power(runs: Sequence[Run]) -> Chart:
+    """Return the chart of the power that the devices drew; empty if the runs counted no energy."""
+    watts = Axis("power", "W", limits=(0.0, None))
+    return with_actions(_chart(runs, "Power", watts, {"": _rate("consumed", 1.0)}, "energy"), runs)
+
+
+def battery(runs: Sequence[Run]) -> Chart:
+    """Return the chart of the levels of the devices' batteries; empty if no device has a battery."""
+    level = Axis("battery", "%", limits=(0.0, 100.0))
+    return with_actions(_chart(runs, "Batteries", level, {"": _level("level", 100.0)}, "energy"), runs)
+
+
+def _chart(
+    runs: Sequence[Run],
+    title: str,
+    y: Axis,
+    figures: dict[str, _Figure],
+    table: Literal["telemetry", "energy"] = "telemetry",
+) -> Chart:
+    """Return the chart of `figures` of the samples in the run's `table`."""
     layers: list[Layer] = []
     series = 0
     several = len(runs) > 1
     by_group = any(len(run.devices) > _MAX_LINES for run in runs)
     for name, run in distinct(runs).items():
-        grid = _grid(run)
+        samples: pd.DataFrame = getattr(run, table)
+        grid = _grid(samples["at"])
         values = {
-            figure: {device: compute(samples, grid) for device, samples in _by_device(run)}
+            figure: {device: compute(own, grid) for device, own in _by_device(samples)}
             for figure, compute in figures.items()
         }
         for label, devices in _series(run, by_group=by_group):
@@ -102,15 +126,15 @@ def _series(run: Run, *, by_group: bool) -> Iterator[tuple[str, list[str]]]:
         yield f"{group} ×{len(own)}" if len(own) > 1 else str(group), [*own]
 
 
-def _by_device(run: Run) -> Iterator[tuple[str, pd.DataFrame]]:
-    samples = run.telemetry[run.telemetry["at"].notna()]
+def _by_device(samples: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    samples = samples[samples["at"].notna()]
     for device, own in samples.groupby("device", observed=True):
         yield str(device), own
 
 
-def _grid(run: Run) -> _Values:
-    """Return the edges of the steps in seconds, from the first sample in the run to the last."""
-    at = run.telemetry["at"]
+def _grid(at: pd.Series[float]) -> _Values:
+    """Return the edges of the steps in seconds, from the first sample in the run to the last. `at`:
+    times of the samples."""
     at = at[at >= 0]
     if len(at) < 2:
         return np.zeros(0)
@@ -136,12 +160,17 @@ def _rate(column: str, scale: float) -> _Figure:
     return rate
 
 
-def _memory(samples: pd.DataFrame, grid: _Values) -> _Values:
-    used, at = _known(samples, "memory")
-    if len(at) < 2 or len(grid) < 2:
-        return np.full(max(0, len(grid) - 1), np.nan)
-    middle = (grid[:-1] + grid[1:]) / 2
-    return np.where(_present(at, grid), np.interp(middle, at, used) / 2**20, np.nan)
+def _level(column: str, scale: float) -> _Figure:
+    """Return a function that interpolates `column`, times `scale`."""
+
+    def level(samples: pd.DataFrame, grid: _Values) -> _Values:
+        values, at = _known(samples, column)
+        if len(at) < 2 or len(grid) < 2:
+            return np.full(max(0, len(grid) - 1), np.nan)
+        middle = (grid[:-1] + grid[1:]) / 2
+        return np.where(_present(at, grid), scale * np.interp(middle, at, values), np.nan)
+
+    return level
 
 
 def _known(samples: pd.DataFrame, column: str) -> tuple[_Values, _Values]:

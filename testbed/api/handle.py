@@ -12,7 +12,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from agents import events
-from agents.device_actions import Action, Crash, Pause, Restart, Resume, SetCpu, SetLink, to_json
+from agents.device_actions import (
+    Action,
+    Charge,
+    Crash,
+    Pause,
+    Restart,
+    Resume,
+    SetBattery,
+    SetCpu,
+    SetLink,
+    Unplug,
+    to_json,
+)
 from agents.disk import files
 from testbed.api import background
 from testbed.api.topology_input import data_root
@@ -196,21 +208,38 @@ class RunHandle:
         self,
         devices: Devices,
         *,
-        cpu: float | None = None,
+        cpu: str | float | None = None,
         up: str | None = None,
         down: str | None = None,
         rtt: str | None = None,
         jitter: str | None = None,
         loss: str | float | None = None,
+        battery: str | float | None = None,
     ) -> Done:
-        """Change the CPU share or the link of devices: `run.set("pi", cpu=0.05, up="1mbit")`.
+        """Change the CPU share, the link or the level of the battery of devices:
+        `run.set("pi", cpu=0.05, up="1mbit")`.
 
-        `cpu` is a share of one host core. All other values are written as in a topology. A setting that
-        is None does not change. Returns the actions that were sent. Raises BadInputError if a value is
-        invalid, a device is unknown, or the run is over or in virtual time.
+        `cpu` is a share of one host core, `battery` a share of the battery's capacity. All values are
+        written as in a topology. A setting that is None does not change. Returns the actions that were
+        sent. Raises BadInputError if a value is invalid, a device is unknown or has no battery, or the
+        run is over or in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-        return self.act(devices, *changes(cpu, given))
+        return self.act(devices, *changes(cpu, given, battery))
+
+    def charge(self, devices: Devices, watts: str | float | None = None) -> Done:
+        """Plug in a charger with a constant power of `watts` (a number of watts, or a text such as
+        `10W`), or the devices' own chargers if `watts` is None. Returns the actions that were sent.
+        Raises BadInputError if the power is invalid, a device is unknown or has no battery or no
+        charger, or the run is over or in virtual time.
+        """
+        return self.act(devices, charger(watts))
+
+    def unplug(self, devices: Devices) -> Done:
+        """Unplug the chargers of devices. Raises BadInputError if a device is unknown or has no battery,
+        or the run is over or in virtual time.
+        """
+        return self.act(devices, Unplug())
 
     def kill(self, devices: Devices) -> Done:
         """Kill devices without a clean shutdown, as a crash would. `restart` starts them again. Raises
@@ -390,9 +419,26 @@ class _Listener(threading.Thread):
             self.error = error
 
 
-def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[SetCpu | SetLink]:
-    """Return the actions that change the CPU share to `cpu` (share of one host core), and the link to
-    the values in `link` (in the notation of a topology). Settings that are None do not change.
+def charger(watts: str | float | None) -> Charge:
+    """Return the action that plugs in a charger with a power of `watts` (a number of watts, or a text
+    such as `10W`), or the device's own charger if `watts` is None. Raises BadInputError."""
+    if watts is None:
+        return Charge()
+    try:
+        return Charge(units.power(watts if isinstance(watts, str) else f"{watts:.12g}W"))
+    except ValueError as error:
+        raise BadInputError(f"watts {watts}: {error}") from error
+
+
+def changes(
+    cpu: str | float | None,
+    link: dict[str, Any],
+    battery: str | float | None = None,
+    prefix: str = "",
+) -> list[SetCpu | SetLink | SetBattery]:
+    """Return the actions that change the CPU share to `cpu` (share of one host core), the link to the
+    values in `link`, and the level of the battery to `battery` (all in the notation of a topology).
+    Settings that are None do not change.
 
     Raises BadInputError. The error's message has `prefix` before the names of settings.
     """
@@ -403,18 +449,23 @@ def changes(cpu: float | None, link: dict[str, Any], prefix: str = "") -> list[S
         "jitter": units.duration,
         "loss": units.share_as_typed,
     }
+    read_others: dict[str, Callable[[object], float]] = {
+        "cpu": units.cpu_as_typed,
+        "battery": units.share_as_typed,
+    }
     found: dict[str, float | None] = {}
-    for name, value in link.items():
+    for name, value in {**link, "cpu": cpu, "battery": battery}.items():
         if value is not None:
             try:
-                found[name] = read[name](value)
+                found[name] = (read | read_others)[name](value)
             except ValueError as error:
                 raise BadInputError(f"{prefix}{name} {value}: {error}") from error
-    if cpu is None and not found:
-        *some, last = (prefix + name for name in ("cpu", *read))
+    if not found:
+        *some, last = (prefix + name for name in ("cpu", *read, "battery"))
         raise BadInputError(f"nothing to set: give {', '.join(some)} or {last}")
-    if cpu is not None and not cpu > 0:
-        raise BadInputError(
-            f"{prefix}cpu {cpu:g}: expected a positive share of one host core such as 0.25"
-        )
-    return [*([] if cpu is None else [SetCpu(cpu)]), *([SetLink(found)] if found else [])]
+    share, level = found.pop("cpu", None), found.pop("battery", None)
+    return [
+        *([] if share is None else [SetCpu(share)]),
+        *([SetLink(found)] if found else []),
+        *([] if level is None else [SetBattery(level)]),
+    ]

@@ -20,7 +20,7 @@ import psutil
 from agents.texts import quantity
 from testbed import images
 from testbed.broker import programs
-from testbed.host import docker_engine, kernel
+from testbed.host import docker_engine, kernel, rapl
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
@@ -70,6 +70,7 @@ def doctor() -> list[Finding]:
         found = [Finding("Docker engine", "missing", detail, error.fix)]
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
+    found.append(energy(rapl.survey()))
     return [*found, disk(info), broker(has_engine=bool(info)), python(), torch()]
 
 
@@ -235,6 +236,19 @@ def sleep() -> Finding:
         return Finding("core sleep", "ok", "prevented while a run measures")
     detail = f"cannot write {LATENCY}: sleeping cores wake slowly, which reduces small CPU shares"
     return Finding("core sleep", "warn", detail, f'sudo chown "$USER" {LATENCY}')
+
+
+def energy(found: rapl.RaplSurvey) -> Finding:
+    """Check whether this host's processors count their energy, with which runs compare the emulated
+    energy of their devices."""
+    name = "RAPL"
+    if found.unreadable:
+        detail = f"may not be read: {', '.join(found.unreadable)}; the host's energy is not measured"
+        return Finding(name, "warn", detail, f"sudo chmod a+r {rapl.POWERCAP}/intel-rapl:*/energy_uj")
+    if not found.readable:
+        return Finding(name, "ok", "none: the host's energy is not measured")
+    detail = f"{', '.join(found.readable)}: runs show the host's energy beside that of their devices"
+    return Finding(name, "ok", detail)
 
 
 def memory() -> Finding:

@@ -1,4 +1,5 @@
-"""`testbed set`, `kill`, `pause`, `resume`, `restart` and `shell`: control the devices of a run."""
+"""Commands that control the devices of a run: `testbed set`, `charge`, `unplug`, `kill`, `pause`,
+`resume`, `restart` and `shell`."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ _ACTIONS = {
     "restart": "Restart devices that were killed or have crashed.",
     "pause": "Freeze devices; `resume` lets them continue where they were.",
     "resume": "Let paused devices continue.",
+    "unplug": "Unplug the chargers of devices; `charge` plugs them in again.",
 }
 """Name of a command -> its help. The command calls the method of `RunHandle` with the same name."""
 
@@ -29,6 +31,7 @@ _ACTIONS = {
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     app.command("set", rich_help_panel=_PANEL)(_set)
+    app.command("charge", rich_help_panel=_PANEL)(_charge)
     # Options after the device belong to the command that runs in its container.
     context = {"allow_interspersed_args": False}
     app.command("shell", rich_help_panel=_PANEL, context_settings=context)(_shell)
@@ -48,22 +51,38 @@ def _command(action: str) -> Any:
 def _set(
     run: Run,
     devices: Devices,
-    cpu: Annotated[float | None, typer.Option(help="Share of one host core, such as 0.25.")] = None,
+    cpu: Annotated[str | None, typer.Option(help="Share of one host core, such as 0.25 or 25%.")] = None,
     up: Annotated[str | None, typer.Option(help="Uplink rate, such as 1mbit.")] = None,
     down: Annotated[str | None, typer.Option(help="Downlink rate, such as 5mbit.")] = None,
     rtt: Annotated[str | None, typer.Option(help="Round-trip time, such as 80ms.")] = None,
     jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
+    battery: Annotated[str | None, typer.Option(help="Level of the battery, such as 20%.")] = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Change the CPU share or the link of devices during a run."""
+    """Change the CPU share, the link or the battery's level of devices during a run."""
     from testbed.api.handle import changes
     from testbed.api.running import attach
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    wanted = changes(cpu, link, prefix="--")
+    wanted = changes(cpu, link, battery, prefix="--")
     _print_actions(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
+
+
+def _charge(
+    run: Run,
+    devices: Devices,
+    watts: Annotated[
+        str | None, typer.Option(help="Constant power, such as 10W (default: the own charger).")
+    ] = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Plug in chargers; `unplug` removes them."""
+    from testbed.api.running import attach
+
+    _print_actions(attach(run, runs=runs).charge(devices, watts), as_json=as_json)
 
 
 def _shell(

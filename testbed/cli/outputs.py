@@ -383,6 +383,9 @@ class ComparisonRowOutput(Output):
     """Number of updates applied up to the first evaluated model that reached the target."""
     bytes: CostOutput
     """Payload bytes of the updates applied up to the first evaluated model that reached the target."""
+    energy: CostOutput
+    """Joules that all devices together had consumed at the first evaluated model that reached the
+    target. Null if the runs counted no energy."""
     accuracy: IntervalOutput
     """Test accuracy at the last evaluation, 0 to 1."""
     loss: IntervalOutput
@@ -546,7 +549,9 @@ OUTPUTS: dict[str, Any] = {
     "data": DataOutput,
     "evaluate": list[EvaluationOutput],
     "replay": ReplayOutput,
-    **dict.fromkeys(("set", "kill", "restart", "pause", "resume"), list[ActionOutput]),
+    **dict.fromkeys(
+        ("set", "charge", "unplug", "kill", "restart", "pause", "resume"), list[ActionOutput]
+    ),
     "sweep": ComparisonOutput,
     "compare": ComparisonOutput,
     "agree": AgreementOutput,

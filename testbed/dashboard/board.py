@@ -29,6 +29,8 @@ APART = ("devices", "staleness", "staleness-histogram", "contributions")
 """Names of the charts that contain only one run."""
 PARTICIPATION = "participation"
 """Name of a chart that contains only one run. It is shown if the topology has a selection."""
+BATTERIES = ("battery-over-time", "power-over-time")
+"""Names of charts that contain only one run. They are shown if the topology counts energy."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
 """Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
 time, nothing is measured."""
@@ -146,7 +148,8 @@ class Board:
             feed, run = self.feeds[column], runs[column]
             simulated = is_simulated(run.manifest.get("runtime"))
             shown = APART if simulated else (*APART, *EMULATED)
-            for name in (*shown, *([PARTICIPATION] if run.topology.get("selection") else [])):
+            selected = [PARTICIPATION] if run.topology.get("selection") else []
+            for name in (*shown, *selected, *(BATTERIES if _counts_energy(run) else ())):
                 made = chart(name, feed, run)
                 title = " · ".join(filter(None, (made.title, names[column])))
                 yield Panel(f"{name}-{column}", column, replace(made, title=title))
@@ -157,6 +160,12 @@ def _evaluates_by_device(run: Run) -> bool:
     the page must have all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
+
+
+def _counts_energy(run: Run) -> bool:
+    """Whether the topology counts the energy of any device."""
+    devices = run.manifest.get("devices", {})
+    return any(device.get("energy") is not None for device in devices.values())
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:

@@ -370,6 +370,18 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyComparison:
+    """Emulated energy of the devices beside the energy of the host, both since the last start of the run
+    clock."""
+
+    emulated: float
+    """Energy of all devices together, in joules."""
+    host: float | None
+    """Energy of the host's processors in joules, as they count it (RAPL). It includes the host's idle
+    power and all its other work. None if it is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fidelity:
     """Requested and measured figures of all devices of a run."""
 
@@ -377,6 +389,8 @@ class Fidelity:
     clocks: Mapping[str, float] = field(default_factory=dict)
     """Name of each other host -> maximum error, in seconds, of the times that are recorded for devices
     on that host. Empty if there is only one host."""
+    energy: EnergyComparison | None = None
+    """Emulated energy beside that of the host; None if no device's energy is counted."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -388,11 +402,15 @@ class Fidelity:
         `wanted` of DeviceFidelity.
 
         `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
-        if there is only one host.
+        if there is only one host. `energy` has `emulated` and `host` of EnergyComparison. `energy` is
+        left out if no device's energy is counted.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
-        return {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
+        found = {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
+        if (energy := self.energy) is not None:
+            found["energy"] = {"emulated": _round(energy.emulated), "host": _round(energy.host)}
+        return found
 
     def save(self, path: Path) -> None:
         """Write `fidelity.json`. Raises OSError if writing fails; then no partial file is left."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents import pipeline
 from agents.config import (
+    BEGUN,
     FIT_KEEPALIVE,
     KEEPALIVE,
     AggregatorConfig,
@@ -285,6 +286,11 @@ def longest_silence(model: int, rate: float) -> float:
     return max(silence_timeout(), 6 * 8 * model / rate)
 
 
+def model_bytes(topology: Topology) -> int:
+    """Return the size of a model that is sent to a client, in bytes, without its header."""
+    return 4 * (model_check.check(topology) + own_elements(topology)[0])
+
+
 def keepalive(task: Task) -> float:
     """Return the keep-alive of clients that train `task`, in seconds of device time."""
     return FIT_KEEPALIVE if task.fits else KEEPALIVE
@@ -317,7 +323,7 @@ def _aggregator(
         keeps_models=keeps_models(topology, spec.plan),
         patience=rounds.patience(spec.plan, expected),
         dilation=spec.plan.dilation,
-        patient=planned_actions.has_steps(topology, spec.plan),
+        patient=planned_actions.has_steps(topology, spec.plan) or spec.plan.has_chargers,
         cpus=sorted(cpu_numbers(spec.plan.infrastructure_cpus)),
         evaluation_cpus=sorted(cpu_numbers(spec.plan.evaluation_cpus)),
         evaluate_classes=topology.evaluate.classes,
@@ -372,7 +378,7 @@ def _client(
         dilation=device.dilation,
         memory=f"{disk}/memory.safetensors" if remembers else None,
         outbox=disk,
-        begun=f"{disk}/begun" if any(map(durations.vary, (device.timing, device.think))) else None,
+        begun=f"{disk}/{BEGUN}" if any(map(durations.vary, (device.timing, device.think))) else None,
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,
@@ -418,6 +424,7 @@ def _device(
         energy=device.energy,
         cpu=None if device.energy is None else device.cpu,
         dilation=device.dilation,
+        disk=DISK,
     )
 
 

@@ -45,9 +45,11 @@ class StartedRelay:
 
 
 def is_needed(spec: RunSpec) -> bool:
-    """Return whether any device has a link, gets a link later, or loses its network."""
+    """Return whether any device has a link, gets a link later, loses its network, or needs energy for
+    the bytes that it transfers, which the relay counts."""
     return (
         spec.plan.is_routed
+        or any(one.energy is not None and one.energy.counts_bytes for one in spec.plan.devices)
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
         or any(group.availability is not None for group in spec.topology.devices)
     )

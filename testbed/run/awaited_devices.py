@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents import events
-from agents.device_actions import Crash, Join, Leave, Restart
+from agents.device_actions import Crash, Join, Leave, PowerOff, PowerOn, Restart
 
 
 class AwaitedDevices:
@@ -16,6 +16,10 @@ class AwaitedDevices:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._present: set[str] = set()
+        self._down: set[str] = set()
+        """Devices that a crash or a leave has ended."""
+        self._unpowered: set[str] = set()
+        """Devices whose battery is empty."""
         self._deadlines: dict[str, float] = {}
 
     def record(self, record: events.Record, now: float) -> None:
@@ -31,12 +35,23 @@ class AwaitedDevices:
                 self._record_action(record, now)
 
     def _record_action(self, record: events.Acted, now: float) -> None:
+        device = record.device
         match record.action:
             case Crash() | Leave():
-                self._present.discard(record.device)
-                self._deadlines.pop(record.device, None)
-            case Restart() | Join() if record.device not in self._present:
-                self._deadlines[record.device] = now + self._timeout_s
+                self._down.add(device)
+            case Restart() | Join():
+                self._down.discard(device)
+            case PowerOff():
+                self._unpowered.add(device)
+            case PowerOn():
+                self._unpowered.discard(device)
+            case _:
+                return
+        if device in self._down or device in self._unpowered:
+            self._present.discard(device)
+            self._deadlines.pop(device, None)
+        elif device not in self._present:
+            self._deadlines[device] = now + self._timeout_s
 
     def overdue(self, now: float) -> Iterator[str]:
         """Yield one sentence per device that did not come back in time. No device is reported twice."""

@@ -17,7 +17,16 @@ from typing import Any, Never
 
 from agents import events, user_code
 from agents.config import LOGGED, AccessLink, BrokerAccess
-from agents.device_actions import Crash, DeviceState, SetCpu
+from agents.device_actions import (
+    Charge,
+    Crash,
+    DeviceState,
+    EnergyAction,
+    PowerOff,
+    PowerOn,
+    SetCpu,
+    to_json,
+)
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.rate_limit import RateLimit
@@ -26,20 +35,22 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import AddressedOrder, MessageError, NoteOrder
+from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import SegmentClock, measure, requested
-from testbed.fidelity.figures import RATES
+from testbed.fidelity.figures import RATES, EnergyComparison
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
 from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
+from testbed.host import rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.signals import uninterrupted
-from testbed.plan.agent_configs import RunSpec
+from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
+from testbed.run.round_energy import RoundEnergies, last_figures
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import RecordFollower, Samples
@@ -145,6 +156,18 @@ class Controller:
             self._record_failure,
             self._dilation,
         )
+        counts_energy = any(device.energy is not None for device in spec.plan.devices)
+        self._energy = RoundEnergies(spec.plan, model_bytes(spec.topology) if counts_energy else 0)
+        self._earlier_energy: dict[str, EnergyFigures] = (
+            last_figures(Samples(spec.directory.telemetry)) if counts_energy else {}
+        )
+        """Energy of each device at the end of the run's earlier segment; empty if there is none."""
+        self._host_energy = rapl.meter() if counts_energy else None
+        """Meter of the energy of the host; None if it has no readable counters, or no device's energy is
+        counted."""
+        self._host_joules: float | None = None
+        """Energy of the host in joules since the last start of the run clock; None if not measured."""
+        self._host_joules_before = 0.0
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
@@ -378,6 +401,7 @@ class Controller:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
                     self._record_failure(failure)
+            self._orders += ((AGGREGATOR, one) for one in self._energy.orders(is_over=self._is_over))
             orders = self._orders.copy()
             self._orders.clear()  # not a new list: the scenario player appends to this one
             for order in orders:
@@ -407,6 +431,8 @@ class Controller:
             while True:
                 for message in self._inbox.drain(0.0):
                     self._handle_message(message, telemetry.write)
+                for energy in self._runtime.meter.energy():
+                    self._handle_energy(energy, telemetry.write)
                 if time.monotonic() >= supervise:
                     supervise = time.monotonic() + _SUPERVISION_INTERVAL_SECONDS
                     for sample in self._runtime.meter.telemetry():
@@ -438,7 +464,29 @@ class Controller:
             off = reading.clock_uncertainty / self._dilation
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
+    def energy_comparison(self) -> EnergyComparison | None:
+        """Return the energy of the devices beside that of the host; None if no device's energy is
+        counted."""
+        if not self._energy.devices:
+            return None
+        return EnergyComparison(self._energy.consumed, self._host_joules)
+
+    def _read_host_energy(self, *, starts: bool = False) -> None:
+        """Read the host's energy. `starts`: whether the run clock starts now."""
+        if self._host_energy is None:
+            return
+        try:
+            joules = self._host_energy.joules()
+        except (OSError, ValueError):
+            self._host_energy = self._host_joules = None
+            return
+        if starts:
+            self._host_joules_before = joules
+        if self.epoch is not None and not self._is_over:
+            self._host_joules = joules - self._host_joules_before
+
     def _sample_host(self, lateness: float) -> None:
+        self._read_host_energy()
         if self.epoch is not None and not self._is_over:
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
@@ -455,11 +503,15 @@ class Controller:
                     | messages.LinkProbe(at=at)
                     | messages.LimitsRead(at=at)
                     | messages.Disturbance(at=at)
+                    | messages.EnergySample(at=at)
+                    | messages.PowerSwitch(at=at)
                 ) if at > now:  # both clocks are the same
                     raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
                     self._used[sample.device] = sample.cpu
                     write_telemetry(_line(sample))
+                case messages.EnergySample() | messages.PowerSwitch() as energy:
+                    self._handle_energy(energy, write_telemetry)
                 case messages.LinkProbe(device) as probe:
                     if device in self._unmeasured:  # else it is a retained message, sent again
                         self._unmeasured.discard(device)
@@ -489,6 +541,23 @@ class Controller:
             first = self._refusals.add(event.topic, error) == 1
             if first and event.topic.startswith(self._topics.failure("")):  # some action has failed
                 self.failures.append(f"invalid message on {event.topic}: {error}")
+
+    def _handle_energy(
+        self,
+        message: messages.EnergySample | messages.PowerSwitch,
+        write_telemetry: Callable[[str], object],
+    ) -> None:
+        if message.device not in self._energy.devices:
+            raise MessageError("the energy of this device is not counted")
+        if isinstance(message, messages.EnergySample):
+            write_telemetry(_line(message))
+            self._energy.sample(message)
+        elif self.epoch is not None and not self._is_over:
+            action = PowerOn() if message.powered else PowerOff()
+            self._orders += self._runtime.act(message.device, action)
+            at = (message.at - self.epoch) / self._dilation
+            record = messages.LogOrder(at, message.device, "battery", 0.0, to_json(action))
+            self._orders.append((AGGREGATOR, record))
 
     def _record_failure(self, what: str) -> None:
         """Record a failed action. The run continues, but is not valid."""
@@ -594,6 +663,7 @@ class Controller:
         for record in records:
             self._view.record(record)
             self._returning.record(record, time.monotonic())
+            self._energy.record(record)
             if isinstance(record, events.Acted) and isinstance(action := record.action, SetCpu):
                 self._shares[record.device] = action.cpu
             if isinstance(record, events.Acted) and record.action is not None:
@@ -604,6 +674,10 @@ class Controller:
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
+                earlier, self._earlier_energy = self._earlier_energy, {}
+                self._read_host_energy(starts=True)
+                for order in self._energy.start(self.epoch, record.at, earlier):
+                    self._orders += self._runtime.start_energy(order)
                 self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record
@@ -631,12 +705,22 @@ class Controller:
             raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
+        if isinstance(action, EnergyAction):
+            self._check_battery(device, action)
         if isinstance(action, SetCpu):
             shares = (self._shares | {device: action.cpu}).values()
             why = self._spec.plan.too_little(action.cpu) or self._spec.plan.too_much(shares)
             if why is not None:
                 raise BadInputError(f"{device} cannot have {action.cpu:g} cpu: {why}.")
         self._player.execute(device, action)
+
+    def _check_battery(self, device: str, action: EnergyAction) -> None:
+        """Raise BadInputError if `device` lacks the battery or the charger that `action` needs."""
+        energy = self._energy.devices.get(device)
+        if energy is None or energy.battery is None:
+            raise BadInputError(f"{device} has no battery: add energy with a battery to its group")
+        if action == Charge() and energy.charger is None:
+            raise BadInputError(f"{device} has no charger: give the power of one, such as 10W")
 
     def _await_devices(self, seconds: float) -> None:
         """Wait until all devices have ended. A device ends after its client. Raises RunFailedError if

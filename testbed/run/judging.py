@@ -38,7 +38,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         SegmentClock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
-    fidelity = replace(fidelity, clocks=controller.clocks)
+    fidelity = replace(fidelity, clocks=controller.clocks, energy=controller.energy_comparison())
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
     last = verdict(

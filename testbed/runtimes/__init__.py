@@ -14,7 +14,14 @@ from agents.config import BrokerAccess
 from agents.device_actions import Action
 from agents.imports import without_garbage_collection
 from agents.mqtt.topics import AGGREGATOR, ROUTER
-from agents.wire.messages import AddressedOrder, GpuSample, Telemetry
+from agents.wire.messages import (
+    AddressedOrder,
+    EnergySample,
+    EnergyStart,
+    GpuSample,
+    PowerSwitch,
+    Telemetry,
+)
 from testbed.broker import BROKER
 from testbed.data.preparation import Prepared
 from testbed.fidelity.host_load import HostSample
@@ -62,6 +69,9 @@ class Runtime(Protocol):
         if this run cannot carry out the action. Raises HostError.
         """
 
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        """Begin to count the energy of a device. Return the orders for the processes that count it."""
+
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the components that have ended, by component: `aggregator`, `broker`, `router`,
         or the name of a device."""
@@ -95,6 +105,11 @@ class Meter(Protocol):
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
         """One sample per device; empty if the devices send their telemetry themselves. Called about once
         a second."""
+        return ()
+
+    def energy(self) -> Sequence[EnergySample | PowerSwitch]:
+        """Energy samples that are due, and the devices that power off or return now; empty if the
+        devices send these messages themselves. Called several times per second."""
         return ()
 
     def externally_stopped(self) -> set[str]:

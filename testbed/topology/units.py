@@ -109,10 +109,23 @@ def cpu(value: object) -> float:
 
 def share_as_typed(value: object) -> float:
     """Read a share as `share` does. The number may also be a text, as on a command line."""
+    return share(_number_as_typed(value))
+
+
+def cpu_as_typed(value: object) -> float:
+    """Read a number of cores above zero as `cpu` does. The number may also be a text, as on a command
+    line."""
+    if (cores := cpu(_number_as_typed(value))) == 0:
+        raise ValueError("expected a positive share of one host core such as 0.25")
+    return cores
+
+
+def _number_as_typed(value: object) -> object:
+    """Convert a number that was typed as a text. Return other values unchanged."""
     if isinstance(value, str):
         with suppress(ValueError):
-            value = float(value)
-    return share(value)
+            return float(value)
+    return value
 
 
 def relative_error(value: object) -> float:

@@ -86,6 +86,12 @@ EXAMPLES: list[tuple[str, Message]] = [
             PI, 9.5, messages.EnergyFigures(consumed=4.5, transferred=0.5, power=2.0, level=0.75)
         ),
     ),
+    (
+        NAMES.control(PI),
+        messages.EnergyStart(
+            PI, -9.5, 12.0, messages.EnergyFigures(consumed=4.5, transferred=0.5, power=0.0, is_on=False)
+        ),
+    ),
     (NAMES.telemetry(PI), messages.PowerSwitch(PI, 9.5, powered=False, level=0.0)),
     (NAMES.telemetry(PI), SAMPLE),
     (NAMES.telemetry(PI), messages.UsageSample(device=PI, at=0.0, cpu=0.0, memory=0)),
@@ -174,6 +180,13 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
             supplied=st.none() | joules,
             charging=st.none() | joules,
         ),
+    ),
+    messages.EnergyStart: st.builds(
+        messages.EnergyStart,
+        names,
+        times,
+        seconds,
+        st.none() | st.builds(messages.EnergyFigures, consumed=joules, transferred=joules, power=joules),
     ),
     messages.PowerSwitch: st.builds(
         messages.PowerSwitch, names, seconds, st.booleans(), st.floats(0, 1)

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from agents import events
-from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, to_json
+from agents.device_actions import (
+    Action,
+    Crash,
+    Join,
+    Leave,
+    Pause,
+    PowerOff,
+    PowerOn,
+    Restart,
+    to_json,
+)
 from testbed.run.awaited_devices import AwaitedDevices
 
 
@@ -42,3 +52,11 @@ def test_present_or_ended_device_is_not_awaited() -> None:
     assert list(again.overdue(200.0)) != []
     gone = returning(acted("pi", Leave()), acted("pi", Join()), acted("pi", Leave()))
     assert list(gone.overdue(200.0)) == []
+
+
+def test_device_without_power_is_awaited_from_its_return() -> None:
+    off = [acted("pi", Crash()), acted("pi", PowerOff()), acted("pi", Restart())]
+    assert list(returning(*off).overdue(200.0)) == []
+    assert list(returning(*off, acted("pi", PowerOn())).overdue(200.0)) != []
+    crashed = [acted("pi", PowerOff()), acted("pi", Crash()), acted("pi", PowerOn())]
+    assert list(returning(*crashed).overdue(200.0)) == []

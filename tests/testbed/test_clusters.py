@@ -46,6 +46,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dask(tmp_path: Path) -> Iterator[clusters.Dask]:
+    if why := clusters.why_no_dask():
+        unavailable("dask", why)
     with clusters.dask(tmp_path) as found:
         yield found
 
@@ -64,7 +66,7 @@ def run_folders() -> set[str]:
 
 
 def attempts() -> list[Path]:
-    return [*Path("runs/study/.cluster").glob("*/attempt-*")]
+    return [*Path("runs/study/.cluster").glob("*/try-*")]
 
 
 def cell_processes(worker: int) -> list[psutil.Process]:
@@ -104,6 +106,8 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
 def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if why := clusters.why_no_dask():
+        unavailable("dask", why)
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
     file = write_sweep(f"variants: {{long: {LONG}}}")
     with clusters.dask(tmp_path) as dask:
@@ -243,7 +247,7 @@ def test_worker_refuses_cells_that_it_cannot_run() -> None:
     outcome = msgspec.msgpack.decode(packed, type=remote.CellAnswer).outcome
     assert outcome["reason"] == "refused"
     assert str(outcome["error"]).startswith("worker 7 cannot read /no/such/data.csv")
-    assert [*Path().glob("attempt-*")] == []
+    assert [*Path().glob("try-*")] == []
 
 
 def zipped(name: str, content: bytes) -> bytes:

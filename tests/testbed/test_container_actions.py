@@ -8,17 +8,23 @@ from hypothesis import strategies as st
 
 from agents.device_actions import (
     Action,
+    Charge,
     Crash,
     Disconnect,
     Join,
     Leave,
     Pause,
+    PowerOff,
+    PowerOn,
     Reconnect,
     Restart,
     Resume,
+    SetBattery,
     SetCpu,
     SetLink,
+    Unplug,
 )
+from agents.wire.messages import DeviceOrder
 from testbed.errors import BadInputError, HostError
 from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
@@ -32,6 +38,7 @@ _ACTIONS = st.sampled_from(
     [
         *(Crash(), Restart(), Leave(), Join(), Pause(), Resume(), Disconnect(), Reconnect()),
         *(SetCpu(0.1), SetCpu(0.5), SetLink({"up": 1e6})),
+        *(PowerOff(), PowerOn(), SetBattery(0.2), Charge(), Unplug()),
     ]
 )
 
@@ -140,3 +147,21 @@ def test_ended_container_does_not_start_again(spec: RunSpec, action: Action) -> 
     assert engine.devices.act("d-2", action)
     assert engine.told == [("d-2", UNLIMITED)]
     assert engine.devices.act("d-1", Leave())
+
+
+def test_client_starts_without_limits_when_its_power_returns(spec: RunSpec) -> None:
+    engine = Engine(spec)
+    assert engine.devices.act("d-1", PowerOff()) == []  # the init has ended the client itself
+    assert engine.devices.act("d-1", PowerOn()) == [("d-1", DeviceOrder("d-1", PowerOn()))]
+    assert engine.told == [("d-1", UNLIMITED)]
+
+
+def test_crash_and_empty_battery_do_not_end_each_other(spec: RunSpec) -> None:
+    """A client that does not start keeps its limits, so that it is limited when it starts later."""
+    engine = Engine(spec)
+    actions: list[Action] = [Crash(), PowerOff(), PowerOn(), PowerOff(), Restart()]
+    for action in actions:
+        engine.devices.act("d-1", action)
+    assert engine.told == []
+    engine.devices.act("d-1", PowerOn())
+    assert engine.told == [("d-1", UNLIMITED)]

@@ -20,7 +20,7 @@ from agents.config import AccessLink, BrokerAccess
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
-from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, NoteOrder
+from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, EnergyStart, NoteOrder
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.host.signals import interrupting
 from testbed.run import live_runs
@@ -165,6 +165,9 @@ class Idle:
         return None
 
     def begin(self) -> None: ...
+
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        return [(order.device, order)]
 
 
 class Stubborn(Idle):

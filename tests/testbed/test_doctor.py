@@ -18,7 +18,7 @@ import requests
 
 from testbed.api import machine as doctor
 from testbed.errors import HostError
-from testbed.host import docker_engine, kernel
+from testbed.host import docker_engine, kernel, rapl
 from testbed.runtimes.docker import runtime as docker_runtime
 from tests.running import cli
 
@@ -243,3 +243,44 @@ def test_swarm_nodes_with_problems_are_reported() -> None:
     assert gone[0::2] == ("warn", "sudo systemctl start docker (on these nodes)")
     assert gone[1].endswith("not reachable: b")
     assert found("active", node("a"), node("b", "19.03.5"))[0] == "missing"
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    """Folder of a host with two processors, one of them with a counter of its cores."""
+    for zone, name, joules in (
+        ("intel-rapl:0", "package-0", 5),
+        ("intel-rapl:0:0", "core", 3),
+        ("intel-rapl:1", "package-1", 90),
+        ("intel-rapl:2", "psys", 200),
+    ):
+        (tmp_path / zone).mkdir()
+        (tmp_path / zone / "name").write_text(f"{name}\n")
+        (tmp_path / zone / "energy_uj").write_text(f"{joules}000000\n")
+        (tmp_path / zone / "max_energy_range_uj").write_text("100000000\n")
+    return tmp_path
+
+
+def test_energy_counters_of_processors_are_added_and_wrap(powercap: Path) -> None:
+    meter = rapl.meter(powercap)
+    assert meter is not None
+    assert meter.joules() == 0.0
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("7500000\n")
+    (powercap / "intel-rapl:1" / "energy_uj").write_text("4000000\n")
+    assert meter.joules() == 2.5 + 14.0
+    found = doctor.energy(rapl.survey(powercap))
+    assert (found.status, found.detail.split(":")[0]) == ("ok", "package-0, package-1")
+
+
+def test_energy_counter_that_may_not_be_read_is_reported(powercap: Path) -> None:
+    (powercap / "intel-rapl:1" / "energy_uj").unlink()
+    (powercap / "intel-rapl:1" / "energy_uj").mkdir()  # fails for root, too
+    found = doctor.energy(rapl.survey(powercap))
+    assert (found.status, "package-1" in found.detail) == ("warn", True)
+    assert found.fix is not None
+    assert rapl.meter(powercap) is None
+
+
+def test_host_without_energy_counters_is_not_measured(tmp_path: Path) -> None:
+    assert rapl.meter(tmp_path) is None
+    assert "not measured" in doctor.energy(rapl.survey(tmp_path)).detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from agents.device_actions import from_json, to_json
 from agents.energy.charger import Charger
 from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
-from testbed import topology
+from testbed import topology, traits
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan
 from testbed.topology import profiles
@@ -214,6 +215,8 @@ def test_scenario_without_the_battery_that_it_needs_is_refused(
     assert expected in refusal(energy, more=f"scenario: [{{at: 1s, {entry}}}]")
 
 
-def test_runtime_that_counts_no_energy_refuses_it() -> None:
+def test_runtime_that_counts_no_energy_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = replace(traits.RUNTIMES["docker"], counts_energy=False)
+    monkeypatch.setitem(traits.RUNTIMES, "docker", without)
     with pytest.raises(BadInputError, match=r"does not count energy yet.*virtual runtime"):
         plan(parse(ENERGY, "cpu: 0.5"), "docker", HOST)

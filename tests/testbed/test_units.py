@@ -86,6 +86,17 @@ def test_share_on_the_command_line_may_be_a_number(value: object) -> None:
     assert units.share_as_typed(value) == 0.02
 
 
+@pytest.mark.parametrize("value", ["0.25", "25%", 0.25])
+def test_cores_on_the_command_line_may_be_a_percentage(value: object) -> None:
+    assert units.cpu_as_typed(value) == 0.25
+
+
+@pytest.mark.parametrize("text", ["abc", "nan", "0", "-1%"])
+def test_invalid_cores_on_the_command_line_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a positive share of one host core such as 0\.25"):
+        units.cpu_as_typed(text)
+
+
 @pytest.mark.parametrize("text", ["abc", "nan", "1.5", "-1%"])
 def test_invalid_share_on_the_command_line_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected a share from 0 to 1 such as 0\.9, or 90%"):

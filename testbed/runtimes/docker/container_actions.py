@@ -40,6 +40,8 @@ class ContainerDevice:
     planned: PlannedDevice
     away: bool
     """Whether the device's client is absent or was ordered to end. The client may start again."""
+    unpowered: bool = False
+    """Whether the device has powered off, because its battery is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,19 @@ def respond(
                 f"(exit code {exit_code}). See its log."
             )
         case Restart() | Join() if device.away:  # else it is running, and keeps its quota
-            return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], UNLIMITED)
+            limits = None if device.unpowered else UNLIMITED
+            return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], limits)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
-        case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
-            raise BadInputError("this runtime counts no energy, so that devices have no batteries")
+        case SetBattery() | Charge() | Unplug():
+            return Response(device, [(name, DeviceOrder(name, action))])
+        case PowerOff():  # the init has ended the client already
+            return Response(replace(device, unpowered=True), [])
+        case PowerOn():
+            limits = None if device.away else UNLIMITED
+            return Response(
+                replace(device, unpowered=False), [(name, DeviceOrder(name, action))], limits
+            )
         case _:
             assert_never(action)
 

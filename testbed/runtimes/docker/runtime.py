@@ -16,7 +16,7 @@ from agents.config import BrokerAccess
 from agents.device_actions import Action
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
-from agents.wire.messages import AddressedOrder
+from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
 from testbed.broker import BROKER
 from testbed.broker.identity import new_identity
@@ -179,6 +179,10 @@ class DockerRuntime:
         """Carry out an action. The engine sets CPU limits. The router sets the delay and loss of a link,
         unless the devices use netem. The device's init does everything else."""
         return self._devices.act(device, action)
+
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        """Have the device's init count the energy."""
+        return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
         with as_host_error("list the containers"):

@@ -10,26 +10,24 @@ from collections.abc import Collection, Sequence, Set
 import psutil
 
 from agents.device.resource_usage import is_stopped, schedstat
-from agents.wire.messages import LinkProbe, Telemetry, UsageSample
-from testbed.host.forkserver import ForkedProgram
+from agents.wire.messages import EnergySample, LinkProbe, PowerSwitch, Telemetry, UsageSample
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
+from testbed.runtimes.process.children import Children
 from testbed.runtimes.process.duty_cycle import DutyCycle, cpu_clock
-
-
-class Children(dict[str, psutil.Popen | ForkedProgram]):
-    """Processes of a run, by component. A component that was restarted has only its latest process
-    here."""
-
-    def is_alive(self, component: str) -> bool:
-        return component in self and self[component].poll() is None
+from testbed.runtimes.process.energy import FleetEnergyMeter
 
 
 class ProcessMeter(Meter):
     """Meter of the run's processes."""
 
     def __init__(
-        self, devices: Collection[str], children: Children, paused: Set[str], duty_cycle: DutyCycle
+        self,
+        devices: Collection[str],
+        children: Children,
+        paused: Set[str],
+        duty_cycle: DutyCycle,
+        energy: FleetEnergyMeter,
     ) -> None:
         """`paused`: the devices that an action has suspended. The runtime changes `children` and
         `paused` during the run."""
@@ -37,6 +35,7 @@ class ProcessMeter(Meter):
         self._children = children
         self._paused = paused
         self._duty_cycle = duty_cycle
+        self._energy = energy
         self._used: dict[tuple[str, int], float] = {}
         """Last known CPU seconds of each process, by device and process id."""
         self.probes: Sequence[LinkProbe] = ()
@@ -66,6 +65,9 @@ class ProcessMeter(Meter):
                     UsageSample(device=name, at=at, cpu=cpu, memory=memory, **passed, **demand)
                 )
         return samples
+
+    def energy(self) -> list[EnergySample | PowerSwitch]:
+        return list(self._energy.look())
 
     def externally_stopped(self) -> set[str]:
         """Components that are stopped, except devices that the duty cycle or an action has suspended."""

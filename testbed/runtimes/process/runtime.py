@@ -19,7 +19,7 @@ from typing import assert_never
 
 import psutil
 
-from agents.config import BrokerAccess
+from agents.config import BEGUN, BrokerAccess
 from agents.device_actions import (
     Action,
     Charge,
@@ -39,7 +39,7 @@ from agents.device_actions import (
     Unplug,
 )
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder, DeviceOrder
+from agents.wire.messages import AddressedOrder, DeviceOrder, EnergyStart
 from testbed import broker
 from testbed.broker import BROKER, Account, Listeners, TlsIdentity
 from testbed.broker.identity import new_identity
@@ -52,9 +52,11 @@ from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
+from testbed.runtimes.process.children import Children
 from testbed.runtimes.process.duty_cycle import DutyCycle
+from testbed.runtimes.process.energy import FleetEnergyMeter
 from testbed.runtimes.process.log_writer import LogWriter
-from testbed.runtimes.process.meter import Children, ProcessMeter
+from testbed.runtimes.process.meter import ProcessMeter
 from testbed.view import View
 
 HOST = "127.0.0.1"
@@ -159,8 +161,17 @@ class ProcessRuntime:
         self._restarting: set[str] = set()
         """Devices to start when their old process has ended."""
         self._paused: set[str] = set()
+        self._down = set(spec.plan.absent)
+        """Devices that are absent, or that a crash or a leave has ended."""
+        self._unpowered: set[str] = set()
+        """Devices whose battery is empty."""
+        self._memory_lost: set[str] = set()
+        """Devices whose files a power-off has erased. They are deleted before the next start."""
         self._has_relay = relay.is_needed(spec)
-        self.meter = ProcessMeter(self._devices, self._children, self._paused, self._duty_cycle)
+        self._energy = FleetEnergyMeter(spec.plan.devices, self._children, spec.plan.absent)
+        self.meter = ProcessMeter(
+            self._devices, self._children, self._paused, self._duty_cycle, self._energy
+        )
 
     @property
     def broker_kind(self) -> str:
@@ -217,6 +228,7 @@ class ProcessRuntime:
         if device not in self._children:
             return
         self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
+        self._energy.ready(device)
 
     def begin(self) -> None:
         """Do nothing, because processes have no weights."""
@@ -232,14 +244,20 @@ class ProcessRuntime:
                 if self._is_running(device) and device not in self._paused:
                     self.limit(device)
             case Crash():
+                self._down.add(device)
                 self._end(device, signal.SIGKILL)
             case Leave():
+                self._energy.set_counted(device, is_counted=False)
+                self._down.add(device)
                 self._paused.discard(device)
                 self._end(device, signal.SIGTERM)
-            case Restart() if not self._is_running(device):
-                self._restarting.add(device)
-                self._start_restarting()
+            case Restart():
+                self._down.discard(device)
+                if not self._is_running(device) and device not in self._unpowered:
+                    self._restarting.add(device)
+                    self._start_restarting()
             case Join():  # which also ends a pause or disconnection
+                self._energy.set_counted(device, is_counted=True)
                 reconnect = [*self.act(device, Reconnect())] if self._has_relay else []
                 return [*reconnect, *self.act(device, Resume()), *self.act(device, Restart())]
             case Pause():
@@ -252,10 +270,20 @@ class ProcessRuntime:
                 if self._is_running(device):
                     self._children[device].send_signal(signal.SIGCONT)
                     self.limit(device)
-            case Restart() | Resume():
+            case Resume():
                 pass  # it is running already
-            case SetBattery() | Charge() | Unplug() | PowerOff() | PowerOn():
-                raise BadInputError("this runtime counts no energy, so that devices have no batteries")
+            case SetBattery() | Charge() | Unplug():
+                self._energy.act(device, action)
+            case PowerOff():
+                self._unpowered.add(device)
+                if self._energy.loses_memory(device):
+                    self._memory_lost.add(device)
+                self._end(device, signal.SIGKILL)
+            case PowerOn():
+                self._unpowered.discard(device)
+                if device in self._away and device not in self._down:
+                    self._restarting.add(device)
+                    self._start_restarting()
             case _:
                 assert_never(action)
         return []
@@ -298,9 +326,23 @@ class ProcessRuntime:
         for device in [device for device in self._restarting if not self._children.is_alive(device)]:
             self._restarting.discard(device)
             self._away.discard(device)
+            if device in self._memory_lost:
+                self._memory_lost.discard(device)
+                self._erase_memory(device)
             self._spawn_client(device)
             if device in self._paused:  # it was paused while it was down
                 self._children[device].send_signal(signal.SIGSTOP)
+
+    def _erase_memory(self, device: str) -> None:
+        """Delete the client's files. The count of its trainings stays, because it belongs to the
+        emulation."""
+        for path in self._directory.disk(device).iterdir():
+            if path.name != BEGUN:
+                path.unlink()
+
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        self._energy.start(order)
+        return []
 
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the components that have ended by themselves; −n if signal n ended the
@@ -350,7 +392,7 @@ class ProcessRuntime:
             log = self._log_tail(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{log}") from error
         self.meter.probes = started.probes
-        self.meter.traffic = started.traffic
+        self.meter.traffic = self._energy.traffic = started.traffic
         return started.ports
 
     def _spawn_client(self, name: str) -> None:

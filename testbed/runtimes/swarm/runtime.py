@@ -36,7 +36,7 @@ import docker
 from agents.config import BrokerAccess
 from agents.device_actions import Action, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
-from agents.wire.messages import AddressedOrder
+from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET
@@ -421,6 +421,10 @@ class SwarmRuntime:
                 f"{device} cannot have cpu {share:g}: the devices on {node.name} would need "
                 f"{sum(shares.values()):g} cores, but it has {node.capacity:g} for them"
             )
+
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        """Have the device's init count the energy."""
+        return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
         listed = []

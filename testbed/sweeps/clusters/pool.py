@@ -38,7 +38,7 @@ class ClusterPool:
         self._target = target
         self._folder = folder.resolve() / _FOLDER
         self._jobs = jobs
-        self._sweep = secrets.token_hex(8)
+        self._sweep = secrets.token_hex(4)  # short, because Unix sockets have short paths
         self._shared = self._folder / self._sweep
         self._placing = ThreadPoolExecutor(1)
         self._cluster: Cluster | None = None

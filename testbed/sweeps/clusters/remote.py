@@ -127,7 +127,7 @@ def run(
     order = msgspec.msgpack.decode(job, type=CellJob)
     shared = Path(order.shared)
     is_shared = shared.is_dir() and shared.stat().st_uid == os.getuid() and os.access(shared, os.W_OK)
-    attempt = Path(tempfile.mkdtemp(prefix="attempt-", dir=shared if is_shared else scratch))
+    attempt = Path(tempfile.mkdtemp(prefix="try-", dir=shared if is_shared else scratch))
     try:
         outcome = _execute(order, attempt, is_cancelled)
         if outcome.error is not None:

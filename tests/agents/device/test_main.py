@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
+from agents.device.energy_meter import EnergyMeter
 from agents.device.main import Init
 from agents.device.netlink import TcpConnection
 from agents.device_actions import (
@@ -24,11 +26,14 @@ from agents.device_actions import (
     Join,
     Leave,
     Pause,
+    PowerOn,
     Restart,
     Resume,
+    SetBattery,
     SetLink,
     Switching,
 )
+from agents.energy.settings import BatteryConfig, EnergyConfig
 from agents.mqtt.transport import ReceivedMessage
 from agents.wire import messages
 from tests.waiting import eventually
@@ -60,6 +65,8 @@ class Connection:
 
     def publish(self, topic: str, payload: bytes) -> None:
         self.published.append((topic, payload))
+
+    publish_lossy = publish
 
 
 @pytest.fixture
@@ -232,3 +239,67 @@ def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.M
     assert init._present_disturbances(100.0) == {"nothing came back to pi over its network": 91.5}
     init._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
     assert init._present_disturbances(100.0) == {}
+
+
+ERASED: list[str] = []
+"""Devices whose files were erased."""
+
+
+@pytest.fixture
+def battery(init: Init, monkeypatch: pytest.MonkeyPatch) -> Init:
+    """Init of a device with a battery of 1000 J, whose run clock runs."""
+    cell = BatteryConfig(capacity=1000.0, power_off_at=0.1, return_at=0.5, loses_memory=True)
+    config = EnergyConfig(idle=0.0, busy=0.0, battery=cell)
+    init._meter = EnergyMeter("pi", config, cpu=0.5)
+    init._meter.start(messages.EnergyStart("pi", time.monotonic()))
+    init._count_energy(init._meter)
+    monkeypatch.setattr(init, "_erase_memory", lambda: ERASED.append("pi"))
+    ERASED.clear()
+    return init
+
+
+def switches(init: Init) -> list[bool]:
+    """Power-offs (False) and returns (True) that init has reported."""
+    published = init._connection.published  # type: ignore[attr-defined]
+    found = [messages.decode(init._topics, topic, payload) for topic, payload in published]
+    return [one.powered for one in found if isinstance(one, messages.PowerSwitch)]
+
+
+def test_client_is_killed_when_its_battery_is_empty(battery: Init) -> None:
+    client = battery._client
+    assert client is not None
+    battery._do(SetBattery(0.05))
+    assert client.wait(10) == -signal.SIGKILL
+    battery._do(Restart())  # it waits for the power
+    eventually(lambda: pid(battery) is None)
+    assert switches(battery) == [False]
+    battery._do(PowerOn())  # an order that is older than the power-off
+    assert pid(battery) is None
+    battery._do(SetBattery(0.5))
+    assert switches(battery) == [False, True]
+    assert pid(battery) is None  # the controller lifts the CPU limit first
+    battery._do(PowerOn())
+    assert pid(battery) is not None
+    assert ERASED == ["pi"]
+
+
+def test_crashed_client_does_not_start_when_its_power_returns(battery: Init) -> None:
+    battery._do(SetBattery(0.05))
+    battery._do(Crash())
+    eventually(lambda: pid(battery) is None)
+    battery._do(SetBattery(0.9))
+    battery._do(PowerOn())
+    assert pid(battery) is None
+    battery._do(Restart())
+    assert pid(battery) is not None
+
+
+def test_files_are_erased_except_the_count_of_trainings(
+    init: Init, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("memory.safetensors", "7.update", "begun"):
+        (tmp_path / name).touch()
+    monkeypatch.undo()  # the stand-in for the client
+    init._config = replace(CONFIG, disk=str(tmp_path), user=os.getuid())
+    init._erase_memory()
+    assert [path.name for path in tmp_path.iterdir()] == ["begun"]

@@ -1,0 +1,175 @@
+"""Energy of one device in real time: applies the energy account to the counters of the kernel. No I/O
+and no clock.
+
+The init of a container and the process runtime own one meter per device. They read the counters, call
+`update`, then `switch`, and end or start the client as `switch` says.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from agents.device_actions import Charge, EnergyAction, SetBattery, Unplug
+from agents.energy.account import EnergyAccount
+from agents.energy.amounts import (
+    femtojoules,
+    to_joules,
+    to_watts,
+)
+from agents.energy.settings import EnergyConfig
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import MAX_WATTS, EnergyFigures, EnergySample, EnergyStart
+
+STEP: Nanoseconds = SECOND // 20
+"""Shortest time between two looks at the counters, in nanoseconds of the host's clock. A device powers
+off at most this much later than its battery reaches the threshold."""
+_EARLIER: Nanoseconds = 30 * SECOND
+"""Age in nanoseconds up to which readings from before the start of the run clock are kept."""
+
+
+class CounterReading(NamedTuple):
+    """Counters of a device. They only grow, except for a new process or container."""
+
+    at: Nanoseconds
+    """Time of the reading in nanoseconds on the host's monotonic clock."""
+    cpu: Nanoseconds
+    """CPU time that the device has used, in nanoseconds of a host core."""
+    sent: int = 0
+    """Bytes that the device has sent over its link."""
+    received: int = 0
+    """Bytes that the device has received over its link."""
+
+
+class EnergyMeter:
+    """Energy meter of `device`.
+
+    `cpu`: CPU share in host cores of device time, to which `config.busy` refers. `dilation`: host
+    seconds per second of device time. `is_present`: whether the device takes part in the run from the
+    start.
+
+    Consumption is counted from the start of the run clock, of which `start` tells the meter. Readings
+    from before this call tell how much of the counters is older than the run clock.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        config: EnergyConfig,
+        cpu: float | None,
+        dilation: float = 1.0,
+        *,
+        is_present: bool = True,
+    ) -> None:
+        self._device = device
+        self._dilation = dilation
+        self.account = EnergyAccount(config, cpu)
+        self.account.is_counted = is_present
+        self._epoch: Nanoseconds | None = None
+        """Time on the host's clock at device time 0; None until the run clock has started."""
+        self._earlier: list[CounterReading] = []
+        """Readings from before the run clock was known to run."""
+        self._last: CounterReading | None = None
+        """CounterReading up to which the account has counted; None before the first reading."""
+        self._reported_on = True
+        """Whether the device had power at the last call of `switch`."""
+        self._sampled = 0, 0
+        """Device time in nanoseconds and consumed energy in femtojoules at the last sample."""
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether the run clock is known to run."""
+        return self._epoch is not None
+
+    def start(self, order: EnergyStart) -> None:
+        """Begin to count at device time `order.at`. A second call only moves the zero of the device
+        time, as after a restart of the aggregator, for which the run clock stands still."""
+        counting, self._epoch = self.is_counting, from_seconds(order.epoch)
+        if counting:
+            return
+        account = self.account
+        account.at = from_seconds(order.at)
+        if (before := order.energy) is not None:
+            account.consumed = femtojoules(before.consumed)
+            account.transferred = femtojoules(before.transferred)
+            account.supplied = femtojoules(before.supplied or 0.0)
+            account.is_on = before.is_on
+            if before.level is not None:
+                account.set_level(before.level)
+        self._sampled = account.at, account.consumed
+        begin = self._epoch + round(account.at * self._dilation)
+        old = [reading for reading in self._earlier if reading.at <= begin]
+        self._last = next(reversed(old), next(iter(self._earlier), None))
+        self._earlier.clear()
+
+    def update(self, reading: CounterReading, *, is_starting: bool = False) -> None:
+        """Count the consumption up to `reading`. `is_starting`: whether the client has been starting
+        since the last call. A client starts without a CPU limit, so that its CPU time says nothing of
+        the device. Instead, the whole CPU share of the device counts as busy."""
+        if self._epoch is None:
+            oldest = reading.at - _EARLIER
+            self._earlier = [one for one in self._earlier if one.at >= oldest] + [reading]
+            return
+        last, self._last = self._last or reading, reading
+        account = self.account
+        is_active = account.is_on and account.is_counted
+        now = self._device_time(reading.at)
+        work = account.work_of_cpu(max(0, reading.cpu - last.cpu))
+        if is_starting:
+            work = account.busy * max(0, now - account.at)
+        account.advance(now, work if is_active else 0)
+        if is_active:
+            account.transfer(
+                sent=max(0, reading.sent - last.sent),
+                received=max(0, reading.received - last.received),
+            )
+
+    def switch(self) -> bool | None:
+        """Power the device off or on if its battery requires it. Return whether the device has power
+        now; None if this has not changed since the last call."""
+        if self.is_counting and self.account.must_switch:
+            self.account.switch()
+        if self.account.is_on == self._reported_on:
+            return None
+        self._reported_on = self.account.is_on
+        return self.account.is_on
+
+    def act(self, action: EnergyAction) -> None:
+        """Carry out an action on the battery or its charger."""
+        match action:
+            case SetBattery(level):
+                self.account.set_level(level)
+            case Charge(watts):
+                self.account.charge(watts)
+            case Unplug():
+                self.account.unplug()
+
+    def next_look(self, now: Nanoseconds) -> float:
+        """Return the time in nanoseconds on the host's clock at which the device may power off or
+        return at the earliest, but at least `STEP` after `now`. Infinite if this cannot happen."""
+        if self._epoch is None or (ahead := self.account.outlook(self.account.busy)) is None:
+            return math.inf
+        return max(now + STEP, self._epoch + round(ahead.at * self._dilation))
+
+    def sample(self, at: float) -> EnergySample:
+        """Return the energy up to the last update. `at`: time of the sample in seconds on the
+        aggregator's monotonic clock."""
+        account = self.account
+        since, consumed = self._sampled
+        self._sampled = account.at, account.consumed
+        elapsed = to_seconds(account.at - since)
+        power = to_joules(account.consumed - consumed) / elapsed if elapsed > 0 else 0.0
+        battery = account.has_battery
+        figures = EnergyFigures(
+            consumed=to_joules(account.consumed),
+            transferred=to_joules(account.transferred),
+            power=min(power, MAX_WATTS),  # many bytes may be counted in a moment
+            is_on=account.is_on,
+            level=account.level,
+            supplied=to_joules(account.supplied) if battery else None,
+            charging=to_watts(account.charging_power) if battery else None,
+        )
+        return EnergySample(self._device, at, figures)
+
+    def _device_time(self, at: Nanoseconds) -> Nanoseconds:
+        return round((at - (self._epoch or 0)) / self._dilation)

@@ -1,0 +1,209 @@
+"""Energy of the rounds of an emulated run, computed from the devices' energy samples and the records of
+the aggregator.
+
+The energy of a round has three parts: the bytes of the model, everything else that the device consumed
+during the training, and the bytes of the update. Samples come about once a second. Between two samples
+the power counts as constant.
+"""
+
+from __future__ import annotations
+
+import bisect
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from agents import events
+from agents.energy.settings import EnergyConfig
+from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample, EnergyStart
+from testbed.plan import Plan
+from testbed.rundir.tail import Samples
+
+_BYTES_PER_MB = 1e6
+
+
+@dataclass(slots=True)
+class _Consumption:
+    """Consumption of a device over device time, without transfers. Times are in seconds, energies in
+    joules."""
+
+    times: array[float] = field(default_factory=lambda: array("d"))
+    energies: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, at: float, energy: float) -> None:
+        """Add a sample. A sample that is not newer than the last one is ignored."""
+        if not self.times or at > self.times[-1]:
+            self.times.append(at)
+            self.energies.append(energy)
+
+    def covers(self, at: float) -> bool:
+        """Whether there is a sample at `at` or later."""
+        return bool(self.times) and self.times[-1] >= at
+
+    def until(self, at: float) -> float:
+        """Return the consumption until `at`, interpolated between samples. After the last sample, the
+        last power counts."""
+        if len(self.times) < 2:
+            return self.energies[0] if self.energies else 0.0
+        after = min(max(1, bisect.bisect_right(self.times, at)), len(self.times) - 1)
+        begin, end = self.times[after - 1], self.times[after]
+        before, last = self.energies[after - 1], self.energies[after]
+        return before + (last - before) * (max(at, begin) - begin) / (end - begin)
+
+    def forget(self, before: float) -> None:
+        """Forget the samples that are not needed for times from `before` on."""
+        unused = bisect.bisect_right(self.times, before) - 1
+        if unused > 0:
+            del self.times[:unused]
+            del self.energies[:unused]
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedRound:
+    """A round that has ended."""
+
+    client: str
+    dispatch: int
+    begin: float
+    """Device time in seconds from which the round's consumption counts."""
+    end: float
+    """Device time in seconds until which the round's consumption counts."""
+    at: float
+    """Device time in seconds of the record."""
+    transfers: float
+    """Energy of the model's and the update's bytes, in joules."""
+    is_sent: bool
+    """Whether the device sent the update."""
+
+
+class RoundEnergies:
+    """Energy of the rounds of a run. `model_bytes`: size of a model on the wire."""
+
+    def __init__(self, plan: Plan, model_bytes: int) -> None:
+        self._configs: Mapping[str, EnergyConfig] = {
+            device.name: device.energy for device in plan.devices if device.energy is not None
+        }
+        self._model_bytes = model_bytes
+        self._dilation = plan.dilation
+        self._epoch = 0.0
+        self._consumption = {device: _Consumption() for device in self._configs}
+        self._consumed = dict.fromkeys(self._configs, 0.0)
+        """Device -> total consumption in joules at its last sample."""
+        self._consumed_before = dict.fromkeys(self._configs, 0.0)
+        """Device -> total consumption in joules at the last start of the run clock."""
+        self._ended: list[_EndedRound] = []
+        """Rounds whose energy is not known yet, because it needs a later sample."""
+        self._counted = dict.fromkeys(self._configs, 0.0)
+        """Device -> device time in seconds until which its consumption belongs to ended rounds."""
+        self._rejected: set[tuple[str, int]] = set()
+        """Device and dispatch of the rejected updates whose rounds have no record yet."""
+
+    @property
+    def consumed(self) -> float:
+        """Energy that all devices have consumed since the last start of the run clock in this process,
+        in joules."""
+        return sum(self._consumed[name] - self._consumed_before[name] for name in self._consumed)
+
+    @property
+    def devices(self) -> Mapping[str, EnergyConfig]:
+        """Devices whose energy is counted, with their settings."""
+        return self._configs
+
+    def start(
+        self, epoch: float, at: float, earlier: Mapping[str, EnergyFigures]
+    ) -> Iterator[EnergyStart]:
+        """Start to count, and yield the orders to do so. `epoch`: reading of the monotonic clock at
+        device time 0. `at`: device time in seconds. `earlier`: energy of each device at the end of the
+        run's earlier segment; empty if there is none."""
+        self._epoch = epoch
+        for device, consumption in self._consumption.items():
+            figures = earlier.get(device)
+            if figures is not None:
+                self._consumed[device] = figures.consumed
+            self._consumed_before[device] = self._consumed[device]
+            if not consumption.times:
+                consumption.add(at, 0.0 if figures is None else figures.consumed - figures.transferred)
+            yield EnergyStart(device, epoch, max(0.0, at), figures)
+
+    def sample(self, sample: EnergySample) -> None:
+        """Add an energy sample."""
+        if sample.device in self._consumption:
+            at = (sample.at - self._epoch) / self._dilation
+            figures = sample.energy
+            self._consumed[sample.device] = figures.consumed
+            self._consumption[sample.device].add(at, figures.consumed - figures.transferred)
+
+    def record(self, record: events.Record) -> None:
+        """Handle a record of the run. Rounds of devices whose energy is not counted are ignored."""
+        match record:
+            case events.UpdateApplied(client=client) if client in self._configs:
+                self._end(
+                    _EndedRound(
+                        client,
+                        record.dispatch,
+                        record.train_start,
+                        record.train_end,
+                        record.sent,
+                        self._transfers(client, record.bytes),
+                        is_sent=True,
+                    )
+                )
+            case events.UpdateRejected(client=client) if client in self._configs:
+                self._rejected.add((client, record.dispatch))
+            case events.RoundUnfinished(client=client) if client in self._configs:
+                is_sent = (client, record.dispatch) in self._rejected
+                self._rejected.discard((client, record.dispatch))
+                begin = max(record.dispatched, self._counted[client])
+                sent = self._model_bytes if is_sent else 0
+                self._end(
+                    _EndedRound(
+                        client,
+                        record.dispatch,
+                        begin,
+                        max(begin, record.until),
+                        record.until,
+                        self._transfers(client, sent),
+                        is_sent=is_sent,
+                    )
+                )
+
+    def _transfers(self, client: str, sent: int) -> float:
+        config = self._configs[client]
+        return (config.received * self._model_bytes + config.sent * sent) / _BYTES_PER_MB
+
+    def _end(self, ended: _EndedRound) -> None:
+        self._ended.append(ended)
+        self._counted[ended.client] = max(self._counted[ended.client], ended.end)
+
+    def orders(self, *, is_over: bool = False) -> list[EnergyOrder]:
+        """Return the orders to record the rounds whose energy is known now. `is_over`: whether the run
+        is over, so that no later sample is awaited."""
+        found, left = [], []
+        for one in self._ended:
+            if is_over or self._consumption[one.client].covers(one.end):
+                found.append(self._order(one))
+            else:
+                left.append(one)
+        self._ended = left
+        return found
+
+    def _order(self, ended: _EndedRound) -> EnergyOrder:
+        consumption = self._consumption[ended.client]
+        energy = consumption.until(ended.end) - consumption.until(ended.begin) + ended.transfers
+        consumption.forget(ended.begin)
+        outcome: Literal["sent", "lost"] = "sent" if ended.is_sent else "lost"
+        return EnergyOrder(ended.at, ended.client, ended.dispatch, max(0.0, energy), outcome)
+
+
+def last_figures(samples: Samples) -> dict[str, EnergyFigures]:
+    """Return the energy of each device at its last sample in `samples`."""
+    found = {}
+    for sample in samples.read():
+        if "energy" in sample:
+            with suppress(msgspec.ValidationError):
+                found[sample["device"]] = msgspec.convert(sample["energy"], EnergyFigures)
+    return found
