@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from math import inf, nan
+from math import inf, nan, sqrt
 from typing import Literal
 
 import numpy as np
@@ -21,24 +21,23 @@ _MIN_CONFIGURATIONS = 3
 """Minimum number of configurations that can be resampled. With two configurations, a resample has the
 same tau as the original, or no tau if one configuration was drawn twice."""
 
-Times = npt.NDArray[np.float64]
-"""Times in seconds. There is one row per configuration or seed, and one column for each of the two
-runtimes."""
+Costs = npt.NDArray[np.float64]
+"""Costs in seconds, or energies in joules. There is one row per configuration or seed, and one column
+for each of the two runtimes."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedConfiguration:
-    """A configuration with its times to the target and its ranks."""
+    """A configuration with what it needed to reach the target, and its ranks. The cost is the time in
+    seconds, or the energy of all devices in joules."""
 
     name: str
-    virtual_s: float
-    """Mean over seeds of the time to the target, in seconds of virtual time; infinite if a seed did not
-    reach the target."""
-    real_s: float
-    """Mean over seeds of the time to the target, in seconds in the real runtime; infinite if a seed did
-    not reach the target."""
+    virtual_cost: float
+    """Mean over seeds of the cost in virtual time; infinite if a seed did not reach the target."""
+    real_cost: float
+    """Mean over seeds of the cost in the real runtime; infinite if a seed did not reach the target."""
     virtual_rank: int
-    """Rank in virtual time, from 1. Configurations with equal times all have the best of the ranks that
+    """Rank in virtual time, from 1. Configurations with equal costs all have the best of the ranks that
     they share: 1, 2, 2, 4."""
     real_rank: int
 
@@ -51,7 +50,7 @@ class RankAgreement:
     """Configurations, in the order of their rank in virtual time."""
     tau: float
     """Kendall's tau-b. It is 1 if both runtimes have the same order, and −1 if the order is reversed.
-    NaN if all times are equal in one of the runtimes."""
+    NaN if all costs are equal in one of the runtimes."""
     low: float
     """Lower end of the 95% interval (percentiles of a bootstrap); NaN if there is no interval."""
     high: float
@@ -60,9 +59,9 @@ class RankAgreement:
     """Items that the bootstrap resamples: seeds if every configuration has several seeds, otherwise
     configurations."""
     swapped: tuple[tuple[str, str], ...]
-    """Pairs of configurations whose order differs between the runtimes. The first of a pair is faster in
-    virtual time, but slower in the real runtime. If the two have equal times in one runtime, they are
-    not swapped."""
+    """Pairs of configurations whose order differs between the runtimes. The first of a pair has the
+    lower cost in virtual time, but the higher cost in the real runtime. If the two have equal costs in
+    one runtime, they are not swapped."""
 
 
 def times(
@@ -70,29 +69,49 @@ def times(
 ) -> pd.DataFrame:
     """Return the table for `agreement`, with the times at which the runs reached the accuracy `target`.
 
-    `virtual` and `real` have one run for each entry of `configurations`. Times are interpolated between
+    `virtual` and `real` have one run for each entry of `configurations`. Costs are interpolated between
     evaluations. Otherwise times in the same evaluation interval would be equal, or noise would decide
     their order.
     """
-    runtimes = {"virtual_s": virtual, "real_s": real}
-    seconds = {
-        name: [metrics.crossed(run, "accuracy", target) for run in runs]
-        for name, runs in runtimes.items()
-    }
-    return pd.DataFrame({"configuration": configurations, **seconds})
+    return _table(configurations, virtual, real, lambda run: metrics.crossed(run, "accuracy", target))
 
 
-def agreement(times: pd.DataFrame) -> RankAgreement:
-    """Return the agreement of the two runtimes on the order of the configurations by time.
+def energies(
+    configurations: Sequence[str], virtual: Sequence[Run], real: Sequence[Run], target: float
+) -> pd.DataFrame | None:
+    """Return the table for `agreement` with the joules that all devices of a run had consumed when it
+    reached the accuracy `target`. Return None if a run counted no energy. Arguments as in `times`."""
+    if any(run.energy.empty for run in (*virtual, *real)):
+        return None
 
-    `times` has a row for each seed of a configuration. Its columns are `configuration`, `virtual_s` and
-    `real_s`: seconds to the target in virtual time and in the real runtime. A time is infinite or NaN if
-    the target was not reached. Raises ValueError for fewer than two configurations.
+    def joules(run: Run) -> float:
+        at = metrics.crossed(run, "accuracy", target)
+        return float(metrics.consumed(run, at)) if at < inf else inf
+
+    return _table(configurations, virtual, real, joules)
+
+
+def _table(
+    configurations: Sequence[str],
+    virtual: Sequence[Run],
+    real: Sequence[Run],
+    cost: Callable[[Run], float],
+) -> pd.DataFrame:
+    costs = {"virtual": [cost(run) for run in virtual], "real": [cost(run) for run in real]}
+    return pd.DataFrame({"configuration": configurations, **costs})
+
+
+def agreement(costs: pd.DataFrame) -> RankAgreement:
+    """Return the agreement of the two runtimes on the order of the configurations by cost.
+
+    `costs` has a row for each seed of a configuration. Its columns are `configuration`, `virtual` and
+    `real`: seconds or joules to the target in virtual time and in the real runtime. A cost is infinite
+    or NaN if the target was not reached. Raises ValueError for fewer than two configurations.
     """
-    columns = times[["virtual_s", "real_s"]].astype(np.float64).fillna(inf)
+    columns = costs[["virtual", "real"]].astype(np.float64).fillna(inf)
     runs = {
         str(name): own.to_numpy(np.float64)
-        for name, own in columns.groupby(times["configuration"], sort=False)
+        for name, own in columns.groupby(costs["configuration"], sort=False)
     }
     if len(runs) < 2:
         raise ValueError(f"expected at least 2 configurations to rank, found {len(runs)}")
@@ -119,25 +138,36 @@ def agreement(times: pd.DataFrame) -> RankAgreement:
     )
 
 
-def _ranks(times: Times) -> npt.NDArray[np.int64]:
-    """Return the ranks in each runtime, one row per runtime."""
-    from scipy import stats
-
-    ranks: npt.NDArray[np.int64] = stats.rankdata(times, method="min", axis=0).astype(np.int64).T
+def _ranks(costs: Costs) -> npt.NDArray[np.int64]:
+    """Return the ranks in each runtime, one row per runtime. Equal costs have the same rank."""
+    ranks: npt.NDArray[np.int64] = 1 + (_signs(costs) > 0).sum(axis=2)
     return ranks
 
 
-def _tau(times: Times) -> float:
-    from scipy import stats
-
-    tau = stats.kendalltau(*_ranks(times)).statistic  # of ranks, because times may be infinite
-    return round(float(tau), 12)  # so that a tau of 1 is exactly 1
-
-
-Resample = Callable[[np.random.Generator], Times]
+def _signs(costs: Costs) -> npt.NDArray[np.int64]:
+    """Return for each runtime and each pair of configurations whether the first costs more (1), less
+    (-1), or as much (0). Costs may be infinite."""
+    first, second = costs.T[:, :, None], costs.T[:, None, :]
+    signs: npt.NDArray[np.int64] = (first > second).astype(np.int64) - (first < second)
+    return signs
 
 
-def _seeds(runs: list[Times]) -> Resample:
+def _tau(costs: Costs) -> float:
+    """Return Kendall's tau-b; NaN if all costs in one of the runtimes are equal.
+
+    For few configurations, `scipy.stats.kendalltau` takes much longer, and SciPy is slow to import.
+    """
+    virtual, real = _signs(costs)
+    different = np.count_nonzero(virtual) * np.count_nonzero(real)
+    if not different:
+        return nan
+    return round(float((virtual * real).sum()) / sqrt(different), 12)  # a tau of 1 is exactly 1
+
+
+Resample = Callable[[np.random.Generator], Costs]
+
+
+def _seeds(runs: list[Costs]) -> Resample:
     """Return a function that resamples the seeds of each configuration. The function draws the same
     seeds for both runtimes."""
     return lambda random: np.array(
@@ -145,7 +175,7 @@ def _seeds(runs: list[Times]) -> Resample:
     )
 
 
-def _configurations(means: Times) -> Resample | None:
+def _configurations(means: Costs) -> Resample | None:
     """Return a function that resamples the configurations; None if there are fewer than
     `_MIN_CONFIGURATIONS`."""
     count = len(means)
@@ -160,6 +190,6 @@ def _interval(resample: Resample | None) -> tuple[float, float]:
         return nan, nan
     random = np.random.default_rng(0)  # the same result each time
     taus = np.array([_tau(resample(random)) for _ in range(_RESAMPLES)])
-    known = taus[~np.isnan(taus)]  # NaN if all times in one of the runtimes are equal
+    known = taus[~np.isnan(taus)]  # NaN if all costs in one of the runtimes are equal
     low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (nan, nan)
     return float(low), float(high)

@@ -44,11 +44,13 @@ _MODULES = (
     "testbed.run.optimum",
     "testbed.runtimes.docker.runtime",
     "testbed.runtimes.process.runtime",
+    "testbed.virtual.run",
     "testbed.watching.live",
     "analysis.load",
     "analysis.summary",
 )
-"""What most commands import. None of it starts a thread, which a fork would not have."""
+"""What most commands import. None of it starts a thread, which a fork would not have, except OpenBLAS,
+which then starts it again."""
 _MESSAGE_BYTES = 2**18
 
 
@@ -77,7 +79,11 @@ class _Server:
 
     def _close(self) -> None:
         self._socket.close()
-        self._process.wait()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def fork(self, order: dict[str, Any], streams: list[int]) -> int:
         """Return the process id of a new fork."""

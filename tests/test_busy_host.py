@@ -41,8 +41,8 @@ def busy(core: int, count: int = 2) -> Iterator[Loops]:
 
 
 def run(folder: Path, runtime: str, loops: Loops, after: str = "8s") -> Finished:
-    """A run beside the busy processes. They rest while it is launched: beside them, that would take half
-    a minute."""
+    """A run beside the busy processes. They rest while it is launched, which
+    beside them would take much longer."""
     task = {"name": "digits-logreg", "local": {"steps": 500, "lr": 0.01}}  # they hardly ever wait
     topology = write_topology(folder, task=task, devices=DEVICES, stop={"after": after})
     with started("up", topology, "--runtime", runtime, "--runs", folder / "runs") as up:

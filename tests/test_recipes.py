@@ -91,7 +91,7 @@ def counts(runs: Sequence[Run]) -> Chart:
 def copy(tmp_path: Path) -> Path:
     """The packages, to be added to."""
     for package in ("agents", "analysis", "testbed"):
-        shutil.copytree(ROOT / package, tmp_path / package)  # with byte code: to compile all takes 5 s
+        shutil.copytree(ROOT / package, tmp_path / package)  # with its byte code
     (tmp_path / "topology.yaml").write_text(TOPOLOGY)
     return tmp_path
 

@@ -107,7 +107,10 @@ class AgreeResult:
     """Result of `agree`."""
 
     agreement: RankAgreement
-    """Ranks, times and Kendall's tau-b."""
+    """Ranks by time, times in seconds, and Kendall's tau-b."""
+    by_energy: RankAgreement | None
+    """Ranks by energy, energies of all devices in joules, and Kendall's tau-b; None if a run counted no
+    energy."""
     target: float
     """Test accuracy (share). Configurations are ranked by the time until they reach this accuracy."""
     runtime: str
@@ -162,7 +165,10 @@ def agree(
         least = comparison.percent(comparison.TARGETS[0])
         raise BadInputError(f"{file}: no run reached an accuracy of {least}: add a `target` below it")
     found = agreement.agreement(agreement.times(labels, virtual, real, target))
-    return AgreeResult(found, target, studies[1].cells[0].plan.runtime, tuple(real), folder)
+    joules = agreement.energies(labels, virtual, real, target)
+    by_energy = None if joules is None else agreement.agreement(joules)
+    used = studies[1].cells[0].plan.runtime
+    return AgreeResult(found, by_energy, target, used, tuple(real), folder)
 
 
 def _runs_with_accuracy(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -163,10 +163,15 @@ def agree(
     if as_json:
         verdicts = summary.verdicts(found.real)
         told = {"target": found.target, "runtime": found.runtime, "verdicts": verdicts}
-        console.print_json(told | dataclasses.asdict(found.agreement))
+        by_energy = None if found.by_energy is None else _plain(found.by_energy, "j")
+        console.print_json(told | _plain(found.agreement, "s") | {"by_energy": by_energy})
         return
-    print_text(f"\nMean time to a test accuracy of {comparison.percent(found.target)}:")
-    _show(found.agreement, found.runtime)
+    accuracy = f"a test accuracy of {comparison.percent(found.target)}"
+    print_text(f"\nMean time to {accuracy}:")
+    _show(found.agreement, found.runtime, "s")
+    if found.by_energy is not None:
+        print_text(f"\nMean energy of all devices to {accuracy}:")
+        _show(found.by_energy, found.runtime, "J")
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
 
 
@@ -301,13 +306,23 @@ def _verdicts(found: Sequence[load.Run]) -> str:
     return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
-def _show(result: RankAgreement, runtime: str) -> None:
-    headings = ("virtual s", f"{runtime} s", "rank in virtual", f"rank in {runtime}")
+def _plain(result: RankAgreement, unit: str) -> dict[str, Any]:
+    """Return `result` for JSON. The names of the costs end with `unit`."""
+    rows = [dataclasses.asdict(one) for one in result.configurations]
+    for row in rows:
+        for way in ("virtual", "real"):
+            row[f"{way}_{unit}"] = row.pop(f"{way}_cost")
+    return dataclasses.asdict(result) | {"configurations": rows}
+
+
+def _show(result: RankAgreement, runtime: str, unit: str) -> None:
+    headings = (f"virtual {unit}", f"{runtime} {unit}", "rank in virtual", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
-        times = ("–" if math.isinf(time) else f"{time:.1f}" for time in (one.virtual_s, one.real_s))
-        table.add_row(one.name, *times, str(one.virtual_rank), str(one.real_rank))
+        pair = (one.virtual_cost, one.real_cost)
+        costs = ("–" if math.isinf(cost) else f"{cost:.1f}" for cost in pair)
+        table.add_row(one.name, *costs, str(one.virtual_rank), str(one.real_rank))
     out().print(table)
     if math.isnan(result.tau):
         print_text("Kendall's tau-b is not defined: all configurations tie in one of the two.")

@@ -178,6 +178,16 @@ class PlannedDeviceOutput(Output):
     """Expected time of a round (transfers and training), in seconds of device time; null if unknown."""
     lacks: list[str]
     """Information that is missing for an estimate of the round's time."""
+    idle_w: float | None = None
+    """Power without work, in watts; null if the device's energy is not counted."""
+    working_w: float | None = None
+    """Mean power while the device trains round after round, in watts; null if unknown."""
+    battery_idle_s: float | None = None
+    """Seconds of device time until the first power-off without work; null if there is none within the
+    time that was looked at, or no battery."""
+    battery_working_s: float | None = None
+    """Seconds of device time until the first power-off if the device trains round after round; null as
+    in `battery_idle_s`, and if the power is unknown."""
 
 
 class DeviceDataOutput(Output):
@@ -428,16 +438,23 @@ class ConfigurationOutput(Output):
     real_rank: int
 
 
-class AgreementOutput(Output):
+class EnergyConfigurationOutput(Output):
+    """Energies and ranks of a configuration in virtual time and with the real runtime."""
+
+    name: str
+    virtual_j: float | None
+    """Mean energy of all devices to the target in virtual time, in joules; null if a seed did not reach
+    the target."""
+    real_j: float | None
+    """Mean energy of all devices to the target with the real runtime, in joules; null if a seed did not
+    reach the target."""
+    virtual_rank: int
+    real_rank: int
+
+
+class RankingsOutput(Output):
     """Agreement of two rankings of configurations: in virtual time, and with a real runtime."""
 
-    target: float
-    """Target accuracy, 0 to 1."""
-    runtime: str
-    """Name of the real runtime."""
-    verdicts: dict[Verdict, int]
-    """Verdict -> number of real runs with that verdict."""
-    configurations: list[ConfigurationOutput]
     tau: float | None
     """Kendall's tau-b; null if all configurations tie in one of the two rankings."""
     low: float | None
@@ -448,7 +465,27 @@ class AgreementOutput(Output):
     """Unit that the bootstrap for the interval draws."""
     swapped: list[tuple[str, str]]
     """Pairs of configurations that virtual time and the real runtime order differently. The first
-    configuration of a pair is faster in virtual time."""
+    configuration of a pair has the lower cost in virtual time."""
+
+
+class EnergyRankingsOutput(RankingsOutput):
+    """Agreement of the rankings by energy."""
+
+    configurations: list[EnergyConfigurationOutput]
+
+
+class AgreementOutput(RankingsOutput):
+    """Agreement of the rankings by time."""
+
+    target: float
+    """Target accuracy, 0 to 1."""
+    runtime: str
+    """Name of the real runtime."""
+    verdicts: dict[Verdict, int]
+    """Verdict -> number of real runs with that verdict."""
+    configurations: list[ConfigurationOutput]
+    by_energy: EnergyRankingsOutput | None
+    """Agreement of the rankings by energy; null if a run counted no energy."""
 
 
 class WrittenFilesOutput(Output):

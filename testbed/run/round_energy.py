@@ -9,6 +9,7 @@ the power counts as constant.
 from __future__ import annotations
 
 import bisect
+import math
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -28,17 +29,20 @@ _BYTES_PER_MB = 1e6
 
 @dataclass(slots=True)
 class _Consumption:
-    """Consumption of a device over device time, without transfers. Times are in seconds, energies in
-    joules."""
+    """Consumption and battery level of a device over device time. Times are in seconds."""
 
     times: array[float] = field(default_factory=lambda: array("d"))
     energies: array[float] = field(default_factory=lambda: array("d"))
+    """Consumption without transfers, in joules."""
+    levels: array[float] = field(default_factory=lambda: array("d"))
+    """Levels of the battery, from 0 to 1; NaN if the device has no battery."""
 
-    def add(self, at: float, energy: float) -> None:
+    def add(self, at: float, energy: float, level: float | None) -> None:
         """Add a sample. A sample that is not newer than the last one is ignored."""
         if not self.times or at > self.times[-1]:
             self.times.append(at)
             self.energies.append(energy)
+            self.levels.append(math.nan if level is None else level)
 
     def covers(self, at: float) -> bool:
         """Whether there is a sample at `at` or later."""
@@ -47,11 +51,20 @@ class _Consumption:
     def until(self, at: float) -> float:
         """Return the consumption until `at`, interpolated between samples. After the last sample, the
         last power counts."""
+        return self._at(at, self.energies)
+
+    def level(self, at: float) -> float | None:
+        """Return the level of the battery at `at`, interpolated between samples; None if the device has
+        no battery."""
+        level = self._at(at, self.levels)
+        return None if math.isnan(level) else min(1.0, max(0.0, level))
+
+    def _at(self, at: float, values: array[float]) -> float:
         if len(self.times) < 2:
-            return self.energies[0] if self.energies else 0.0
+            return values[0] if values else math.nan
         after = min(max(1, bisect.bisect_right(self.times, at)), len(self.times) - 1)
         begin, end = self.times[after - 1], self.times[after]
-        before, last = self.energies[after - 1], self.energies[after]
+        before, last = values[after - 1], values[after]
         return before + (last - before) * (max(at, begin) - begin) / (end - begin)
 
     def forget(self, before: float) -> None:
@@ -60,6 +73,7 @@ class _Consumption:
         if unused > 0:
             del self.times[:unused]
             del self.energies[:unused]
+            del self.levels[:unused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +140,12 @@ class RoundEnergies:
                 self._consumed[device] = figures.consumed
             self._consumed_before[device] = self._consumed[device]
             if not consumption.times:
-                consumption.add(at, 0.0 if figures is None else figures.consumed - figures.transferred)
+                battery = self._configs[device].battery
+                level = None if battery is None else battery.initial
+                if figures is None:
+                    consumption.add(at, 0.0, level)
+                else:
+                    consumption.add(at, figures.consumed - figures.transferred, figures.level)
             yield EnergyStart(device, epoch, max(0.0, at), figures)
 
     def sample(self, sample: EnergySample) -> None:
@@ -135,7 +154,9 @@ class RoundEnergies:
             at = (sample.at - self._epoch) / self._dilation
             figures = sample.energy
             self._consumed[sample.device] = figures.consumed
-            self._consumption[sample.device].add(at, figures.consumed - figures.transferred)
+            self._consumption[sample.device].add(
+                at, figures.consumed - figures.transferred, figures.level
+            )
 
     def record(self, record: events.Record) -> None:
         """Handle a record of the run. Rounds of devices whose energy is not counted are ignored."""
@@ -194,9 +215,10 @@ class RoundEnergies:
     def _order(self, ended: _EndedRound) -> EnergyOrder:
         consumption = self._consumption[ended.client]
         energy = consumption.until(ended.end) - consumption.until(ended.begin) + ended.transfers
+        level = consumption.level(ended.at)
         consumption.forget(ended.begin)
         outcome: Literal["sent", "lost"] = "sent" if ended.is_sent else "lost"
-        return EnergyOrder(ended.at, ended.client, ended.dispatch, max(0.0, energy), outcome)
+        return EnergyOrder(ended.at, ended.client, ended.dispatch, max(0.0, energy), outcome, level)
 
 
 def last_figures(samples: Samples) -> dict[str, EnergyFigures]:

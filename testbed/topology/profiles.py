@@ -46,8 +46,9 @@ gflops become the share. They are measured with HPL only: training may be
 several times slower or faster. memory becomes the memory limit of the
 container, reduced if the host has less (see testbed plan). The limit covers the
 client and its init; on a real device the system takes a part of the memory.
-Outside containers memory is not limited. power is for estimates of energy. cpu
-and memory in the topology override those of the profile.
+Outside containers memory is not limited. power is for estimates of energy;
+energy is for devices with energy in the topology. cpu and memory in the
+topology override those of the profile.
 Not emulated: single cores (one CPU quota stands for all of them, so that work
 for one core alone is faster here than on the device), GPU, caches, and memory
 bandwidth. Heat is emulated if thermal says how a device slows down."""
@@ -275,6 +276,8 @@ def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
         if "training" in figures:
             error = figures["training"].get("error")
             figures["training"] = "known" if error is None else f"within {error:.0%}"
+        if "energy" in figures:
+            figures["energy"] = "known"
     order = {column: None for entry in entries.values() for column in type(entry).model_fields}
     columns = [column for column in order if any(column in figures for figures in known.values())]
     cells = [[kind, *columns]] if entries else []

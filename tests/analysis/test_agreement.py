@@ -15,7 +15,7 @@ from analysis.load import load
 def of(**seconds: list[tuple[float, float]]) -> RankAgreement:
     """The agreement of configurations with a pair of times, virtual and real, for each seed."""
     rows = [(name, *pair) for name, pairs in seconds.items() for pair in pairs]
-    return agreement(pd.DataFrame(rows, columns=["configuration", "virtual_s", "real_s"]))
+    return agreement(pd.DataFrame(rows, columns=["configuration", "virtual", "real"]))
 
 
 def ranks(found: RankAgreement) -> dict[str, tuple[int, int]]:
@@ -52,14 +52,14 @@ def test_tie_is_not_discordant_and_lowers_tau() -> None:
 def test_configurations_that_miss_the_target_are_last_and_tied() -> None:
     found = of(a=[(1.0, 1.0)], b=[(nan, inf)], c=[(inf, nan)], d=[(2.0, inf)])
     assert ranks(found) == {"a": (1, 1), "d": (2, 2), "b": (3, 2), "c": (3, 2)}
-    assert [one.real_s for one in found.configurations] == [1.0, inf, inf, inf]
+    assert [one.real_cost for one in found.configurations] == [1.0, inf, inf, inf]
     assert found.tau == pytest.approx(3 / sqrt(5 * 3))
 
 
 def test_one_seed_missing_the_target_is_enough() -> None:
     found = of(a=[(1.0, 1.0), (1.0, inf)], b=[(2.0, 2.0), (2.0, 4.0)])
     assert ranks(found) == {"a": (1, 2), "b": (2, 1)}
-    assert [one.real_s for one in found.configurations] == [inf, 3.0]
+    assert [one.real_cost for one in found.configurations] == [inf, 3.0]
 
 
 def test_tau_is_undefined_if_all_tie() -> None:
@@ -105,7 +105,7 @@ def test_times_to_the_target_are_interpolated(directory: Path) -> None:
     # 10 % at 0 s, 85 % at 5 s
     assert found.to_dict("list") == {
         "configuration": ["fedbuff"],
-        "virtual_s": [pytest.approx(5 * 0.7 / 0.75)],
-        "real_s": [pytest.approx(5 * 0.7 / 0.75)],
+        "virtual": [pytest.approx(5 * 0.7 / 0.75)],
+        "real": [pytest.approx(5 * 0.7 / 0.75)],
     }
-    assert times(["fedbuff"], [run], [run], 0.9)["real_s"].tolist() == [inf]
+    assert times(["fedbuff"], [run], [run], 0.9)["real"].tolist() == [inf]

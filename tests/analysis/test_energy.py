@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from agents.device_actions import PowerOff, PowerOn, to_json
 from agents.events import Acted, ClientStatus, RoundEnergy
-from analysis import comparison, metrics, perfetto, summary
+from analysis import agreement, comparison, metrics, perfetto, summary
 from analysis.charts import CHARTS
 from analysis.device_states import timeline
 from analysis.load import Run, load
@@ -91,6 +91,17 @@ def test_energy_to_a_target_is_that_of_all_devices(run: Run) -> None:
     assert dict(zip(headings, cells, strict=True))["energy J"] == "19"
     x = CHARTS["accuracy-by-energy"]([run]).layers[0].columns["x"]
     assert np.allclose(x, [0, 19, 34])
+
+
+def test_configurations_are_ranked_by_energy(directory: Path, run: Run) -> None:
+    (joules,) = agreement.energies(["fedbuff"], [run], [run], 0.8)["real"]  # type: ignore[index]
+    at = metrics.crossed(run, "accuracy", 0.8)
+    assert joules == pytest.approx(8 + (at - 2) * 2 + at)
+    unreached = agreement.energies(["fedbuff"], [run], [run], 0.9)
+    assert unreached is not None
+    assert unreached["virtual"].tolist() == [inf]
+    (directory / "telemetry.jsonl").unlink()
+    assert agreement.energies(["fedbuff"], [run], [load(directory)], 0.8) is None
 
 
 def test_run_without_energy_shows_none(directory: Path) -> None:

@@ -32,9 +32,15 @@ def rounds() -> RoundEnergies:
     return made
 
 
-def sample(made: RoundEnergies, at: float, consumed: float, transferred: float = 0.0) -> None:
+def sample(
+    made: RoundEnergies,
+    at: float,
+    consumed: float,
+    transferred: float = 0.0,
+    level: float | None = None,
+) -> None:
     """Add a sample of device time `at` in seconds."""
-    figures = EnergyFigures(consumed=consumed, transferred=transferred, power=0.0)
+    figures = EnergyFigures(consumed=consumed, transferred=transferred, power=0.0, level=level)
     made.sample(EnergySample("pi", 100.0 + 2 * at, figures))
 
 
@@ -68,6 +74,15 @@ def test_last_rounds_are_extrapolated_when_the_run_is_over() -> None:
     sample(made, 1.0, 2.0)
     made.record(update("pi", 7, train_start=0.5, train_end=1.5, sent=1.5, size=0))
     assert recorded(made.orders(is_over=True)) == [(1.5, 7, "sent", pytest.approx(2 + 4))]
+
+
+def test_round_has_the_level_of_the_battery_when_its_update_is_sent() -> None:
+    made = rounds()
+    sample(made, 1.0, 3.0, level=0.5)
+    sample(made, 2.0, 8.0, level=0.3)
+    made.record(update("pi", 7, train_start=1.0, train_end=1.5, sent=1.75, size=0))
+    (order,) = made.orders()
+    assert order.level == pytest.approx(0.35)
 
 
 def test_lost_round_has_what_was_consumed_until_its_end() -> None:

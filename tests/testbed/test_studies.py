@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from analysis import comparison
+from analysis.columns import COLUMNS
 from testbed.plan import Plan
 from testbed.plan.measurements import Measurements
 from testbed.run import planning
@@ -347,7 +348,9 @@ def test_sweep_is_compared_reported_and_exported(testbed: Testbed) -> None:
     code, out, _ = testbed("export", f"runs/study/{run}", "--format", "csv", "--to", "tables")
     assert code == 0
     assert Path("tables/updates.csv").read_text().count("\n") == 10  # three rounds of three, a heading
-    assert out == 'tables: 14 tables\nNext: pandas.read_csv("tables/updates.csv")\n'
+    written = {path.stem for path in Path("tables").iterdir()}
+    assert written == COLUMNS.keys() - {"runs"}
+    assert out == f'tables: {len(written)} tables\nNext: pandas.read_csv("tables/updates.csv")\n'
 
 
 ACCURATE = """
