@@ -31,7 +31,8 @@ OF_THE_REPOSITORY = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface", "agents.tasks.interface")
+PYTHON = ("analysis.load", "analysis.metrics", "agents.rules.interface",
+          "agents.selection.interface", "agents.tasks.interface")  # fmt: skip
 """Modules whose public names are documented, beside what `testbed` itself exports."""
 _TO_DOCS = re.compile(r"\]\((?:docs/)?([^)\s:]+)\)")
 _LINK = re.compile(r"\[([^\]\[]*)\]\(([\w./-]+\.md)")
@@ -40,6 +41,11 @@ _HUGE = 1e15
 """Bounds from here on are not worth a word."""
 _VARIANTS = {
     "rule": ("Rule", "How updates become the next global model. Each rule has more keys.", "rules.md"),
+    "selection": (
+        "Selection",
+        "Which idle clients train next. Most selections have more keys.",
+        "selections.md",
+    ),
     "task": (
         "Task",
         "What is learned, from which data, and how. Some tasks have more keys.",
@@ -92,6 +98,7 @@ def pages() -> dict[str, str]:
         "reference/topology.md": topology(json_schema()),
         "reference/commands.md": commands(),
         "reference/rules.md": catalogue("Rules", "aggregation rules", catalog.rules()),
+        "reference/selections.md": catalogue("Selections", "selections", catalog.selections()),
         "reference/tasks.md": catalogue("Tasks", "learning tasks", catalog.tasks()),
         "reference/profiles.md": device_profiles(),
         "reference/tables.md": tables(),
@@ -213,7 +220,10 @@ def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
     """With one mapping in place of all rules, and of all tasks: the keys that all of them have."""
     definitions, properties = dict(schema["$defs"]), dict(schema["properties"])
     for key, (title, description, page) in _VARIANTS.items():
-        options = [option["$ref"] for option in properties[key]["oneOf"] if "$ref" in option]
+        choice = next(
+            one for one in (properties[key], *properties[key].get("anyOf", ())) if "oneOf" in one
+        )
+        options = [option["$ref"] for option in choice["oneOf"] if "$ref" in option]
         kinds = [definitions[option.removeprefix("#/$defs/")] for option in options]
         common = {"name"}
         common |= {
@@ -225,7 +235,8 @@ def with_common_keys(schema: dict[str, Any]) -> dict[str, Any]:
         found["name"] = {"description": f"One of [these]({page}), or `module:Class` of your own code"}
         required = [name for name in kinds[0]["required"] if name in common]
         definitions[title] = {"description": description, "properties": found, "required": required}
-        properties[key] = {"$ref": f"#/$defs/{title}"}
+        told = {k: v for k, v in properties[key].items() if k == "description"}
+        properties[key] = {"$ref": f"#/$defs/{title}", **told}
     return schema | {"$defs": definitions, "properties": properties}
 
 

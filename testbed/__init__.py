@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from testbed.api.catalog import profiles as profiles
     from testbed.api.catalog import rules as rules
     from testbed.api.catalog import schema as schema
+    from testbed.api.catalog import selections as selections
     from testbed.api.catalog import tasks as tasks
     from testbed.api.handle import RunHandle as RunHandle
     from testbed.api.launching import Launch as Launch
@@ -107,6 +108,7 @@ _WHERE = {
     "prune_images": "testbed.api.machine",
     "measure_fidelity": "testbed.api.machine",
     "rules": "testbed.api.catalog",
+    "selections": "testbed.api.catalog",
     "tasks": "testbed.api.catalog",
     "profiles": "testbed.api.catalog",
     "add_profile": "testbed.api.catalog",

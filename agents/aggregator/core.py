@@ -314,7 +314,7 @@ class AggregatorCore:
             if record.action is not None:
                 self.progress.note_action(record.device, record.action)
         if isinstance(record, events.RoundEnergy) and self._draws is not None:
-            self._draws.note_battery(record.client, record.level)
+            self._draws.note_battery(record.client, record.level, record.at)
         return [] if record is None else [Log(record)]
 
     # The run clock starts, is suspended, and resumes
@@ -409,6 +409,8 @@ class AggregatorCore:
 
     def _join(self, client: str, at: Nanoseconds) -> list[Action]:
         self._members.admit({*self._server.clients, client})
+        if self._draws is not None:
+            self._draws.note_join(client)
         return self._carry_out(self._rule.join(client), at)
 
     def _leave(self, client: str, at: Nanoseconds) -> list[Action]:

@@ -15,8 +15,8 @@ from agents.selection.interface import ClientSelection, ClientView, Draw, Server
 @dataclass(frozen=True)
 class Charged(ClientSelection):
     """Clients whose battery is below `minimum` are not eligible. The others are drawn uniformly, or with
-    a probability proportional to their level. The level is the one that a client reported last. A client
-    that has not reported a level counts as fully charged."""
+    a probability proportional to their level. Devices with a battery report their level with each
+    update. A client that has not reported a level since it joined counts as fully charged."""
 
     minimum: Annotated[float, "share"] = 0.2
     """Lowest level at which a client is eligible, from 0 to 1."""

@@ -97,18 +97,9 @@ class Draws:
         self._is_unfilled |= len(chosen) < min(count, len(idle))
         return chosen
 
-    def note_update(
-        self,
-        client: str,
-        *,
-        loss: float,
-        took: Nanoseconds,
-        staleness: int,
-        battery: float | None = None,
-    ) -> None:
+    def note_update(self, client: str, *, loss: float, took: Nanoseconds, staleness: int) -> None:
         """Record a valid update of `client`. `loss`: loss that the client reported; it is ignored unless
-        it is finite and at least 0. `took`: duration of the round in ns. `battery`: reported level; None
-        if the client reported none."""
+        it is finite and at least 0. `took`: duration of the round in ns."""
         seen, seconds = self.view.clients[client], to_seconds(took)
         seen.updates += 1
         seen.loss = loss if 0 <= loss < math.inf else None
@@ -116,15 +107,18 @@ class Draws:
         before = seen.mean_duration or 0.0
         seen.mean_duration = before + (seconds - before) / seen.updates
         seen.staleness = staleness
-        if battery is not None:
-            self.note_battery(client, battery)
 
-    def note_battery(self, client: str, level: float) -> None:
-        """Record the battery level that `client` reports. A level outside of 0 to 1, or of a device that
-        does not train, is ignored."""
+    def note_battery(self, client: str, level: float, at: float) -> None:
+        """Record the battery level that `client` reported at device time `at`, in seconds. A level
+        outside of 0 to 1, or of a device that does not train, is ignored."""
         if 0 <= level <= 1 and client in self.view.clients:
             seen = self.view.clients[client]
-            seen.battery, seen.battery_at = level, to_seconds(self.now)
+            seen.battery, seen.battery_at = level, at
+
+    def note_join(self, client: str) -> None:
+        """Record that `client` joined: its battery level is unknown, because it may have been charged
+        meanwhile."""
+        self.view.clients[client].battery = None
 
     def take(self) -> tuple[list[events.ClientsDrawn | events.Note], bool]:
         """Return the records since the last call, and whether a draw since then chose too few clients

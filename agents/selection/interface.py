@@ -60,7 +60,8 @@ class ClientView:
     last_draw: int = 0
     """Number of the last draw that chose the client; 0 if no draw has chosen it."""
     battery: float | None = None
-    """Battery level that the client reported last, from 0 to 1; None if it has not reported a level."""
+    """Battery level that the client reported last, from 0 to 1; None if it has not reported a level
+    since it joined. Devices with a battery report their level with each update."""
     battery_at: float = 0.0
     """Device time of that report in seconds."""
 

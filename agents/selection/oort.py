@@ -23,9 +23,9 @@ class Oort(ClientSelection):
     """Clients with useful data and short rounds are preferred (Algorithm 1). Of K places, ε·K go to
     clients that no draw has chosen yet, drawn uniformly. The others go to known clients:
 
-        (1) S_i = |B_i| √(L_i²)                                    statistical utility
-        (2) U_i = S'_i + √(0.1 ln R / R_i)                         with temporal uncertainty
-        (3) U_i ← U_i · (T/t_i)^α   if t_i > T                     global system utility
+        (1) S_i = |B_i| √(L_i²)                   statistical utility
+        (2) U_i = S'_i + √(0.1 ln R / R_i)        temporal uncertainty
+        (3) U_i ← U_i · (T/t_i)^α if t_i > T      global system utility
 
     |B_i| is the number of samples of client i, and L_i its last reported loss, which is a mean over the
     local steps. The paper has the root mean square over the samples, which is at least as large. S' is

@@ -11,7 +11,7 @@ simulating      `simulate`: a run in virtual time, in this process
 studies         `sweep`, `agree`: many runs
 results         `compare`, `report`, `draw`, `export`, `track`: results of runs
 machine         `doctor`, `calibrate`, ...: checks, speed and images of this host
-catalog         `rules`, `tasks`, `profiles`: the built-in choices
+catalog         `rules`, `selections`, `tasks`, `profiles`: the built-in choices
 templates       `new`, `examples`: files to begin with
 traces          published traces
 topology_input  conversion of topologies that are passed from Python

@@ -1,4 +1,5 @@
-"""Catalog of rules, tasks and profiles. Descriptions come from the docstrings of the source."""
+"""Catalog of rules, selections, tasks and profiles. Descriptions come from the docstrings of the
+source."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from agents.rules import RULES
 from agents.rules.interface import Rule
+from agents.selection import SELECTIONS
 from agents.tasks import TASKS
 from testbed.errors import BadInputError, writable_file
 from testbed.topology.fields import docstrings
@@ -31,7 +33,7 @@ _WORDS = {bool: "true or false", float: "number", int: "whole number", str: "tex
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a rule or a task."""
+    """A parameter of a rule, a selection or a task."""
 
     name: str
     type: str
@@ -46,7 +48,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """A rule or a task."""
+    """A rule, a selection or a task."""
 
     name: str
     facts: Mapping[str, str | None]
@@ -63,6 +65,11 @@ class CatalogEntry:
 def rules() -> list[CatalogEntry]:
     """Return the aggregation rules, sorted by name."""
     return [_entry(name, cls, _facts_of_rule(cls)) for name, cls in sorted(RULES.items())]
+
+
+def selections() -> list[CatalogEntry]:
+    """Return the selections of the clients that train next, sorted by name."""
+    return [_entry(name, cls, {"paper": cls.paper or None}) for name, cls in sorted(SELECTIONS.items())]
 
 
 def tasks() -> list[CatalogEntry]:

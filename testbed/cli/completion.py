@@ -1,4 +1,4 @@
-"""Shell completion: ids of runs, names of devices, rules, tasks, profiles.
+"""Shell completion: ids of runs, names of devices, rules, selections, tasks, profiles.
 
 Everything is read from files, without slow imports, because the shell runs this at each press of Tab.
 """
@@ -50,6 +50,12 @@ def _groups_and_devices(ctx: typer.Context) -> list[str]:
     found: dict[str, Any] = _manifest(ctx).get("devices", {})
     groups = [facts.get("group", name) for name, facts in found.items()]
     return list(dict.fromkeys([*groups, *found]))
+
+
+def selections(incomplete: str) -> list[str]:
+    """Complete names of selections."""
+    file = bundle.AGENTS / "selection" / "__init__.py"
+    return _starting_with(incomplete, _keys(file, "SELECTIONS"))
 
 
 def rules(incomplete: str) -> list[str]:

@@ -245,6 +245,17 @@ class ParameterOutput(Output):
     description: str
 
 
+class SelectionOutput(Output):
+    """A selection of the clients that train next."""
+
+    name: str
+    paper: str | None
+    """Paper that describes the selection; null if the selection is not from a paper."""
+    about: str
+    """Description."""
+    parameters: list[ParameterOutput]
+
+
 class RuleOutput(Output):
     """An aggregation rule."""
 
@@ -574,6 +585,7 @@ OUTPUTS: dict[str, Any] = {
     "report": WrittenFilesOutput,
     "export": WrittenFilesOutput | TrackerOutput,
     "rules": list[RuleOutput] | RuleOutput,
+    "selections": list[SelectionOutput] | SelectionOutput,
     "tasks": list[TaskOutput] | TaskOutput,
     "profiles": list[ProfileOutput] | WrittenFilesOutput,
     "calibrate": CalibrationOutput | StepTimeOutput | list[FinishedRunOutput],

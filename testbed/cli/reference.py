@@ -1,4 +1,4 @@
-"""Commands that need no run: rules, tasks, profiles, this host, the images."""
+"""Commands that need no run: rules, selections, tasks, profiles, this host, the images."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _EXPLAINED = {"metavar": "NAME", "help": "Name to explain (default: list all)."}
 Rule = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.rules)]
+Selection = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.selections)]
 Task = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.tasks)]
 Profile = Annotated[str | None, typer.Argument(**_EXPLAINED, autocompletion=completion.profiles)]
 _PANEL = "Reference"
@@ -30,7 +31,7 @@ _PANEL = "Reference"
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (schema, rules, tasks, profiles, doctor):
+    for command in (schema, rules, selections, tasks, profiles, doctor):
         app.command(rich_help_panel=_PANEL)(command)
     images = App(help="Images for devices and broker.")
     images.command("list")(list_images)
@@ -64,6 +65,13 @@ def rules(name: Rule = None, as_json: AsJson = False) -> None:
     from testbed.api import catalog
 
     _show_catalog(catalog.rules(), "rule", name, as_json)
+
+
+def selections(name: Selection = None, as_json: AsJson = False) -> None:
+    """List the selections of clients for training, or explain one: paper, formulas, parameters."""
+    from testbed.api import catalog
+
+    _show_catalog(catalog.selections(), "selection", name, as_json)
 
 
 def tasks(name: Task = None, as_json: AsJson = False) -> None:

@@ -245,8 +245,8 @@ def _try_selection(selection: ClientSelection, name: str, clients: int, file: Pa
     draws = Draws(name, selection, dict.fromkeys(names, 1 / clients), {})
     rng = np.random.default_rng(0)
     for number in range(2 * _TRIED):
-        count = 1 + number % min(clients, _TRIED)
-        idle = names if number % 2 == 0 else names[: max(count, clients // 2)]
+        idle = names if number % 2 == 0 else names[: max(1, clients // 2)]
+        count = min(1 + number % _TRIED, len(idle))
         draws.now = number * SECOND
 
         def of_rule(rng: np.random.Generator, idle: list[str] = idle, count: int = count) -> list[str]:
@@ -255,7 +255,7 @@ def _try_selection(selection: ClientSelection, name: str, clients: int, file: Pa
         for client in draws.draw(idle, count, of_rule, rng, number, replacement=False):
             loss = math.nan if number == 1 else 1.0 / (1 + number)
             draws.note_update(client, loss=loss, took=SECOND, staleness=number)
-            draws.note_battery(client, 0.5)
+            draws.note_battery(client, 0.5, float(number))
     try:
         snapshot.save(draws, file)
         snapshot.load(file)

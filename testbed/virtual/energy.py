@@ -12,6 +12,7 @@ progress, and of the rest is the consumption of the device, exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -196,8 +197,15 @@ class DeviceEnergy:
 
     def _close(self, now: Nanoseconds, done: _OpenRound, outcome: str) -> events.RoundEnergy:
         self.rounds += done.energy
-        joules = to_joules(done.energy)
-        return events.RoundEnergy(to_seconds(now), self.name, done.dispatch, joules, outcome)
+        joules, level = to_joules(done.energy), self.account.level
+        return events.RoundEnergy(
+            to_seconds(now),
+            self.name,
+            done.dispatch,
+            joules,
+            outcome,
+            math.nan if level is None else level,
+        )
 
     # Battery
 

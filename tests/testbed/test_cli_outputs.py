@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from agents.rules import RULES
+from agents.selection import SELECTIONS
 from agents.tasks import TASKS
 from testbed import console
 from testbed.cli import completion, main
@@ -100,6 +101,7 @@ def test_completion_offers_runs_and_their_devices(tmp_path: Path) -> None:
 
 def test_completion_offers_existing_names() -> None:
     assert completion.rules("") == list(RULES)
+    assert completion.selections("") == list(SELECTIONS)
     assert completion.tasks("") == list(TASKS)
     assert "raspberry-pi-4" in completion.profiles("rasp")
     assert "lte" in completion.profiles("")
@@ -135,6 +137,7 @@ def test_every_command_has_json_and_a_schema() -> None:
         "export RUN --to RUNS/tables",
         "rules",
         "rules area",
+        "selections oort",
         "tasks",
         "profiles",
         "doctor",

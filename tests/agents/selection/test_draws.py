@@ -77,13 +77,14 @@ def test_a_client_may_be_chosen_twice_where_the_rule_draws_with_replacement() ->
 def test_the_view_has_what_updates_say() -> None:
     draws = make_draws(RoundRobin())
     draw(draws, 1)
-    draws.note_update("a", loss=2.0, took=SECOND, staleness=3, battery=0.5)
-    draws.now = 9 * SECOND
-    draws.note_update("a", loss=float("nan"), took=3 * SECOND, staleness=1, battery=1.5)
+    draws.note_update("a", loss=2.0, took=SECOND, staleness=3)
+    draws.note_battery("a", 0.5, 1.5)
+    draws.note_update("a", loss=float("nan"), took=3 * SECOND, staleness=1)
+    draws.note_battery("a", 1.5, 9.0)
     seen = draws.view.clients["a"]
     assert (seen.loss, seen.duration, seen.mean_duration, seen.updates) == (None, 3.0, 2.0, 2)
     assert (seen.staleness, seen.chosen, seen.last_draw) == (1, 1, 1)
-    assert (seen.battery, seen.battery_at) == (0.5, 0.0)  # the second level is impossible
+    assert (seen.battery, seen.battery_at) == (0.5, 1.5)  # the second level is impossible
     assert (seen.samples, seen.importance) == (10, 0.25)
 
 
@@ -105,7 +106,7 @@ def test_records_have_the_changes_of_the_eligible_clients() -> None:
 def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
     draws = make_draws(Charged())
     for client in "abcd":
-        draws.note_battery(client, 0.1)
+        draws.note_battery(client, 0.1, 0.0)
     assert draw(draws, 2) == []
     found, repeat = draws.take()
     assert repeat
@@ -171,13 +172,13 @@ def test_run_waits_for_an_eligible_client_and_goes_on(rule: Rule) -> None:
     core, server = _core(rule, Charged(recheck=None), "a", "b", "c")
     assert server.draws is not None
     for client in "abc":
-        server.draws.note_battery(client, 0.05)
+        server.draws.note_battery(client, 0.05, 0.0)
     assert _drawn(core.start(epoch=100.0)) == [(0, "")]
     assert core.next_timer == 10.0
     assert core.rule_waits
     assert core.core.silent_since(from_seconds(9.0)) is None
     assert _drawn(core.due(10.0)) == []
-    server.draws.note_battery("b", 0.9)
+    server.draws.note_battery("b", 0.9, 0.0)
     assert _drawn(core.due(20.0)) == [(1, "b")]
     assert not server.draws.waits
 
@@ -185,22 +186,22 @@ def test_run_waits_for_an_eligible_client_and_goes_on(rule: Rule) -> None:
 def test_period_rule_waits_for_an_eligible_client() -> None:
     core, server = _core(Favano(period=5.0, sample=1), Charged(recheck=None), "a", "b")
     assert server.draws is not None
-    server.draws.note_battery("a", 0.05)
-    server.draws.note_battery("b", 0.05)
+    server.draws.note_battery("a", 0.05, 0.0)
+    server.draws.note_battery("b", 0.05, 0.0)
     core.start(epoch=100.0)
     assert _drawn(core.due(5.0)) == [(0, "")]
-    server.draws.note_battery("a", 0.5)
+    server.draws.note_battery("a", 0.5, 0.0)
     assert _drawn(core.due(10.0)) == [(1, "a")]
 
 
 def test_fewer_eligible_than_wanted_train_and_the_rest_is_drawn_later() -> None:
     core, server = _core(FedBuff(buffer_size=1, concurrency=2), Charged(recheck=None), "a", "b", "c")
     assert server.draws is not None
-    server.draws.note_battery("a", 0.05)
-    server.draws.note_battery("c", 0.05)
+    server.draws.note_battery("a", 0.05, 0.0)
+    server.draws.note_battery("c", 0.05, 0.0)
     assert _drawn(core.start(epoch=100.0)) == [(1, "b")]
     assert _drawn(core.update("b", message("b", 1), 100, at=1.0)) == [(1, "b")]
-    server.draws.note_battery("c", 0.9)
+    server.draws.note_battery("c", 0.9, 0.0)
     assert _drawn(core.due(11.0)) == [(1, "c")]
 
 
