@@ -20,6 +20,7 @@ from testbed.data import preparation
 from testbed.errors import BadInputError, HostError, writable_file
 from testbed.plan import (
     Plan,
+    battery,
     catalog,
     device_table,
     drawing,
@@ -92,7 +93,11 @@ class Launch:
 
     def remarks(self) -> list[str]:
         """Return sentences that the user should read before a launch. Raises BadInputError."""
-        remarks = expected.remarks(self.topology, self.rounds())
+        rounds = self.rounds()
+        remarks = [
+            *expected.remarks(self.topology, rounds),
+            *battery.remarks(self.topology, self.plan, rounds),
+        ]
         return [*self.hints, *self.plan.cpu_notes, *self.plan.notes, *remarks, *self._refusals()]
 
     @property

@@ -178,6 +178,16 @@ class PlannedDeviceOutput(Output):
     """Expected time of a round (transfers and training), in seconds of device time; null if unknown."""
     lacks: list[str]
     """Information that is missing for an estimate of the round's time."""
+    idle_w: float | None = None
+    """Power without work, in watts; null if the device's energy is not counted."""
+    working_w: float | None = None
+    """Mean power while the device trains round after round, in watts; null if unknown."""
+    battery_idle_s: float | None = None
+    """Seconds of device time until the first power-off without work; null if there is none within the
+    time that was looked at, or no battery."""
+    battery_working_s: float | None = None
+    """Seconds of device time until the first power-off if the device trains round after round; null as
+    in `battery_idle_s`, and if the power is unknown."""
 
 
 class DeviceDataOutput(Output):

@@ -29,11 +29,14 @@ APART = ("devices", "staleness", "staleness-histogram", "contributions")
 """Names of the charts that contain only one run."""
 PARTICIPATION = "participation"
 """Name of a chart that contains only one run. It is shown if the topology has a selection."""
-BATTERIES = ("battery-over-time", "power-over-time")
-"""Names of charts that contain only one run. They are shown if the topology counts energy."""
 EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
 """Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
 time, nothing is measured."""
+BATTERY, POWER = "battery-over-time", "power-over-time"
+"""Names of charts that contain only one run. `BATTERY` is shown if any device has a battery, `POWER` if
+the energy of any device is counted."""
+BY_ENERGY = "accuracy-by-energy"
+"""Name of a chart that contains all runs. It is shown if any run counts energy."""
 _LIVE_LANE_UPDATES = 10_000
 """Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
 are shown, because this chart is computed and sent twice a second."""
@@ -141,6 +144,8 @@ class Board:
         yield Panel("loss", None, curves(runs, "loss", "time", apart=apart))
         if any(map(_evaluates_by_device, runs)):
             yield Panel(BY_DEVICE, None, CHARTS[BY_DEVICE](runs))
+        if any(map(counts_energy, runs)):
+            yield Panel(BY_ENERGY, None, CHARTS[BY_ENERGY](runs))
         if not apart:
             yield Panel("time-to-accuracy", None, CHARTS["time-to-accuracy"](runs))
         names = self.names if len(runs) > 1 else ("",)
@@ -148,11 +153,26 @@ class Board:
             feed, run = self.feeds[column], runs[column]
             simulated = is_simulated(run.manifest.get("runtime"))
             shown = APART if simulated else (*APART, *EMULATED)
-            selected = [PARTICIPATION] if run.topology.get("selection") else []
-            for name in (*shown, *selected, *(BATTERIES if _counts_energy(run) else ())):
+            further = {
+                PARTICIPATION: bool(run.topology.get("selection")),
+                BATTERY: _has_batteries(run),
+                POWER: counts_energy(run),
+            }
+            for name in (*shown, *(name for name, wanted in further.items() if wanted)):
                 made = chart(name, feed, run)
                 title = " · ".join(filter(None, (made.title, names[column])))
                 yield Panel(f"{name}-{column}", column, replace(made, title=title))
+
+
+def counts_energy(run: Run) -> bool:
+    """Whether the run counts the energy of any device."""
+    return any(one.get("energy") for one in run.manifest.get("devices", {}).values())
+
+
+def _has_batteries(run: Run) -> bool:
+    """Whether any device of the run has a battery."""
+    devices = run.manifest.get("devices", {}).values()
+    return any((one.get("energy") or {}).get("battery") for one in devices)
 
 
 def _evaluates_by_device(run: Run) -> bool:
@@ -160,12 +180,6 @@ def _evaluates_by_device(run: Run) -> bool:
     the page must have all its figures from the start."""
     evaluate = run.topology.get("evaluate")
     return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
-
-
-def _counts_energy(run: Run) -> bool:
-    """Whether the topology counts the energy of any device."""
-    devices = run.manifest.get("devices", {})
-    return any(device.get("energy") is not None for device in devices.values())
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:

@@ -31,8 +31,12 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     "most stale": ("staleness", False),
     "most CPU": ("used", False),
     "most memory": ("memory", False),
+    "most energy": ("energy", False),
+    "lowest battery": ("level", True),
 }
 """Name of an order -> column to sort by, and whether the order is ascending."""
+ENERGY_SORTS = ("most energy", "lowest battery")
+"""Names of the orders that are offered only if a run counts energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,8 @@ class DeviceTable:
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
     a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
-    (share of the link's rate that was carried while packets waited). NaN if unknown."""
+    (share of the link's rate that was carried while packets waited), `energy` consumed since the start
+    of the run (J), `power` (W) and battery `level` (0 to 1). NaN if unknown."""
     live: bool
     """Whether the run is live. In a live run, `used`, `up` and `down` are means over the last seconds,
     and `memory` is the latest value. If the run has ended, `used`, `up` and `down` are means over the
@@ -53,7 +58,9 @@ class DeviceTable:
     def caption(self) -> str:
         """Title of the table."""
         if self.devices["used"].isna().all():
-            return "Devices"
+            if self.devices["power"].isna().all():
+                return "Devices"
+            return f"Devices (power: {'last seconds' if self.live else 'mean of the run'})"
         when = f"last {CPU_WINDOW_SECONDS:.0f} s" if self.live else "means of the run"
         return f"Devices (CPU and rates: {when}; memory: {'now' if self.live else 'maximum'})"
 
@@ -64,6 +71,7 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
     planned = run.devices.set_index(run.devices["device"].astype(str))
     updates = run.updates.groupby(run.updates["client"].astype(str))["staleness"]
     used = _used(run, CPU_WINDOW_SECONDS if live else np.inf)
+    energy = _energy(run)
     count = updates.size().reindex(planned.index, fill_value=0)
     figures = pd.DataFrame(
         {
@@ -80,6 +88,9 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
             "down": 8 * used["received"].reindex(planned.index),
             "up_carried": (used["up_left"] / used["up_allowed"]).reindex(planned.index),
             "down_carried": (used["down_left"] / used["down_allowed"]).reindex(planned.index),
+            "energy": energy["consumed"].reindex(planned.index),
+            "power": (energy["power"] if live else energy["mean"]).reindex(planned.index),
+            "level": energy["level"].reindex(planned.index),
         },
         index=planned.index,
     )
@@ -89,16 +100,18 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Return one row per group, with the columns of `DeviceTable.devices` and a name such as `fast
     ×500`. A row has the sums of updates and shares, and the means of other figures. The `state` of a row
-    is the number of the group's devices that are offline."""
+    is the number of the group's devices that are offline or unpowered. `energy` is the sum over the
+    devices."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
         mean = own.mean(numeric_only=True)
-        away = int((own["state"] == "offline").sum())
+        away = own["state"][own["state"].isin(["offline", "unpowered"])].value_counts()
         stale = (own["staleness"] * own["updates"]).sum()
         rows[f"{group} ×{len(own)}"] = {
             **mean,
             "group": group,
-            "state": f"{away} offline" if away else "",
+            "state": ", ".join(f"{count} {state}" for state, count in sorted(away.items())),
+            "energy": own["energy"].sum(min_count=1),
             "updates": own["updates"].sum(),
             "staleness": stale / own["updates"].sum() if own["updates"].sum() else np.nan,
             "share": own["share"].sum(),
@@ -137,6 +150,9 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
         "down (bit/s)": [rate(value) for value in devices["down"]],
         "up while queued": [_text(value, "{:.1%}") for value in devices["up_carried"]],
         "down while queued": [_text(value, "{:.1%}") for value in devices["down_carried"]],
+        "energy (J)": [_text(value, "{:,.4g}") for value in devices["energy"]],
+        "power (W)": [_text(value, "{:.3g}") for value in devices["power"]],
+        "battery": [_text(value, "{:.0%}") for value in devices["level"]],
     }
     if all(value == "–" for value in shown["memory (MiB)"]):
         del shown["memory limit (MiB)"]
@@ -166,6 +182,13 @@ def _used(run: Run, seconds: float) -> pd.DataFrame:
     return total.div(total["at"], axis=0)
 
 
+def _energy(run: Run) -> pd.DataFrame:
+    """Return one row per device with its last sample of energy. `mean` is its mean power in watts over
+    the whole run."""
+    newest = run.energy.groupby(run.energy["device"].astype(str)).last()
+    return newest.assign(mean=newest["consumed"] / newest["at"].where(newest["at"] > 0))
+
+
 def _memory(run: Run, *, live: bool) -> pd.Series[float]:
     samples = run.telemetry[run.telemetry["at"] >= 0]
     grouped = samples.groupby(samples["device"].astype(str))["memory"]
@@ -177,7 +200,7 @@ def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[s
 
     The activity of a device for an update is recorded only when the update is applied. Until then,
     telemetry shows whether the device is working or waiting. In virtual time there is no telemetry:
-    every device that is neither offline nor paused is shown as `online`.
+    every device that is neither offline, unpowered nor paused is shown as `online`.
     """
     (spans,) = (layer.columns for layer in lanes.layers if layer.mark == "spans")
     newest = spans["end"] >= run.duration - _STATE_SECONDS
@@ -186,7 +209,7 @@ def _states(run: Run, lanes: Chart, devices: Sequence[str] | pd.Index) -> list[s
     result = []
     for device in devices:
         state = states.get(device, "")
-        if state not in ("offline", "paused"):
+        if state not in ("offline", "unpowered", "paused"):
             state = "online" if simulated else "working" if state else "waiting"
         result.append(state)
     return result

@@ -13,7 +13,8 @@ from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 
 _LIMITS = {"update": 500_000, "telemetry": 50_000, "rejected": 50_000, "unfinished": 200_000,
-           "status": 200_000, "note": 1_000, "action": 1_000_000}  # fmt: skip
+           "status": 200_000, "note": 1_000, "action": 1_000_000,
+           "energy": 50_000, "energy_sample": 50_000}  # fmt: skip
 """Kind of record -> maximum number of rows in memory. All rows together need at most about 200 MB."""
 _LIMITS_LIVE = {**_LIMITS, "update": 100_000}
 """Kind of record -> maximum number of rows in memory for a live run. Fewer updates are kept, because the

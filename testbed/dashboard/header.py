@@ -14,6 +14,7 @@ from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity, recorded_reasons
 from testbed.topology import StopSettings
 from testbed.traits import is_simulated
+from testbed.watching.screen import energy
 
 _RATE_SECONDS = 10.0
 """Length of the window for the update rate of a live run, in seconds."""
@@ -27,12 +28,14 @@ def header(feed: Feed, name: str = "") -> str:
         return escape(feed.error)
     line, stop = summary.headline(run), _stop(run)
     running = feed.live and run.ended is None
+    consumed = run.energy.groupby("device", observed=True)["consumed"].last()
     facts = {
         "device time": _time(line.duration, stop, running=running),
         "updates": _updates(run, feed.updates, stop, running=running),
         "version": f"{line.versions:,}",
         "accuracy": _accuracy(line.accuracy, stop),
         "loss": "–" if isnan(line.loss) else f"{line.loss:.4g}",
+        **({} if consumed.empty else {"energy": energy(consumed.sum())}),
         "task": str(run.manifest.get("task", "?")),
         "runtime": _runtime(run),
         "validity": _validity(run, feed),

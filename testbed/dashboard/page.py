@@ -18,7 +18,7 @@ from analysis.charts import screen
 from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
 from testbed.dashboard import device_table, first_page
-from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel
+from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel, counts_energy
 from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.first_page import TEMPLATES
@@ -140,7 +140,10 @@ class _PageView:
     def _controls(self) -> None:
         """Add the controls to sort and find devices, if there are many devices."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
-        sorts: list[str | tuple[Any, str]] = [*device_table.SORTS]
+        energy = any(map(counts_energy, self._board.runs))
+        sorts: list[str | tuple[Any, str]] = [
+            name for name in device_table.SORTS if energy or name not in device_table.ENERGY_SORTS
+        ]
         large = any(len(table.devices) > device_table.MAX_ROWS for table in self._board.tables)
         first = "fewest updates" if large else "as planned"
         self._sort = Select(title="Sort devices", value=first, options=sorts)

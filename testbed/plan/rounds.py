@@ -20,7 +20,7 @@ from agents.device.link import burst
 from agents.rules.interface import ClientSide
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.errors import name_list
-from testbed.plan import costs
+from testbed.plan import battery, costs
 from testbed.plan.costs import (
     HOPS,
     StepCost,
@@ -55,6 +55,12 @@ class Round:
     """Seconds to download the model and to upload the update."""
     seconds: float
     """Seconds of the round, `transfer` included, without the unknown parts."""
+    computing: float = 0.0
+    """Known seconds of the round in which the CPU computes."""
+    sent: int = 0
+    """Bytes that the device sends."""
+    received: int = 0
+    """Bytes that the device receives."""
     lacks: frozenset[Lack] = frozenset()
     """Unknown parts of the estimate."""
 
@@ -88,7 +94,7 @@ def estimate_rounds(
         if device.name in idle:
             rounds[device.name] = Round(samples=own, transfer=0.0, seconds=0.0)
             continue
-        training, lacks = _training(device, cost, own, one_step=one_step)
+        training, computing, lacks = _training(device, cost, own, one_step=one_step)
         think = _mean(device.think)
         transfer = _transfer(
             device, server, sizes[repr(device.steps)], in_packets=plan.simulates_packets
@@ -97,6 +103,9 @@ def estimate_rounds(
             samples=own,
             transfer=transfer,
             seconds=transfer + training + (think or 0.0),
+            computing=computing,
+            received=sizes[repr(device.steps)][0],
+            sent=sizes[repr(device.steps)][1],
             lacks=lacks if think is not None else lacks | {"mean"},
         )
     return rounds
@@ -116,9 +125,10 @@ def _step_time(topology: Topology, plan: Plan) -> StepTime | None:
 
 def _training(
     device: PlannedDevice, cost: StepCost, samples: int | None, *, one_step: bool
-) -> tuple[float, frozenset[Lack]]:
-    """Return the known seconds of local training, and the unknown parts. The result is at least the mean
-    of the device's `timing`, divided by the device's speed factor."""
+) -> tuple[float, float, frozenset[Lack]]:
+    """Return the known seconds of local training, the known seconds in which the CPU computes, and the
+    unknown parts. The training takes at least the mean of the device's `timing`, divided by the device's
+    speed factor. The CPU computes for all of that time if nothing else is known of its speed."""
     lacks: set[Lack] = set()
     least, computed = _mean(device.timing), 0.0
     if least is None:
@@ -133,7 +143,9 @@ def _training(
             lacks.add("samples")
     elif device.timing is None or device.cpu is not None:
         lacks.add("step time")
-    return max(computed, (least or 0.0) / device.speed), frozenset(lacks)
+    training = max(computed, (least or 0.0) / device.speed)
+    computing = training if device.cpu is None and device.gflops is None else computed
+    return training, computing, frozenset(lacks)
 
 
 def _mean(duration: DrawnDuration | None) -> float | None:
@@ -190,8 +202,14 @@ def patience(plan: Plan, rounds: Mapping[str, Round]) -> dict[str, float]:
 
 def device_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return the rows of `device_table`, for programs. Each row also has the device's `samples`,
-    `transfer_s` and `round_s` (seconds), and in `lacks` the unknown inputs of the estimate."""
-    return [{**row, **_figures(rounds[row["device"]])} for row in device_table(plan)]
+    `transfer_s` and `round_s` (seconds), and in `lacks` the unknown inputs of the estimate. If energy is
+    counted, it has the mean power and the battery's life (`battery.BatteryLife`)."""
+    lives = battery.lives(plan, rounds)
+    energy = battery.device_columns(lives)
+    return [
+        {**row, **_figures(rounds[row["device"]]), **energy.get(row["device"], {})}
+        for row in device_table(plan)
+    ]
 
 
 def _figures(one: Round) -> dict[str, Any]:
@@ -204,12 +222,20 @@ def group_rows(plan: Plan, rounds: Mapping[str, Round]) -> list[dict[str, Any]]:
     """Return one row per group, for people: number of `devices`, and ranges of the devices' figures.
 
     The figures are `samples`, `transfer` (both directions) and `round`. `> 12s` means that part of the
-    round is unknown.
+    round is unknown. If energy is counted, the mean power and the battery's life follow.
     """
-    members: dict[str, list[Round]] = {}
+    lives = battery.lives(plan, rounds)
+    members: dict[str, list[str]] = {}
     for device in plan.devices:
-        members.setdefault(device.group, []).append(rounds[device.name])
-    return [{"group": group, **_row(own)} for group, own in members.items()]
+        members.setdefault(device.group, []).append(device.name)
+    return [
+        {
+            "group": group,
+            **_row([rounds[name] for name in own]),
+            **battery.group_columns(lives, own),
+        }
+        for group, own in members.items()
+    ]
 
 
 def _row(own: Sequence[Round]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from agents import events
+from agents.device_actions import PowerOff
 
 _POINTS = 500
 """Number of windows with a point after which the width of windows is doubled. This limits the number of
@@ -31,7 +32,9 @@ class Points:
     Each evaluation gives a point with `accuracy` and `loss`. If the task has a perplexity, the point
     also has `perplexity`, which is exp(loss). Each window with updates gives a point with the totals
     `updates`, `version`, `rejected` and `megabytes` of payloads. This point also has
-    `updates_per_second`, and the mean `staleness` in versions within the window.
+    `updates_per_second`, and the mean `staleness` in versions within the window. If energy is counted,
+    the point also has the totals `round_joules` (energy of all rounds, also of those whose update was
+    lost) and `power_offs`.
 
     A window includes its end. At first, a window lasts 1 s of device time. Each time that `_POINTS`
     windows have given a point, the duration of a window doubles.
@@ -48,6 +51,10 @@ class Points:
     _updates: int = 0
     _rejected: int = 0
     _bytes: int = 0
+    _joules: float = 0.0
+    _power_offs: int = 0
+    _energy: bool = False
+    """Whether any record of energy was added."""
     _staleness: list[int] = field(default_factory=list)
     """Staleness of each update in the current window, in versions."""
 
@@ -62,6 +69,10 @@ class Points:
                 self._staleness.append(staleness)
             case events.UpdateRejected():
                 self._rejected += 1
+            case events.RoundEnergy(energy_j=joules):
+                self._joules, self._energy = self._joules + joules, True
+            case events.Acted(action=PowerOff()):
+                self._power_offs, self._energy = self._power_offs + 1, True
             case events.VersionMade(version=version):
                 self._version = version
             case events.Evaluated(at=at, accuracy=accuracy, loss=loss):
@@ -74,17 +85,17 @@ class Points:
         """If the current window has updates, yield its point. Begin the window that contains `now`."""
         if self._staleness:
             count, end = len(self._staleness), min(now, self._begin + self._width)
-            yield Point(
-                end,
-                {
-                    "version": float(self._version),
-                    "updates": float(self._updates),
-                    "updates_per_second": count / ((end - self._begin) or self._width),
-                    "staleness": sum(self._staleness) / count,
-                    "megabytes": self._bytes / 1e6,
-                    "rejected": float(self._rejected),
-                },
-            )
+            values = {
+                "version": float(self._version),
+                "updates": float(self._updates),
+                "updates_per_second": count / ((end - self._begin) or self._width),
+                "staleness": sum(self._staleness) / count,
+                "megabytes": self._bytes / 1e6,
+                "rejected": float(self._rejected),
+            }
+            if self._energy:
+                values |= {"round_joules": self._joules, "power_offs": float(self._power_offs)}
+            yield Point(end, values)
             self._staleness = []
             self._made += 1
             if self._made % _POINTS == 0:

@@ -18,22 +18,23 @@ from typing import NamedTuple
 from agents.device_actions import Hold
 from agents.events import UpdateApplied
 
-DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED = STATES = (
+DOWNLOAD, TRAIN, UPLOAD, WAIT, OFFLINE, PAUSED, UNPOWERED = STATES = (
     "download",
     "train",
     "upload",
     "wait",
     "offline",
     "paused",
+    "unpowered",
 )
 WINDOW = 60
 """Seconds of device time for which the activity is kept: the last minute."""
 
 _HELD_AS: dict[Hold, str] = {
+    "unpowered": UNPOWERED,
     "down": OFFLINE,
     "cut off": OFFLINE,
     "frozen": PAUSED,
-    "unpowered": OFFLINE,
 }
 """State of a device for each hold that keeps it from working. If there are several holds, the first in
 this order counts."""
@@ -117,11 +118,11 @@ class Activity:
             self._busy.popleft()
 
     def hold(self, what: Hold, at: float) -> None:
-        """Record that the device is `down`, `cut off` or `frozen` from now on. Nothing changes if the
-        device is already in that state."""
+        """Record that the device is `down`, `cut off`, `frozen` or `unpowered` from now on. Nothing
+        changes if the device is already in that state."""
         if what in self._holds:
             return
-        if what == "down":  # its work is lost, and no update will report it
+        if what in ("down", "unpowered"):  # its work is lost, and no update will report it
             self._count_pending()
             for span in self._inferred(at):
                 self._add(span)

@@ -164,16 +164,19 @@ class FullScreenView(LiveView):
         self._due = now + max(_DRAW_INTERVAL_SECONDS, (time.thread_time() - begin) / share)
 
     def _read_samples(self) -> None:
-        """Read new telemetry samples, whose times are on the host's clock. Samples that are later
-        than the time shown are ignored."""
-        if self._overview.is_virtual or not self._tally.started:
+        """Read new telemetry samples. Their times are on the host's clock; in virtual time they are
+        device times. Samples of the host's clock that are later than the time shown are ignored."""
+        virtual = self._overview.is_virtual
+        if not self._tally.started or (virtual and not self._overview.energy):
             return
         if self._samples is None:
             size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))
             self._samples = Samples(self._directory.telemetry, size)
         for sample in self._samples.read():
             at = (sample["at"] - self._zero) / self._overview.dilation
-            if at <= self._at + _SAMPLE_LEAD_SECONDS:
+            if virtual:
+                self._tally.sample(sample["device"], sample["at"], sample)
+            elif at <= self._at + _SAMPLE_LEAD_SECONDS:
                 self._tally.sample(sample["device"], at, sample)
 
     def _look_at_host(self, now: float) -> None:

@@ -44,6 +44,10 @@ class Overview:
     links: bool = False
     """Whether telemetry counts the bytes that devices send and receive. These bytes are counted for
     containers, and for processes with links."""
+    energy: bool = False
+    """Whether the energy of any device is counted."""
+    batteries: bool = False
+    """Whether any device has a battery."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
@@ -77,6 +81,8 @@ def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
         dilation=plan.dilation,
         run=run,
         links=_counts_bytes(plan.runtime, linked=plan.shaper is not None),
+        energy=any(d.energy is not None for d in plan.devices),
+        batteries=any(d.energy is not None and d.energy.battery is not None for d in plan.devices),
     )
 
 
@@ -103,6 +109,8 @@ def read(directory: RunDirectory) -> Overview | None:
             dilation=manifest["dilation"],
             run=directory.run,
             links=_counts_bytes(manifest["runtime"], linked=bool(manifest.get("shaper"))),
+            energy=any(d.get("energy") for d in manifest["devices"].values()),
+            batteries=any((d.get("energy") or {}).get("battery") for d in manifest["devices"].values()),
             cpus=_cpus(manifest),
         )
 

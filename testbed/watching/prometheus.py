@@ -27,12 +27,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from agents import events
-from agents.device_actions import SetCpu
+from agents.device_actions import PowerOff, PowerOn, SetCpu
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import RecordFollower, Samples
 from testbed.watching.hosts import HOST, OwnHosts
-from testbed.watching.usage import number
+from testbed.watching.usage import EnergyUse, number
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -94,11 +94,15 @@ class _DeviceMetrics:
     """Memory in use, in bytes."""
     totals: Counter[str] = field(default_factory=Counter)
     """Totals of `_COUNTERS`. Counters without values are left out."""
+    energy: EnergyUse = field(default_factory=EnergyUse)
     _last: Mapping[str, float] = field(default_factory=dict)
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. Devices may send anything, so that a sample without valid CPU time is
+        """Add a sample. Devices may send anything, so that a sample without valid CPU time or energy is
         ignored."""
+        if isinstance(energy := sample.get("energy"), Mapping):
+            self.energy.add(float(sample["at"]), energy)
+            return
         counters = {name: number(sample.get(name)) for name in _COUNTERS}
         if not counters["cpu"] >= 0:
             return
@@ -136,6 +140,10 @@ class _Totals:
     online: dict[str, bool] = field(default_factory=dict)
     requested_cpu: dict[str, float] = field(default_factory=dict)
     """Share of a core by device, as last set by an action."""
+    powered: dict[str, bool] = field(default_factory=dict)
+    """Whether the device has power, by device; only devices that have powered off or returned."""
+    power_offs: Counter[str] = field(default_factory=Counter)
+    """Number of power-offs, by device."""
 
     def add(self, record: events.Record) -> None:
         """Count `record`."""
@@ -161,6 +169,11 @@ class _Totals:
                 self.accuracy, self.loss = record.accuracy, record.loss
             case events.Acted(device=device, action=SetCpu(share)):
                 self.requested_cpu[device] = share
+            case events.Acted(device=device, action=PowerOff()):
+                self.powered[device] = False
+                self.power_offs[device] += 1
+            case events.Acted(device=device, action=PowerOn()):
+                self.powered[device] = True
             case events.RunEnded():
                 self.ended = True
 
@@ -199,6 +212,9 @@ class RunCollector(Collector):
         yield from self._of_clients()
         planned = {name: one.get("cpu") for name, one in manifest.get("devices", {}).items()}
         yield from self._of_devices(planned | self._totals.requested_cpu, manifest.get("dilation", 1.0))
+        yield from self._of_energy(
+            {name: one.get("energy") for name, one in manifest.get("devices", {}).items()}
+        )
 
     def _of_the_run(self) -> Iterator[Metric]:
         totals = self._totals
@@ -246,6 +262,47 @@ class RunCollector(Collector):
         ):
             counted = {device: one.totals.get(counter) for device, one in devices}
             yield _counter(name, documentation, counted, "device")
+
+    def _of_energy(self, settings: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Metric]:
+        """Yield the metrics of energy; nothing if no energy is counted. `settings`: energy settings by
+        device, as in the manifest."""
+        if not any(settings.values()):
+            return
+        energy = {name: device.energy for name, device in self._devices.items()}
+        batteries = [name for name, own in settings.items() if own and own.get("battery")]
+        for name, documentation, make, values in (
+            (
+                "energy_joules",
+                "Energy that the device has consumed, in joules.",
+                _counter,
+                {name: one.consumed for name, one in energy.items()},
+            ),
+            (
+                "power_watts",
+                "Mean power of the device since its last sample, in watts.",
+                _gauge,
+                {name: one.power for name, one in energy.items()},
+            ),
+            (
+                "battery_level_ratio",
+                "Level of the device's battery, from 0 to 1.",
+                _gauge,
+                {name: one.level for name, one in energy.items()},
+            ),
+            (
+                "powered",
+                "1 while the device with a battery has power, else 0.",
+                _gauge,
+                {name: self._totals.powered.get(name, True) for name in batteries},
+            ),
+            (
+                "power_offs",
+                "Number of times that the battery was too low and the device powered off.",
+                _counter,
+                {name: self._totals.power_offs[name] for name in batteries},
+            ),
+        ):
+            yield make(name, documentation, values, "device")
 
 
 def _counter(name: str, documentation: str, values: _Values, *labels: str) -> Metric:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from testbed.watching.activity import OFFLINE, STATES
+from testbed.watching.activity import OFFLINE, STATES, UNPOWERED
 from testbed.watching.overview import OverviewDevice
 from testbed.watching.tally import Tally
 
@@ -24,7 +24,7 @@ class Row:
     state: str
     """One of STATES; for a group, the most frequent state of its devices."""
     online: int
-    """Number of devices that are not offline."""
+    """Number of devices that are neither offline nor unpowered."""
     updates: int
     """Number of applied updates."""
     last: float
@@ -42,6 +42,10 @@ class Row:
     """Sending rate in bit/s, mean over the devices."""
     down: float
     """Receiving rate in bit/s, mean over the devices."""
+    power: float
+    """Power in watts, mean over the devices."""
+    level: float
+    """Level of the battery as a share of its capacity, mean over the devices."""
     share: float
     """Share of all applied updates."""
     importance: float
@@ -62,6 +66,7 @@ SORTS: dict[str, _Key | None] = {
     "used": lambda row: -row.used,
     "mem": lambda row: -row.memory,
     "share": lambda row: -_ratio(row),
+    "batt": lambda row: row.level,
 }
 """Name of a sort order -> function that returns a row's sort key; None for the order of the topology.
 The most remarkable rows come first."""
@@ -102,7 +107,7 @@ def _row(name: str, devices: Sequence[OverviewDevice], tally: Tally, at: float, 
         grouped=grouped,
         devices=tuple(device.name for device in devices),
         state=states.most_common(1)[0][0],
-        online=len(devices) - states[OFFLINE],
+        online=len(devices) - states[OFFLINE] - states[UNPOWERED],
         updates=updates,
         last=tallies[0].staleness if updates and not grouped else nan,
         mean=sum(one.staleness_sum for one in tallies) / updates if updates else nan,
@@ -111,6 +116,8 @@ def _row(name: str, devices: Sequence[OverviewDevice], tally: Tally, at: float, 
         memory=_mean(one.usage.memory(at) for one in tallies),
         up=_mean(one.usage.up(at) for one in tallies),
         down=_mean(one.usage.down(at) for one in tallies),
+        power=_mean(one.energy.power for one in tallies),
+        level=_mean(one.energy.level for one in tallies),
         share=updates / tally.updates if tally.updates else nan,
         importance=sum(device.importance for device in devices),
     )

@@ -21,6 +21,7 @@ from testbed.watching.activity import (
     PAUSED,
     STATES,
     TRAIN,
+    UNPOWERED,
     UPLOAD,
     WAIT,
     ActivityCell,
@@ -52,11 +53,10 @@ _STYLES = {
     WAIT: _Style("grey50", "bright_black", "··", ".."),
     OFFLINE: _Style("#d55e00", "red", "××", "xx"),
     PAUSED: _Style("#cc79a7", "magenta", "==", "=="),
+    UNPOWERED: _Style("#f0e442", "bright_yellow", "▁▁", "__"),
 }
 _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Possible widths of a bar, in cells. They divide 60, so that each cell covers whole seconds."""
-_STATE = 8
-"""Width of the column with the state, in characters."""
 _ROOM = 9
 """Number of lines that are not rows: header 4, headings, messages 2, legend, help."""
 
@@ -80,6 +80,8 @@ _COLUMNS = (
     _Column("mem", 4, lambda row: _memory(row.memory), "mem"),
     _Column("up", 4, lambda row: rate(row.up)),
     _Column("down", 4, lambda row: rate(row.down)),
+    _Column("watt", 4, lambda row: watts(row.power)),
+    _Column("batt", 4, lambda row: percent(row.level), "batt"),
     _Column("share", 5, lambda row: _part(row.share), "share"),
     _Column("p_i", 4, lambda row: _part(row.importance)),
 )
@@ -163,6 +165,8 @@ class Screen:
             f"{tally.rate(at):.1f}/s"
         )
         facts += f"  {tally.rejected} rejected" if tally.rejected else ""
+        if view.energy and not isnan(tally.consumed):
+            facts += f"  {energy(tally.consumed)}"
         facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
         return [title, Text(facts), Text(quality_of(tally.evaluation))]
 
@@ -181,6 +185,16 @@ class Screen:
         return [
             Text(line, colour) for line in textwrap.wrap(text, width, max_lines=most, placeholder=" …")
         ]
+
+    @property
+    def _states(self) -> tuple[str, ...]:
+        """States that a device of the run may have."""
+        return tuple(state for state in STATES if state != UNPOWERED or self.overview.batteries)
+
+    @property
+    def _state_width(self) -> int:
+        """Width of the column with the state, in characters."""
+        return max(map(len, self._states))
 
     def _time(self, at: float) -> str:
         stop = self.overview.stop
@@ -204,15 +218,22 @@ class Screen:
         # Virtual time has no telemetry, and processes without links count no bytes.
         hidden = ["used", "mem"] if self.overview.is_virtual else []
         hidden += [] if self.overview.links else ["up", "down"]
+        hidden += [] if self.overview.energy else ["watt"]
+        hidden += [] if self.overview.batteries else ["batt"]
         columns = [column for column in _COLUMNS if column.title not in hidden]
         longest = max([len("device"), *(len(row.label) for row in shown)])
-        name, bar = _widths(columns, longest, width)
+        room = width - self._state_width
+        name, bar = _widths(columns, longest, room)
         without = [column for column in columns if column.title != "mem"]
-        if _widths(without, longest, width) != (name, bar):  # memory is shown only if space is left
+        if _widths(without, longest, room) != (name, bar):  # memory is shown only if space is left
             columns = without
-            name, bar = _widths(columns, longest, width)
+            name, bar = _widths(columns, longest, room)
+        for title in ("watt", "stale") if self.overview.energy else ():
+            if name + bar + _width(columns) > room:
+                columns = [column for column in columns if column.title != title]
+                name, bar = _widths(columns, longest, room)
         what, how = ("group", "online") if grouped else ("device", "state")
-        head = Text(f"  {what:<{name}} {how:<{_STATE}} {'last 60 s':<{bar}}", "bold")
+        head = Text(f"  {what:<{name}} {how:<{self._state_width}} {'last 60 s':<{bar}}", "bold")
         for column in columns:
             sorted_by = bool(self.selection.sort) and column.sort == self.selection.sort
             head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
@@ -226,7 +247,7 @@ class Screen:
         if row.grouped:
             state = f"{row.online}/{len(row.devices)}"
             colour = "" if row.online == len(row.devices) else self._colour(OFFLINE)
-        line.append(f"{state[:_STATE]:<{_STATE}} ", colour)
+        line.append(f"{state[: self._state_width]:<{self._state_width}} ", colour)
         line.append_text(self._bar(row, at, bar))
         for column in columns:
             line.append(f" {column.text(row):>{column.width}}")
@@ -264,7 +285,7 @@ class Screen:
         legend = Text()
         if len(shown) < len(all_rows):
             legend.append(f"{self._top + 1}–{self._top + len(shown)} of {len(all_rows)}  ")
-        for state in STATES:
+        for state in self._states:
             legend.append(*self._sign(ActivityCell(state, inferred=False)))
             legend.append(f" {state} ")
         legend.append(*self._sign(ActivityCell(TRAIN, inferred=True)))
@@ -282,10 +303,16 @@ class Screen:
 
 
 def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, int]:
-    """Return the width of names and the width of bars. The longest name has `longest` characters."""
-    room = width - 2 - 1 - _STATE - 1 - sum(1 + column.width for column in columns)
+    """Return the width of names and the width of bars. The longest name has `longest` characters.
+    `width`: width of the table without the states."""
+    room = width - _width(columns)
     name = min(16, longest, max(8, room - _WIDTHS[-1]))
     return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    """Return the width of the table without names, states and bars."""
+    return 2 + 1 + 1 + sum(1 + column.width for column in columns)
 
 
 def stacked(seconds: dict[str, float], width: int) -> list[ActivityCell | None]:
@@ -343,6 +370,23 @@ def _memory(value: float) -> str:
             scaled = value / power
             return f"{scaled:.1f}{unit}" if scaled < 9.95 and unit in "TG" else f"{scaled:.0f}{unit}"
     return f"{value:.0f}"
+
+
+def watts(value: float) -> str:
+    """Format a power in watts in at most four characters, such as `2.1`."""
+    if isnan(value):
+        return "–"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else _count(round(value))
+
+
+def energy(joules: float) -> str:
+    """Format an energy with its unit, such as `1.2 kJ`."""
+    if isnan(joules):
+        return "–"
+    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if joules >= factor * 0.9995:
+            return f"{joules / factor:.3g} {unit}"
+    return f"{joules:.3g} J"
 
 
 def rate(bits: float) -> str:

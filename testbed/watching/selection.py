@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isnan
 
 from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
 from testbed.watching.activity import PAUSED
@@ -81,7 +82,8 @@ def press_key(
         case "q":
             return selection, Quit()
         case "s":
-            sorts = list(SORTS)
+            batteries = any(not isnan(row.level) for row in rows)
+            sorts = [name for name in SORTS if name != "batt" or batteries]
             following = sorts[(sorts.index(selection.sort) + 1) % len(sorts)]
             return replace(selection, sort=following, reverse=False), None
         case "S":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from agents import events
 from agents.device_actions import DeviceState, Switching, holds
 from testbed.errors import name_list
 from testbed.watching.activity import Activity
-from testbed.watching.usage import DeviceUsage
+from testbed.watching.usage import DeviceUsage, EnergyUse
 
 _RATE_WINDOW_SECONDS = 10.0
 """Window of the update rate, in seconds of device time."""
@@ -55,6 +56,7 @@ class DeviceTally:
     """State of the device after the actions on it."""
     activity: Activity = field(default_factory=Activity)
     usage: DeviceUsage = field(default_factory=DeviceUsage)
+    energy: EnergyUse = field(default_factory=EnergyUse)
 
     @property
     def cpu(self) -> float | None:
@@ -134,10 +136,19 @@ class Tally:
         tally = self.devices.get(device)
         if tally is None:
             return
+        if isinstance(energy := values.get("energy"), Mapping):
+            tally.energy.add(at, energy)
+            return
         tally.usage.add(at, values)
         share = tally.usage.latest
         if not isnan(share):
             tally.activity.used_cpu(at, busy=share >= _MIN_BUSY_SHARE * (tally.cpu or 1.0))
+
+    @property
+    def consumed(self) -> float:
+        """Energy that all devices together have consumed, in joules; NaN if no energy is counted."""
+        known = [one.energy.consumed for one in self.devices.values() if not isnan(one.energy.consumed)]
+        return math.fsum(known) if known else math.nan
 
     def rate(self, at: float) -> float:
         """Return the number of applied updates per second, as the mean of the ten seconds before `at`.
@@ -168,6 +179,7 @@ class Tally:
             device.changed = DeviceState()
             device.activity.release("frozen", record.at)
             device.activity.release("cut off", record.at)
+            device.activity.release("unpowered", record.at)
         self.started, self._began = True, record.at  # above 0 in a resumed run, whose clock continues
         self.ended = None
         for client in record.clients:

@@ -87,6 +87,28 @@ class DeviceUsage:
         return grown / (last.at - first.at)
 
 
+@dataclass(slots=True)
+class EnergyUse:
+    """The latest sample of a device's energy (`agents.wire.messages.EnergyFigures`)."""
+
+    at: float = nan
+    """Device time of the sample, in seconds; NaN before the first sample."""
+    consumed: float = nan
+    """Energy that the device has consumed, in joules."""
+    power: float = nan
+    """Mean power since the sample before, in watts."""
+    level: float = nan
+    """Level of the battery as a share of its capacity; NaN without a battery."""
+
+    def add(self, at: float, values: Mapping[str, Any]) -> None:
+        """Add a sample of device time `at`. Devices may send anything, so that a sample without valid
+        consumption is ignored."""
+        consumed = number(values.get("consumed"))
+        if consumed >= 0 and not at <= self.at:
+            self.at, self.consumed = at, consumed
+            self.power, self.level = number(values.get("power")), number(values.get("level"))
+
+
 def number(value: object) -> float:
     """Return `value` as float; NaN if it is not a number or is too large."""
     return float(value) if isinstance(value, int | float) and abs(value) <= LARGEST else nan

@@ -10,6 +10,7 @@ from testbed.watching.activity import (
     PAUSED,
     STATES,
     TRAIN,
+    UNPOWERED,
     UPLOAD,
     WAIT,
     WINDOW,
@@ -17,7 +18,7 @@ from testbed.watching.activity import (
 )
 from tests.testbed.record_factories import update
 
-SIGNS = {DOWNLOAD: "d", TRAIN: "t", UPLOAD: "u", WAIT: "w", OFFLINE: "x", PAUSED: "p"}
+SIGNS = {DOWNLOAD: "d", TRAIN: "t", UPLOAD: "u", WAIT: "w", OFFLINE: "x", PAUSED: "p", UNPOWERED: "e"}
 
 
 def seconds(activity: Activity, at: float, last: int) -> str:
@@ -87,7 +88,7 @@ def test_state_beyond_the_last_cycle_follows_from_cpu_use() -> None:
     assert seconds(activity, 12.0, 8) == "DTTUTWTT"
     assert activity.now(12.0) == TRAIN
     assert activity.shares(12.0) == {
-        DOWNLOAD: 2.0, TRAIN: 7.0, UPLOAD: 2.0, WAIT: 1.0, OFFLINE: 0.0, PAUSED: 0.0,
+        DOWNLOAD: 2.0, TRAIN: 7.0, UPLOAD: 2.0, WAIT: 1.0, OFFLINE: 0.0, PAUSED: 0.0, UNPOWERED: 0.0,
     }  # fmt: skip
 
 

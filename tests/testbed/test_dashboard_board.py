@@ -311,3 +311,36 @@ def logged(call: Callable[[], object]) -> logging.LogRecord:
     except (AssertionError, OSError):
         return logging.makeLogRecord({"exc_info": sys.exc_info()})
     raise AssertionError("nothing was raised")
+
+
+def test_page_of_a_run_with_batteries_has_their_levels(directory: RunDirectory) -> None:
+    plain = device_table_of(directory)
+    assert not {"energy (J)", "battery"} & {*device_table.cells(plain)[0]}
+    manifest = directory.read_manifest()
+    for one in manifest["devices"].values():
+        one["energy"] = {"idle": 1.0, "busy": 2.0, "battery": {"capacity": 100.0}}
+    directory.write_manifest(**manifest)
+    at = manifest.get("monotonic_zero", 0.0)
+    for name, level in (("fast", 0.25), ("slow", 0.75)):
+        figures = {"consumed": 40.0, "transferred": 1.0, "power": 2.0, "level": level}
+        append(directory.telemetry, json.dumps({"device": name, "at": at + 9.0, "energy": figures}))
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    assert {"battery-over-time-0", "power-over-time-0", "accuracy-by-energy"} <= {
+        p.name for p in board.panels
+    }
+    table = board.tables[0]
+    assert table.devices["level"].dropna().to_dict() == {"fast": 0.25, "slow": 0.75}
+    lowest = device_table.select(table.devices, "lowest battery", "")
+    assert lowest.index[0] == "fast"
+    headings, rows = device_table.cells(lowest)
+    assert headings[-3:] == ["energy (J)", "power (W)", "battery"]
+    assert rows[0][-1] == "25%"
+    assert device_table.groups(table.devices)["energy"].sum() == 80.0
+
+
+def device_table_of(directory: RunDirectory) -> Any:
+    """Devices of the table on the page of a run."""
+    board = Board([Feed(directory.path)])
+    board.refresh(at_once=True)
+    return board.tables[0].devices

@@ -102,3 +102,25 @@ def test_controller_does_not_import_bokeh_pandas_or_prometheus() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_energy_has_metrics_only_if_it_is_counted(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    devices = {"a": {"energy": {"battery": {"capacity": 9}}}, "b": {"energy": {"battery": None}}}
+    directory.write_manifest(run="t-1", devices=devices)
+    acted = [
+        events.Acted(5.0, "a", "battery", 0.0, {"action": f"power{way}"}) for way in ("off", "on", "off")
+    ]
+    directory.events.write_text("".join(map(events.to_line, acted)))
+    figures = {"a": {"consumed": 7, "power": 2, "level": 0.05}, "b": {"consumed": 3, "power": 1}}
+    lines = [{"device": name, "at": 1.0, "energy": own} for name, own in figures.items()]
+    directory.telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    found = scraped(registry)
+    assert (found["testbed_energy_joules_total", "a"], found["testbed_power_watts", "b"]) == (7, 1)
+    assert found["testbed_battery_level_ratio", "a"] == 0.05
+    assert (found["testbed_powered", "a"], found["testbed_power_offs_total", "a"]) == (0, 2)
+    assert {("testbed_battery_level_ratio", "b"), ("testbed_powered", "b")}.isdisjoint(found)
+    directory.write_manifest(run="t-1", devices={"a": {}, "b": {}})
+    assert not [name for name, *_ in scraped(registry) if "power" in name or "energy" in name]

@@ -12,7 +12,7 @@ from agents import events
 from agents.config import LocalTraining
 from testbed import topology
 from testbed.data import preparation
-from testbed.plan import HostResources, costs, plan, rounds
+from testbed.plan import HostResources, battery, costs, plan, rounds
 from testbed.plan.rounds import Round
 from testbed.topology import Topology
 from tests.running import Testbed
@@ -118,6 +118,42 @@ def test_device_that_cannot_finish_a_round_gives_a_warning() -> None:
     assert list(rounds.remarks(fleet(devices, stop="updates: 5"), found)) == []
     row = rounds.group_rows(planned, found)[1]
     assert row == {"group": "b", "devices": 2, "samples": "5 to 7", "transfer": None, "round": "10.1s"}
+
+
+def test_plan_says_how_long_a_battery_lasts() -> None:
+    """2 W idle and 5 W busy: 600 J last 300 s idle. A round of 3 s computes for 1 s: 200 s at 3 W."""
+    energy = "idle: 2W, core: 3W, battery: {capacity: 600J}"
+    charged = energy.replace("600J", "600J, power_off_at: 50%") + ", charger: 5W"
+    devices = (
+        f"{{name: a, count: 2, timing: 1s, think: 2s, energy: {{{energy}}}}}, "
+        f"{{name: b, timing: 1s, energy: {{{charged}}}}}, "
+        f"{{name: c, timing: 1s, energy: {{{energy}}}}}, "
+        "{name: d, timing: 1s, energy: {idle: 1W, core: 1W}}, {name: e, timing: 1s}"
+    )
+    scenario = "scenario: [{at: 9s, charge: c, watts: 9W}]\n"
+    wanted = fleet(devices, stop="after: 250s", more=scenario)
+    planned = plan(wanted, "virtual", HOST)
+    found = rounds.estimate_rounds(wanted, planned, PARAMETERS, None)
+    lives = battery.lives(planned, found)
+    assert [lives["a-1"].idle, lives["a-1"].working] == pytest.approx([300, 200])
+    assert [lives["a-1"].idle_power, lives["a-1"].working_power] == pytest.approx([2, 3])
+    assert (lives["b"].idle, lives["b"].working, lives["b"].returns) == (inf, inf, True)
+    assert (lives["c"].idle, lives["c"].working, lives["c"].returns) == (300, 120, False)
+    assert (lives["d"].idle, lives["d"].returns) == (None, True)
+    assert "e" not in lives
+    off, lost = battery.remarks(wanted, planned, found)
+    assert off.startswith("The batteries of a-1, a-2, c are too low after 2min to 3.33min if they train")
+    assert lost.startswith("Warning: a-1, a-2 cannot return after the power-off")
+    own = {row["group"]: row for row in rounds.group_rows(planned, found)}
+    assert (own["a"]["power"], own["a"]["battery idle"]) == ("2W to 3W", "5min")
+    assert (own["b"]["battery working"], own["d"]["battery idle"], own["e"]["power"]) == (
+        "for ever",
+        None,
+        None,
+    )
+    by_name = {row["device"]: row for row in rounds.device_rows(planned, found)}
+    assert by_name["a-1"]["battery_idle_s"] == 300
+    assert by_name["b"]["battery_idle_s"] is None
 
 
 def test_sample_counts_are_known_after_data_preparation() -> None:

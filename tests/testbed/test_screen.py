@@ -269,7 +269,7 @@ def test_keys_choose_what_is_shown() -> None:
     assert after(["s", "s", "S", "b", "g"])[0] == Selection(
         sort="updates", reverse=True, stacked=True, grouped=True
     )
-    assert after(["s"] * len(SORTS))[0] == Selection()
+    assert after(["s"] * (len(SORTS) - 1))[0] == Selection()  # without batteries, not by their level
     typed, requests = after(["/", "q", "x", "backspace", "up", "enter"])
     assert (typed.matching, typed.typing, requests) == ("q", False, [])
     assert after(["/", "q", "escape"])[0] == Selection()
@@ -292,3 +292,27 @@ def test_paused_device_is_resumed_by_key() -> None:
     tally.add(events.Acted(5.5, "pi-1", "hand", 0.0, {"action": "pause"}))
     _, request = press_key(Selection(selected="pi-1"), "p", seen(tally), page=4, grouped=False)
     assert request == Command(Resume(), ("pi-1",), "pi-1")
+
+
+def test_batteries_have_levels_and_a_power_off_is_a_state() -> None:
+    shown = screen(fleet(3), [STARTED], runtime="virtual")
+    shown.overview = replace(shown.overview, energy=True, batteries=True)
+    for device, joules, level in (("pi-1", 1200.0, 0.2), ("pi-2", 300.0, 0.9), ("pi-3", 3.0, None)):
+        figures = {"consumed": joules, "power": joules / 100, "level": level}
+        shown.tally.sample(device, 4.0, {"energy": figures})
+    shown.tally.add(events.Acted(5.0, "pi-1", "battery", 0.0, {"action": "poweroff"}))
+    shown.tally.add(events.ClientStatus(5.0, "pi-1", "offline"))
+    lines = drawn(shown, at=7.0)
+    assert "1.5 kJ" in lines[1]
+    assert lines[4].split()[-8:] == ["upd", "stale", "mean", "cpu", "watt", "batt", "share", "p_i"]
+    assert "unpowered" in lines[5]
+    assert [line.split()[-4:-2] for line in lines[5:8]] == [
+        ["12.0", "20%"],
+        ["3.00", "90%"],
+        ["0.03", "–"],
+    ]
+    assert "▁ unpowered" in lines[-2]
+    (group,) = rows(shown.tally, fleet(3), 7.0, grouped=True)
+    assert group.online == 1
+    shown.tally.add(events.Acted(8.0, "pi-1", "battery", 0.0, {"action": "poweron"}))
+    assert "offline" in drawn(shown, at=8.0)[5]  # until it is ready

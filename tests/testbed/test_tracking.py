@@ -18,7 +18,7 @@ from testbed.cli.outputs import OUTPUTS, TrackerOutput
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.tracking.follow import follow
-from testbed.tracking.points import Points
+from testbed.tracking.points import Point, Points
 from tests.running import Testbed
 
 TOPOLOGY: dict[str, Any] = {
@@ -44,6 +44,19 @@ def expected(run: Path) -> dict[str, list[tuple[float, float]]]:
             for name, value in point.values.items():
                 found.setdefault(name, []).append((point.at, value))
     return found
+
+
+def test_energy_of_rounds_and_power_offs_become_tracker_points(run: Path) -> None:
+    assert "round_joules" not in expected(run)
+    points, found = Points(), list[Point]()
+    energy = [events.RoundEnergy(0.1, "a", n, 2.5, "sent") for n in (1, 2)]
+    off = events.Acted(0.3, "a", "battery", 0.0, {"action": "poweroff"})
+    update = next(r for r in events.read(run / "events.jsonl") if isinstance(r, events.UpdateApplied))
+    records: list[events.Record] = [*energy, off, update, events.RunEnded(9.0, "time", 1, 1)]
+    for record in records:
+        found += points.add(record)
+    assert found[-1].values["round_joules"] == 5.0
+    assert found[-1].values["power_offs"] == 1.0
 
 
 def test_records_become_tracker_points() -> None:
