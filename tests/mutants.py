@@ -273,7 +273,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "how often the view is refreshed",
     (
         _RUN,
-        "steady=not has_steps(spec.topology, spec.plan),",
+        "steady=not (has_batteries or has_steps(spec.topology, spec.plan)),",
         "packets=spec.plan.simulates_packets,",
     ): "steady links are computed faster, to the same times",
     (

@@ -253,12 +253,12 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         runtime = spec.topology.runtime
+        has_batteries = any(one.account.has_battery for one in energy.values())
         self._network = VirtualNetwork(
             queue,
             spec.topology.seed,
             link,
-            steady=not has_steps(spec.topology, spec.plan)
-            and not any(one.account.has_battery for one in energy.values()),
+            steady=not (has_batteries or has_steps(spec.topology, spec.plan)),
             packets=spec.plan.simulates_packets,
         )
         trainer = BatchTrainer(
