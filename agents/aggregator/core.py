@@ -541,7 +541,7 @@ class AggregatorCore:
     def _drawn(self, draws: Draws, at: Nanoseconds) -> list[Action]:
         """Return the records of the rule's draws. If a draw chose too few clients, set a timer to repeat
         it."""
-        records, is_unfilled = draws.take()
+        records, is_unfilled = draws.pop_records()
         if is_unfilled:
             self._timers.set("redraw", at + REDRAW_EVERY)
         return [Log(record) for record in records]

@@ -42,7 +42,7 @@ class Draws:
         self._none_since: Nanoseconds | None = None
         """Time since which draws have chosen nobody; None if the last draw chose a client."""
         self._is_unfilled = False
-        """Whether a draw since the last `take` chose fewer clients than the rule wanted and were
+        """Whether a draw since the last `pop_records` chose fewer clients than the rule wanted and were
         idle."""
         self._eligible: dict[str, None] = {}
         """Clients that were eligible at the last draw."""
@@ -120,7 +120,7 @@ class Draws:
         meanwhile."""
         self.view.clients[client].battery = None
 
-    def take(self) -> tuple[list[events.ClientsDrawn | events.Note], bool]:
+    def pop_records(self) -> tuple[list[events.ClientsDrawn | events.Note], bool]:
         """Return the records since the last call, and whether a draw since then chose too few clients
         and must be repeated."""
         records, self._records = self._records, []

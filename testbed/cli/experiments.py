@@ -49,7 +49,8 @@ Cluster = Annotated[
         "--on",
         metavar="CLUSTER",
         help="Where the runs are made: local, dask://HOST:PORT, tcp:// or tls://HOST:PORT (Dask), or "
-        "slurm:KEY=VALUE,... with options of sbatch. --jobs then limits the runs submitted at a time.",
+        "slurm:KEY=VALUE,... with options of sbatch. On a cluster, --jobs limits the number of runs "
+        "that are submitted at the same time.",
     ),
 ]
 Target = Annotated[

@@ -71,7 +71,8 @@ class Survey:
 
 
 def read_population(name: str) -> Survey:
-    """Read a population of the testbed. Raises BadInputError if there is no such population."""
+    """Read the population `name` of the catalogue. Raises BadInputError if the catalogue has no
+    population with this name."""
     if name not in population_names():
         raise BadInputError(
             f"no population is called {name!r}: {profiles.suggestion(name, population_names())}"

@@ -146,7 +146,8 @@ class DeviceEnergy:
             self.idle += energy
 
     def send(self, now: Nanoseconds, sent: int, received: int) -> None:
-        """Count a message from the device that is no update."""
+        """Count a message from the device that is not an update. `sent`, `received`: bytes of the
+        message, and of its acknowledgements."""
         self.advance(now)
         self.idle += self.account.transfer(sent=sent, received=received)
 
@@ -277,7 +278,8 @@ class FleetEnergy:
         self._write = write
         self._every = every
         self.checks = 0
-        """Number of checks in the event queue, including those that are no longer needed."""
+        """Number of checks of batteries in the event queue, including checks that are not needed any
+        more."""
 
     def sample(self, one: DeviceEnergy, now: Nanoseconds) -> None:
         """Write a sample of `one`."""

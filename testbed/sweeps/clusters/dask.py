@@ -24,10 +24,10 @@ _CONNECT_SECONDS = 15
 _CLOSE_SECONDS = 75
 """Maximum number of seconds to wait until the workers have ended their processes."""
 _REFRESH_SECONDS = 2.0
-"""Seconds between two questions how many workers there are."""
+"""Seconds between two requests for the number of workers."""
 _MIN_CAPACITY = 16
-"""Number of jobs that are submitted even if there are no workers, so that a cluster that adapts the
-number of its workers starts some."""
+"""Number of jobs that are submitted even if there are no workers. A cluster that adapts the number of
+its workers to the jobs then starts workers."""
 _ENGINE = "engine"
 """Resource of workers that run emulated cells."""
 
@@ -133,5 +133,5 @@ def _run(job: bytes) -> bytes:
 
 
 async def _close(sweep: str) -> None:
-    """End the processes of `sweep` on this worker. The worker goes on meanwhile."""
+    """End the processes of `sweep` on this worker, without blocking the worker."""
     await asyncio.to_thread(remote.close, sweep)

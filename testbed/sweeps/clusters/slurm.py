@@ -206,8 +206,8 @@ def _answer_path(folder: Path, job: str) -> Path:
 
 
 def _run(packed: bytes, folder: str) -> None:
-    """Run a cell in this job. If Slurm ends the job before the cell has ended, there is no answer, so
-    that the cell is repeated, unless the job has reached its time limit."""
+    """Run a cell in this job. If Slurm ends the job before the cell has ended, no answer is written. The
+    cell is then repeated, unless the job has reached its time limit."""
     received: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     job = os.environ["SLURM_JOB_ID"]

@@ -93,14 +93,14 @@ def test_records_have_the_changes_of_the_eligible_clients() -> None:
     draw(draws, 2)
     draw(draws, 1, idle="cd", at=1.0)
     draw(draws, 1, idle="dab", at=2.0)
-    found, repeat = draws.take()
+    found, repeat = draws.pop_records()
     assert not repeat
     assert found == [
         events.ClientsDrawn(0.0, 1, 2, 4, "a b", "a b c d", ""),
         events.ClientsDrawn(1.0, 2, 1, 2, "c", "", "a b"),
         events.ClientsDrawn(2.0, 3, 1, 3, "d", "a b", "c"),
     ]
-    assert draws.take() == ([], False)
+    assert draws.pop_records() == ([], False)
 
 
 def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
@@ -108,7 +108,7 @@ def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
     for client in "abcd":
         draws.note_battery(client, 0.1, 0.0)
     assert draw(draws, 2) == []
-    found, repeat = draws.take()
+    found, repeat = draws.pop_records()
     assert repeat
     assert draws.waits
     assert found == [
@@ -118,7 +118,7 @@ def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
         ),
     ]
     assert draw(draws, 2, at=10.0) == []
-    assert draws.take() == ([], True)
+    assert draws.pop_records() == ([], True)
     assert draw(draws, 2, at=90_000.0) != []  # rechecked
     assert not draws.waits
     draws = make_draws(Fixed([]))
