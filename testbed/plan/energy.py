@@ -25,7 +25,8 @@ def energy_of(
     """Return the energy settings of a device of `group`; None if the group's energy is not counted.
 
     `profile`: the group's profile; None if the group has no profile. `cpu`: the device's CPU share in
-    host cores; None if the device has no share. `trace`: content of the charger's trace file; None if there is no file.
+    host cores; None if the device has no share. `trace`: content of the charger's trace file; None if
+    there is no file.
     """
     if group.energy is None:
         return None
