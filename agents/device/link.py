@@ -33,8 +33,8 @@ from agents.wire.messages import QueueUse
 
 _IFB = "ifb0"
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
-"""Major numbers of two handles: that of the tbf, and that of the bfifo in which packets wait for the
-tbf's rate if the link has netem."""
+"""Major numbers of the handles of the tbf and of the bfifo. Only a link with netem has a bfifo: its
+packets wait there until the tbf's rate lets them pass."""
 LIFTED = 100_000_000_000
 """Rate in bit/s that is set for a link without limit. The rate is so high that it is never reached."""
 _PEAK = 2 * LIFTED

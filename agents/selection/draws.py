@@ -50,7 +50,7 @@ class Draws:
 
     @property
     def waits(self) -> bool:
-        """Whether draws have chosen nobody for some time, but not for longer than a day."""
+        """Whether the last draw chose nobody, and draws have chosen nobody for less than a day."""
         return self._none_since is not None and self.now - self._none_since < _LONG_WAIT
 
     def draw(

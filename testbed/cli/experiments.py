@@ -258,9 +258,10 @@ def export(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Export the tables of a run or sweep, the model or the timeline of a run, to files or to a tracker.
+    """Write the tables, the model or the timeline of a run to files, or send a run to a tracker.
 
-    For a sweep, each run gets a folder, and the table `runs` has one row per run.
+    A sweep can take the place of a run, except for the model. The tables of each of its runs then have a
+    folder, and the table `runs` has one row per run.
     """
     from testbed.api import results
     from testbed.api.results import TRACKERS

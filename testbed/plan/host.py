@@ -26,7 +26,7 @@ class HostResources:
     nodes: tuple[Node, ...] = ()
     """Machines for the devices, this machine first; empty if the runtime uses one machine."""
     gpus: Gpus = NOT_LOOKED_FOR
-    """GPUs that containers can use."""
+    """GPUs of this host, and what containers lack to use them."""
     lack_of_cuda: str | None = "CUDA was not tried"
     """Why this host's PyTorch cannot use a GPU; None if it can."""
 

@@ -195,7 +195,8 @@ class Transform(Model):
 
 
 class DeviceDataSettings(Model):
-    """Training samples that each device of the group gets, in place of task.partition."""
+    """Training samples of each device of the group: their number, their classes, and changes of their
+    inputs. Without `samples` and `classes`, task.partition chooses the samples."""
 
     samples: _WholeNumber | None = Field(
         default=None,
