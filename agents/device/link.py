@@ -252,7 +252,8 @@ def _netem(link: AccessLink) -> str:
 
 
 def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
-    """Raise LinkError if the egress of `device` is not shaped as in `link`."""
+    """Raise LinkError if the kernel does not shape the egress of the network interface `device` with the
+    rate `rate` in bit/s and, if `netem` is true, with the delay, jitter and loss of `link`."""
     qdiscs = json.loads(run(["tc", "-j", "qdisc", "show", "dev", device]))
     options = {qdisc["kind"]: qdisc["options"] for qdisc in qdiscs}
     found = 8 * int(options["tbf"]["rate"]) if "tbf" in options else None

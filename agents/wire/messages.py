@@ -1,5 +1,5 @@
 """Control messages: all messages between controller, inits, router, aggregator and clients, except
-models and updates (docs/concepts/wire.md).
+models, updates, and the keys, shares and sums of secure aggregation (docs/concepts/wire.md).
 
 `decode` accepts any bytes and returns a message or raises MessageError. It checks the topic, the size
 and the JSON. Exactly the expected fields must be present, with the right types, ranges and lengths, and

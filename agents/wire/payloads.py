@@ -1,8 +1,9 @@
 """Models and updates as bytes: safetensors payloads with metadata in the header. Nothing is unpickled.
 
-A payload has one float32 vector of shape (d,) called `w`, and a map of strings. It has the layout of
-safetensors: 8 bytes with the header's length (little endian), the header in JSON, the vector's bytes. If
-the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they come last,
+A payload has a map of strings and one float32 vector of shape (d,) called `w`. An update that a step of
+`agents.pipeline` has encoded has the arrays of its encoding instead of `w`. The layout is that of
+safetensors: 8 bytes with the header's length (little endian), the header in JSON, the bytes of the
+arrays. If the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they come last,
 as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout itself,
 because the library would copy the vector. Decoding returns a view of the received bytes. A test compares
 encoding and decoding with the library.

@@ -38,8 +38,8 @@ class MaskCode:
             raise ValueError(problem)
         if self.parties + self.needed > self.field.p:
             raise ValueError(
-                f"{self.parties} holders and needed (U) {self.needed} require "
-                f"{self.parties + self.needed} points, but the field has only {self.field.p}"
+                f"{self.parties} holders and U = {self.needed} require {self.parties + self.needed} "
+                f"different elements of the field, which has only {self.field.p}"
             )
 
     @property

@@ -33,7 +33,7 @@ class Field:
     def __post_init__(self) -> None:
         if self.bits not in (3, 5, 7, 13, 17, 19, 31):
             raise ValueError(
-                f"bits is {self.bits}, expected 3, 5, 7, 13, 17, 19 or 31: 2^bits − 1 is prime"
+                f"bits is {self.bits}, expected 3, 5, 7, 13, 17, 19 or 31 (2^bits − 1 must be prime)"
             )
 
     @property
