@@ -3,10 +3,10 @@
 A payload has a map of strings and one float32 vector of shape (d,) called `w`. An update that a step of
 `agents.pipeline` has encoded has the arrays of its encoding instead of `w`. The layout is that of
 safetensors: 8 bytes with the header's length (little endian), the header in JSON, the bytes of the
-arrays. If the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they come last,
-as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout itself,
-because the library would copy the vector. Decoding returns a view of the received bytes. A test compares
-encoding and decoding with the library.
+arrays. If the rule has vectors of its own, they follow as `vector/NAME`. If the model has buffers, they
+come last, as `floats` and `integers` (`agents.models.buffers`). This module reads and writes the layout
+itself, because the library would copy the vector. Decoding returns a view of the received bytes. A test
+compares encoding and decoding with the library.
 """
 
 from __future__ import annotations

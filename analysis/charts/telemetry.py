@@ -88,7 +88,8 @@ def _chart(
                 hue, own = color(series), " ".join(filter(None, (title_of_line, figure)))
                 layers += _lines(own, title_of_line, grid, known, y, hue, dashed=bool(dashed))
             series += 1
-    remarks = ("CPU, memory and rates: lines are means of groups, bands lowest to highest",) * by_group
+    what = {"telemetry": "CPU, memory and rates", "energy": "power and batteries"}[table]
+    remarks = (f"{what}: lines are means of groups, bands lowest to highest",) * by_group
     time = Axis("device time", "s", limits=(0.0, None))
     return Chart(title, time, y, tuple(layers), remarks=remarks)
 
