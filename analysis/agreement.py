@@ -97,18 +97,21 @@ def _table(
     real: Sequence[Run],
     cost: Callable[[Run], float],
 ) -> pd.DataFrame:
-    costs = {"virtual": [cost(run) for run in virtual], "real": [cost(run) for run in real]}
+    costs = {
+        "virtual_cost": [cost(run) for run in virtual],
+        "real_cost": [cost(run) for run in real],
+    }
     return pd.DataFrame({"configuration": configurations, **costs})
 
 
 def agreement(costs: pd.DataFrame) -> RankAgreement:
     """Return the agreement of the two runtimes on the order of the configurations by cost.
 
-    `costs` has a row for each seed of a configuration. Its columns are `configuration`, `virtual` and
-    `real`: seconds or joules to the target in virtual time and in the real runtime. A cost is infinite
-    or NaN if the target was not reached. Raises ValueError for fewer than two configurations.
+    `costs` has a row for each seed of a configuration. Its columns are `configuration`, `virtual_cost`
+    and `real_cost`: seconds or joules to the target in virtual time and in the real runtime. A cost is
+    infinite or NaN if the target was not reached. Raises ValueError for fewer than two configurations.
     """
-    columns = costs[["virtual", "real"]].astype(np.float64).fillna(inf)
+    columns = costs[["virtual_cost", "real_cost"]].astype(np.float64).fillna(inf)
     runs = {
         str(name): own.to_numpy(np.float64)
         for name, own in columns.groupby(costs["configuration"], sort=False)

@@ -18,6 +18,8 @@ _TIMESPEC = struct.Struct("=qq")
 _BYTES_MOVED, _MOVED_OFFSET = struct.Struct("=QQ"), 120
 """Format and offset in bytes of the fields tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info
 (linux/tcp.h, since Linux 4.1)."""
+_OUT_OF_ORDER, _OUT_OF_ORDER_OFFSET = struct.Struct("=I"), 224
+"""Format and offset in bytes of the field tcpi_rcv_ooopack in struct tcp_info (since Linux 5.4)."""
 _ROOM = bytearray(2**20)
 """Buffer for MSG_PEEK. The size of the buffer is the maximum amount of waiting data that is read to find
 the last packet's timestamp."""
@@ -46,6 +48,17 @@ def bytes_moved(sock: socket.socket) -> int:
     except OSError:
         return 0
     return sum(_BYTES_MOVED.unpack_from(info, _MOVED_OFFSET)) if len(info) > _MOVED_OFFSET else 0
+
+
+def arrived_in_order(sock: socket.socket) -> bool:
+    """Return whether no packet of the TCP connection `sock` arrived before an earlier one, as far as the
+    kernel tells. After such an arrival, timestamps are too early: waiting packets that are merged when
+    the missing packet arrives keep their own time."""
+    if sys.platform != "linux":
+        return True
+    size = _OUT_OF_ORDER_OFFSET + _OUT_OF_ORDER.size
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    return len(info) < size or _OUT_OF_ORDER.unpack_from(info, _OUT_OF_ORDER_OFFSET) == (0,)
 
 
 def timestamp_in(ancillary: Iterable[tuple[int, int, bytes]]) -> int:

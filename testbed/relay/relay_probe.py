@@ -7,7 +7,7 @@ The device's side opens a connection and sends one line, which is one of the fol
 - `up SIZE`: the client sends SIZE bytes, and the server answers with its measurement (one JSON line).
 
 A rate is measured between the first and the last arrival of payload, so that neither delay nor handshake
-counts. Arrival times are the kernel's, and the receive buffers are large, so that a receiver that has to
+counts. Arrival times are the kernel's, and receive buffers are large, so that a receiver that has to
 wait for a core changes neither the times nor the rate.
 """
 
@@ -35,8 +35,10 @@ _TRANSFER_SECONDS = 1.0
 _MIN_BYTES, _MAX_BYTES = 12_000, 4_000_000
 """Minimum and maximum size of a transfer in bytes. A smaller transfer would have too few packets to
 measure a rate, and a larger transfer would take too long for a start-up."""
-_BUFFER_BYTES = _MAX_BYTES // 4
-"""Size of receive buffers. At 100 Mbit/s, a receiver may be 80 ms late before the sender has to wait."""
+_BUFFER_SHARE, _USUAL_BUFFER = 8, 1 << 16
+"""A receive buffer holds this part of the transfer, if that is more than the usual size in bytes. At 100
+Mbit/s, a receiver may then be 40 ms late before the sender has to wait. A buffer for more than 200 ms of
+the rate would let the sender fill the link's queue until packets are lost."""
 _ON_WIRE = on_wire(SEGMENT) / SEGMENT
 """Number of bytes on the wire per byte of payload. The factor converts measured rates of payload."""
 _SILENCE_TIMEOUT_SECONDS = 30.0
@@ -107,13 +109,16 @@ def download(host: str, port: int, rate: int) -> float:
 def receive_timed(sock: socket.socket, count: int) -> tuple[int, float]:
     """Receive `count` bytes. Return the number of bytes after the first arrival, and the seconds in
     which they arrived. Raises ConnectionError if fewer bytes arrive."""
+    if (wanted := count // _BUFFER_SHARE) > _USUAL_BUFFER:
+        socket_buffers.enlarge_receive_buffer(sock, wanted)
     room = bytearray(count)
-    first, begin = _receive_all(sock, room)
-    received, end = first, begin
+    first, begin, begin_read = _receive_all(sock, room)
+    received, end, end_read = first, begin, begin_read
     while received < count:
-        more, end = _receive_all(sock, room)
+        more, end, end_read = _receive_all(sock, room)
         received += more
-    return received - first, (end - begin) / 1e9
+    took = end - begin if packet_times.arrived_in_order(sock) else end_read - begin_read
+    return received - first, took / 1e9
 
 
 def listen(host: str, port: int = 0) -> socketserver.TCPServer:
@@ -140,7 +145,7 @@ class _RelayProbeServer(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        _prepare(self.socket)
+        packet_times.enable_timestamps(self.socket)  # connections inherit this
         super().server_bind()
 
 
@@ -169,7 +174,7 @@ def _connect(
 ) -> socket.socket:
     sock = socket.socket()
     try:
-        _prepare(sock)
+        packet_times.enable_timestamps(sock)
         sock.settimeout(timeout)
         sock.connect((host, port))
         sock.sendall(f"{request}\n".encode())
@@ -179,13 +184,6 @@ def _connect(
     return sock
 
 
-def _prepare(sock: socket.socket) -> None:
-    """Let the kernel record arrival times at `sock`, and give `sock` a large receive buffer. Called
-    before the socket has connections, which inherit both."""
-    packet_times.enable_timestamps(sock)
-    socket_buffers.enlarge_receive_buffer(sock, _BUFFER_BYTES)
-
-
 def _receive(sock: socket.socket, most: int) -> int:
     """Wait for data; return the number of bytes. Raises ConnectionError at the stream's end."""
     if not (count := len(sock.recv(most))):
@@ -193,15 +191,15 @@ def _receive(sock: socket.socket, most: int) -> int:
     return count
 
 
-def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds]:
-    """Wait for data, and read all that has arrived. Return the number of bytes, and the time at which
-    the last of them arrived, by the real-time clock. The kernel merges packets that wait, with the last
-    packet's time, so this time is right only if `room` has space for all of them. Raises ConnectionError
-    at the stream's end."""
+def _receive_all(sock: socket.socket, room: bytearray) -> tuple[int, Nanoseconds, Nanoseconds]:
+    """Wait for data, and read all that has arrived. Return the number of bytes, the time at which the
+    last of them arrived, and the present time, both by the real-time clock. The kernel merges packets
+    that wait, with the last packet's time, so the arrival time is right only if `room` has space for all
+    of them. Raises ConnectionError at the stream's end."""
     count, ancillary, _, _ = sock.recvmsg_into([room], packet_times.ANCILLARY_BYTES)
     if not count:
         raise ConnectionError("the link was closed")
-    return count, packet_times.timestamp_in(ancillary)
+    return count, packet_times.timestamp_in(ancillary), time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 
 def _rate(count: int, seconds: float) -> float:

@@ -148,8 +148,8 @@ class BatchTrainer:
                 continue
             chosen, single = [jobs[place] for place in places], kind is _JobKind.SINGLE
             chunks = [[job] for job in chosen] if single else self._chunks(chosen)
-            # A client's own trainer seeds PyTorch's generator.
-            with torch.random.fork_rng(devices=[], enabled=single):
+            # A client's own trainer seeds PyTorch's generator. A stack may fall back to it.
+            with torch.random.fork_rng(devices=[], enabled=kind is not _JobKind.GRADIENT):
                 done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]

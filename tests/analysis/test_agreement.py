@@ -15,7 +15,7 @@ from analysis.load import load
 def of(**seconds: list[tuple[float, float]]) -> RankAgreement:
     """The agreement of configurations with a pair of times, virtual and real, for each seed."""
     rows = [(name, *pair) for name, pairs in seconds.items() for pair in pairs]
-    return agreement(pd.DataFrame(rows, columns=["configuration", "virtual", "real"]))
+    return agreement(pd.DataFrame(rows, columns=["configuration", "virtual_cost", "real_cost"]))
 
 
 def ranks(found: RankAgreement) -> dict[str, tuple[int, int]]:
@@ -105,7 +105,7 @@ def test_times_to_the_target_are_interpolated(directory: Path) -> None:
     # 10 % at 0 s, 85 % at 5 s
     assert found.to_dict("list") == {
         "configuration": ["fedbuff"],
-        "virtual": [pytest.approx(5 * 0.7 / 0.75)],
-        "real": [pytest.approx(5 * 0.7 / 0.75)],
+        "virtual_cost": [pytest.approx(5 * 0.7 / 0.75)],
+        "real_cost": [pytest.approx(5 * 0.7 / 0.75)],
     }
-    assert times(["fedbuff"], [run], [run], 0.9)["real"].tolist() == [inf]
+    assert times(["fedbuff"], [run], [run], 0.9)["real_cost"].tolist() == [inf]

@@ -94,12 +94,12 @@ def test_energy_to_a_target_is_that_of_all_devices(run: Run) -> None:
 
 
 def test_configurations_are_ranked_by_energy(directory: Path, run: Run) -> None:
-    (joules,) = agreement.energies(["fedbuff"], [run], [run], 0.8)["real"]  # type: ignore[index]
+    (joules,) = agreement.energies(["fedbuff"], [run], [run], 0.8)["real_cost"]  # type: ignore[index]
     at = metrics.crossed(run, "accuracy", 0.8)
     assert joules == pytest.approx(8 + (at - 2) * 2 + at)
     unreached = agreement.energies(["fedbuff"], [run], [run], 0.9)
     assert unreached is not None
-    assert unreached["virtual"].tolist() == [inf]
+    assert unreached["virtual_cost"].tolist() == [inf]
     (directory / "telemetry.jsonl").unlink()
     assert agreement.energies(["fedbuff"], [run], [load(directory)], 0.8) is None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from analysis.columns import COLUMNS
 from testbed.api import running
 from testbed.rundir.latest_figures import LatestFigures, latest_figures
 from testbed.rundir.listing import list_runs, select_rows, text_row
@@ -85,7 +86,7 @@ def test_folder_of_runs_is_exported(runs: Path, testbed: Testbed, tmp_path: Path
     assert len(rows) == 2  # heading, and the one that has come to its end
     assert rows[1].startswith("b,")
     assert said.out.splitlines() == [
-        f"{tmp_path}/out/b: 14 tables",
+        f"{tmp_path}/out/b: {len(COLUMNS) - 1} tables",
         f"{tmp_path}/out: 1 table",
         f'Next: pandas.read_csv("{tmp_path}/out/runs.csv")',
     ]

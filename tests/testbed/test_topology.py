@@ -13,7 +13,7 @@ from agents.config import AccessLink, DrawnDuration, LocalTraining, Named
 from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
-from testbed.plan import HostResources, plan
+from testbed.plan import HostResources, catalog, plan
 from testbed.topology.misplaced_keys import BELONGS
 
 ROOT = Path(__file__).parents[2]
@@ -330,7 +330,8 @@ def test_conflicting_keys_are_refused(found: str, instead: str, told: str) -> No
 )
 def test_example_topologies_fit_two_cores_and_resolve(path: Path) -> None:
     parsed = topology.load(path)
-    plan(parsed, "docker", TWO_CORES)
+    runtime = "docker" if parsed.runtime.name == "auto" else parsed.runtime.name
+    plan(parsed, runtime, TWO_CORES, catalog.read(parsed))
     assert parsed.name == path.stem
     assert topology.parse(parsed.to_yaml()) == parsed
 
