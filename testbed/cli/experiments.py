@@ -333,10 +333,9 @@ def _show(result: RankAgreement, runtime: str, unit: str) -> None:
     if math.isnan(result.low):
         interval = "no interval: it needs several seeds, or at least three configurations"
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
-    for faster, slower in result.swapped:
-        print_text(
-            f"Swapped: {faster} is faster than {slower} in virtual time, but slower in {runtime}."
-        )
+    better, worse = ("is faster", "slower") if unit == "s" else ("needs fewer joules", "more")
+    for first, second in result.swapped:
+        print_text(f"Swapped: {first} {better} than {second} in virtual time, but {worse} in {runtime}.")
     if not result.swapped:
         print_text("No two configurations swap.")
 
