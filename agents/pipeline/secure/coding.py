@@ -39,7 +39,7 @@ class MaskCode:
         if self.parties + self.needed > self.field.p:
             raise ValueError(
                 f"{self.parties} holders and U = {self.needed} require {self.parties + self.needed} "
-                f"different elements of the field, which has only {self.field.p}"
+                f"different elements, but the field has only {self.field.p}"
             )
 
     @property
