@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from agents.device_actions import Charge, EnergyAction, SetBattery, Unplug
 from agents.energy.account import EnergyAccount
 from agents.energy.amounts import (
     femtojoules,
@@ -134,16 +133,6 @@ class EnergyMeter:
         self._reported_on = self.account.is_on
         return self.account.is_on
 
-    def act(self, action: EnergyAction) -> None:
-        """Carry out an action on the battery or its charger."""
-        match action:
-            case SetBattery(level):
-                self.account.set_level(level)
-            case Charge(watts):
-                self.account.charge(watts)
-            case Unplug():
-                self.account.unplug()
-
     def next_look(self, now: Nanoseconds) -> float:
         """Return the time in nanoseconds on the host's clock at which the device may power off or
         return at the earliest, but at least `STEP` after `now`. Infinite if this cannot happen."""
@@ -159,17 +148,23 @@ class EnergyMeter:
         self._sampled = account.at, account.consumed
         elapsed = to_seconds(account.at - since)
         power = to_joules(account.consumed - consumed) / elapsed if elapsed > 0 else 0.0
-        battery = account.has_battery
-        figures = EnergyFigures(
-            consumed=to_joules(account.consumed),
-            transferred=to_joules(account.transferred),
-            power=min(power, MAX_WATTS),  # many bytes may be counted in a moment
-            is_on=account.is_on,
-            level=account.level,
-            supplied=to_joules(account.supplied) if battery else None,
-            charging=to_watts(account.charging_power) if battery else None,
-        )
+        figures = figures_of(account, min(power, MAX_WATTS))  # many bytes may be counted in a moment
         return EnergySample(self._device, at, figures)
 
     def _device_time(self, at: Nanoseconds) -> Nanoseconds:
         return round((at - (self._epoch or 0)) / self._dilation)
+
+
+def figures_of(account: EnergyAccount, power: float) -> EnergyFigures:
+    """Return the figures of `account` for a sample. `power`: mean power since the last sample, in
+    watts."""
+    battery = account.has_battery
+    return EnergyFigures(
+        consumed=to_joules(account.consumed),
+        transferred=to_joules(account.transferred),
+        power=power,
+        is_on=account.is_on,
+        level=account.level,
+        supplied=to_joules(account.supplied) if battery else None,
+        charging=to_watts(account.charging_power) if battery else None,
+    )

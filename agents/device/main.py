@@ -410,7 +410,7 @@ class Init:
                     self._fail(f"the device has no battery, expected one for {action}")
                 else:
                     self._count_energy(self._meter)
-                    self._meter.act(action)
+                    self._meter.account.act(action)
                     self._count_energy(self._meter)
             case PowerOn():
                 # Ignored if the battery is empty again since the controller has sent the order.

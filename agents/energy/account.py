@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+from agents.device_actions import Charge, EnergyAction, SetBattery, Unplug
 from agents.energy.amounts import (
     Femtojoules,
     Microwatts,
@@ -162,6 +163,16 @@ class EnergyAccount:
     def unplug(self) -> None:
         """Unplug the charger."""
         self._charger = None
+
+    def act(self, action: EnergyAction) -> None:
+        """Carry out an action on the battery or its charger."""
+        match action:
+            case SetBattery(level):
+                self.set_level(level)
+            case Charge(watts):
+                self.charge(watts)
+            case Unplug():
+                self.unplug()
 
     @property
     def charging_power(self) -> Microwatts:

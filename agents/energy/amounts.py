@@ -10,7 +10,7 @@ Femtojoules = int
 
 MICROWATTS_PER_WATT = 10**6
 FEMTOJOULES_PER_JOULE = 10**15
-_BYTES_PER_MB = 10**6
+BYTES_PER_MB = 10**6
 
 
 def microwatts(watts: float) -> Microwatts:
@@ -25,7 +25,7 @@ def femtojoules(joules: float) -> Femtojoules:
 
 def femtojoules_per_byte(joules_per_mb: float) -> Femtojoules:
     """Convert joules per MB (10^6 bytes) to the nearest femtojoule per byte."""
-    return round(Fraction(repr(float(joules_per_mb))) * FEMTOJOULES_PER_JOULE / _BYTES_PER_MB)
+    return round(Fraction(repr(float(joules_per_mb))) * FEMTOJOULES_PER_JOULE / BYTES_PER_MB)
 
 
 def to_watts(power: Microwatts) -> float:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.energy.amounts import BYTES_PER_MB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatteryConfig:
@@ -57,3 +59,7 @@ class EnergyConfig:
     def counts_bytes(self) -> bool:
         """Whether the device needs energy for the bytes that it sends or receives."""
         return self.sent > 0 or self.received > 0
+
+    def transfer(self, *, sent: float, received: float) -> float:
+        """Return the energy in joules to send and to receive these numbers of bytes."""
+        return (self.sent * sent + self.received * received) / BYTES_PER_MB

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
-_BYTES_PER_MB = 1e6
 _MAX_STEPS = 20_000
 """Maximum number of changes of the charger's power to look at for one estimate."""
 
@@ -71,7 +70,7 @@ def _work(device: PlannedDevice, energy: EnergyConfig, one: Round) -> float | No
         return None
     if not 0 < one.seconds < math.inf:
         return 0.0
-    transfer = (energy.sent * one.sent + energy.received * one.received) / _BYTES_PER_MB
+    transfer = energy.transfer(sent=one.sent, received=one.received)
     return (energy.busy * one.computing + transfer) / one.seconds
 
 

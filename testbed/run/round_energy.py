@@ -24,8 +24,6 @@ from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample, Energ
 from testbed.plan import Plan
 from testbed.rundir.tail import Samples
 
-_BYTES_PER_MB = 1e6
-
 
 @dataclass(slots=True)
 class _Consumption:
@@ -194,7 +192,7 @@ class RoundEnergies:
 
     def _transfers(self, client: str, sent: int) -> float:
         config = self._configs[client]
-        return (config.received * self._model_bytes + config.sent * sent) / _BYTES_PER_MB
+        return config.transfer(sent=sent, received=self._model_bytes)
 
     def _end(self, ended: _EndedRound) -> None:
         self._ended.append(ended)

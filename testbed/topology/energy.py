@@ -6,7 +6,7 @@ import bisect
 import io
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from agents.disk import files
 from agents.energy.settings import BatteryConfig, ChargerConfig, EnergyConfig
+from testbed.topology import timed_csv
 from testbed.topology.fields import (
     Count,
     FilePath,
@@ -31,7 +32,9 @@ _RETURN_ABOVE = 0.1
 """Default difference between the level of the return and the level of the power-off."""
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a charger's trace file, in bytes."""
-_MAX_SECONDS, _MAX_WATTS = 1e9, 1e9
+_LIMITS = {"time": (1e9, "seconds"), "watts": (1e9, "watts")}
+"""Maximum value and unit of each column of a charger's trace file."""
+_EMPTY = "is empty, a gap in the trace: fill it in"
 _EXPECTED_HEADER = "expected the columns time (s) and watts"
 
 
@@ -297,67 +300,22 @@ def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
 
 
 def read_csv(lines: Iterable[str], *, loop: bool) -> ChargerConfig:
-    """Read the powers of a charger from the lines of a CSV file.
-
-    If `loop` is true, the powers repeat, and the last row holds as long as the row before it. Empty
-    lines and lines that begin with # are skipped. Raises ValueError with the line number.
-    """
-    rows = (
-        (number, [cell.strip() for cell in line.split(",")])
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    )
-    number, header = next(rows, (1, [""]))
-    if sorted(header) != ["time", "watts"]:
-        raise ValueError(
-            f"line {number}: found the columns {', '.join(header)!r:.80}, {_EXPECTED_HEADER}"
-        )
-    numbers: list[int] = []
-    times: list[float] = []
-    watts: list[float] = []
-    for number, cells in rows:
-        try:
-            row = _row(header, cells, times[-1] if times else None)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-        numbers.append(number)
-        times.append(row["time"])
-        watts.append(row["watts"])
-    if not times:
-        raise ValueError(f"line {number}: no row follows the header, expected at least one, at time 0")
-    for line, reason in _gaps(numbers, times, watts):
+    """Read the powers of a charger from the lines of a CSV file (`testbed.topology.timed_csv`). If
+    `loop` is true, the powers repeat. Raises ValueError with the line number."""
+    table = timed_csv.read(lines, _LIMITS, _check_header, _EMPTY)
+    times, watts = table.times.tolist(), table.columns["watts"].tolist()
+    for line, reason in _gaps(table.lines, times, watts):
         raise ValueError(f"line {line}: {reason}")
-    period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
-    return ChargerConfig(times=times, watts=watts, period=period)
+    return ChargerConfig(times=times, watts=watts, period=table.period(loop=loop))
 
 
-def _row(header: list[str], cells: list[str], last: float | None) -> dict[str, float]:
-    """Return the values of a row by column. `last` is the time of the previous row in seconds; None for
-    the first row."""
-    if len(cells) != len(header):
-        raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
-    row = {}
-    for name, text in zip(header, cells, strict=True):
-        most = _MAX_SECONDS if name == "time" else _MAX_WATTS
-        if not text:
-            raise ValueError(f"{name} is empty, a gap in the trace: fill it in")
-        try:
-            row[name] = float(text)
-        except ValueError:
-            row[name] = math.nan
-        if not 0 <= row[name] <= most:
-            raise ValueError(f"{name} is {text!r:.40}, expected a number from 0 to {most:g}")
-    time = row["time"]
-    if last is None and time != 0:
-        raise ValueError(f"time is {time:g} in the first row, expected 0")
-    if last is not None and time <= last:
-        raise ValueError(
-            f"time is {time:g}, expected more than {last:g}, the time before it: sort the rows"
-        )
-    return row
+def _check_header(cells: list[str]) -> list[str]:
+    if sorted(cells) != ["time", "watts"]:
+        raise ValueError(f"found the columns {', '.join(cells)!r:.80}, {_EXPECTED_HEADER}")
+    return cells
 
 
-def _gaps(numbers: list[int], times: list[float], watts: list[float]) -> Iterator[tuple[int, str]]:
+def _gaps(numbers: Sequence[int], times: list[float], watts: list[float]) -> Iterator[tuple[int, str]]:
     """Yield the line number and the description of each gap.
 
     A trace whose rows mostly have the same distance was sampled at regular times. There, a larger

@@ -24,7 +24,7 @@ from agents import config
 from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
-from testbed.topology import old_words
+from testbed.topology import old_words, timed_csv
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
 
@@ -147,29 +147,20 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
     ValueError with the line number.
     """
-    rows = (
-        (number, [cell.strip() for cell in line.split(",")])
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    )
-    number, header = next(rows, (1, [""]))
-    halved = _ONE_WAY in header
-    header = ["rtt" if name == _ONE_WAY else name for name in header]
-    _check_header(number, header)
-    columns: dict[str, array[float]] = {name: array("d") for name in header}
-    times = columns.pop("time")
-    for number, cells in rows:
-        try:
-            row = _row(header, cells, times[-1] if times else None)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
-        times.append(row["time"])
-        for name, column in columns.items():
-            column.append(_whole_rate(row[name]) if name in ("up", "down") else row[name])
-    if not times:
-        raise ValueError(f"line {number}: no row follows the header, expected at least one, at time 0")
-    period = 2 * times[-1] - times[-2] if loop and len(times) > 1 else None
-    trace = _trace(times, columns, period)
+    halved = False
+
+    def header_of(cells: list[str]) -> list[str]:
+        nonlocal halved
+        halved = _ONE_WAY in cells
+        header = ["rtt" if name == _ONE_WAY else name for name in cells]
+        _check_header(header)
+        return header
+
+    table = timed_csv.read(lines, _LIMITS, header_of)
+    columns = dict(table.columns)
+    for name in columns.keys() & {"up", "down"}:
+        columns[name] = array("d", map(_whole_rate, columns[name]))
+    trace = _trace(table.times, columns, table.period(loop=loop))
     if not halved:
         return trace
     columns["rtt"] = array("d", (2 * delay for delay in columns["rtt"]))
@@ -241,39 +232,14 @@ def _milliseconds(lines: Iterable[str]) -> Iterator[int]:
         yield time_ms
 
 
-def _check_header(number: int, header: Sequence[str]) -> None:
+def _check_header(header: Sequence[str]) -> None:
     for name in header:
         if name not in _LIMITS:
-            raise ValueError(f"line {number}: found the column {name!r:.40}, {_EXPECTED}")
+            raise ValueError(f"found the column {name!r:.40}, {_EXPECTED}")
         if header.count(name) > 1:
-            raise ValueError(f"line {number}: found the column {name} twice, {_EXPECTED}")
+            raise ValueError(f"found the column {name} twice, {_EXPECTED}")
     if "time" not in header or len(header) < 2:
-        raise ValueError(f"line {number}: found only the column {', '.join(header)}, {_EXPECTED}")
-
-
-def _row(header: Sequence[str], cells: Sequence[str], last: float | None) -> dict[str, float]:
-    """Return the values of a row by column. `last` is the time of the previous row in seconds; None for
-    the first row."""
-    if len(cells) != len(header):
-        raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
-    row = {name: _number(name, text) for name, text in zip(header, cells, strict=True)}
-    time = row["time"]
-    if last is None and time != 0:
-        raise ValueError(f"time is {time:g} in the first row, expected 0")
-    if last is not None and time <= last:
-        raise ValueError(f"time is {time:g}, expected more than {last:g}, the time before it")
-    return row
-
-
-def _number(name: str, text: str) -> float:
-    most, unit = _LIMITS[name]
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} is {text!r:.40}, expected a number from 0 to {most:g} ({unit})")
-    return value
+        raise ValueError(f"found only the column {', '.join(header)}, {_EXPECTED}")
 
 
 def _whole_rate(rate: float) -> int:

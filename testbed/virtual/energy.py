@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from agents import events
-from agents.device_actions import Charge, EnergyAction, SetBattery, Unplug
+from agents.device.energy_meter import figures_of
+from agents.device_actions import EnergyAction
 from agents.energy.account import EnergyAccount
 from agents.energy.amounts import Femtojoules, to_joules, to_watts
 from agents.timing.nanoseconds import SECOND, Nanoseconds, to_seconds
-from agents.wire.messages import EnergyFigures, EnergySample
+from agents.wire.messages import EnergySample
 from testbed.plan import PlannedDevice
 
 
@@ -213,13 +214,7 @@ class DeviceEnergy:
     def act(self, now: Nanoseconds, action: EnergyAction) -> None:
         """Carry out an action on the battery or its charger."""
         self.advance(now)
-        match action:
-            case SetBattery(level):
-                self.account.set_level(level)
-            case Charge(watts):
-                self.account.charge(watts)
-            case Unplug():
-                self.account.unplug()
+        self.account.act(action)
 
     def set_present(self, now: Nanoseconds, *, present: bool) -> None:
         """Begin or end the device's participation in the run. An absent device consumes nothing."""
@@ -237,20 +232,7 @@ class DeviceEnergy:
         since, consumed = self._sampled
         self._sampled = now, account.consumed
         draw = (account.consumed - consumed) / (now - since) if now > since else self._power_now()
-        cell = account.has_battery
-        return EnergySample(
-            self.name,
-            to_seconds(now),
-            EnergyFigures(
-                consumed=to_joules(account.consumed),
-                transferred=to_joules(account.transferred),
-                power=to_watts(1) * draw,
-                is_on=account.is_on,
-                level=account.level,
-                supplied=to_joules(account.supplied) if cell else None,
-                charging=to_watts(account.charging_power) if cell else None,
-            ),
-        )
+        return EnergySample(self.name, to_seconds(now), figures_of(account, to_watts(1) * draw))
 
     def _power_now(self) -> int:
         is_used = self.account.is_on and self.account.is_counted

@@ -30,20 +30,14 @@ class FleetEnergyMeter:
         self, devices: Iterable[PlannedDevice], children: Children, absent: frozenset[str]
     ) -> None:
         self._children = children
-        planned = [device for device in devices if device.energy is not None]
-        self._meters = {
-            device.name: EnergyMeter(
-                device.name,
-                device.energy,
-                device.cpu,
-                device.dilation,
-                is_present=device.name not in absent,
-            )
-            for device in planned
-            if device.energy is not None
-        }
-        self._sample_every = {device.name: from_seconds(device.dilation) for device in planned}
+        self._meters: dict[str, EnergyMeter] = {}
+        self._sample_every: dict[str, Nanoseconds] = {}
         """Nanoseconds of the host's clock between two samples."""
+        for device in devices:
+            if device.energy is not None:
+                name, dilation, is_present = device.name, device.dilation, device.name not in absent
+                meter = EnergyMeter(name, device.energy, device.cpu, dilation, is_present=is_present)
+                self._meters[name], self._sample_every[name] = meter, from_seconds(dilation)
         self._read_due: dict[str, float] = dict.fromkeys(self._meters, 0)
         self._sample_due: dict[str, Nanoseconds] = dict.fromkeys(self._meters, 0)
         self._ready: dict[str, int] = {}
@@ -69,7 +63,7 @@ class FleetEnergyMeter:
         """Carry out an action on the battery or charger of `device`."""
         if device in self._meters:
             self._read(device)
-            self._meters[device].act(action)
+            self._meters[device].account.act(action)
             self._read_due[device] = 0
 
     def set_counted(self, device: str, *, is_counted: bool) -> None:

@@ -118,12 +118,12 @@ def test_powered_off_device_consumes_nothing_and_returns_when_charged() -> None:
 
 def test_actions_on_the_battery() -> None:
     meter = started()
-    meter.act(SetBattery(0.5))
-    meter.act(Charge(3.0))
+    meter.account.act(SetBattery(0.5))
+    meter.account.act(Charge(3.0))
     meter.update(at(10))
     assert figures(meter).level == pytest.approx((20 + 30 - 20) / 40)
     assert figures(meter).charging == 3
-    meter.act(Unplug())
+    meter.account.act(Unplug())
     assert figures(meter).charging == 0
 
 
