@@ -56,5 +56,11 @@ def make_importable() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def release() -> None:
+    """Let `import agents` and `import analysis` find other packages again. For processes that import
+    foreign code and need neither package of the testbed."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+
+
 def _same(place: str, folder: Path) -> bool:
     return bool(place) and Path(place).resolve() == folder.resolve()

@@ -1,0 +1,200 @@
+"""Recorded scenarios: what happens when, and the exact model of each version. One file per rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from testbed.conformance.adapter import Client, Kind, Setting, Update, Vector
+from testbed.errors import BadInputError, name_list
+
+FOLDER = Path(__file__).parent / "scenarios"
+KINDS: tuple[Kind, ...] = ("delta", "model", "gradient", "residual")
+
+
+@dataclass(frozen=True)
+class Send:
+    """`client` is sent the model of `version`."""
+
+    at: float
+    client: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Receive:
+    """The server receives `update`."""
+
+    at: float
+    update: Update
+
+
+@dataclass(frozen=True)
+class Join:
+    at: float
+    client: str
+
+
+@dataclass(frozen=True)
+class Leave:
+    at: float
+    client: str
+    memory: Vector | None
+    """Vector that the client hands in, shape (d,); None if there is none."""
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """The model is now `model`."""
+
+    at: float
+    version: int
+    model: Vector
+    """The new model, shape (d,)."""
+    equation: str
+    """The step from the previous version, with the weights of this scenario."""
+
+
+Event = Send | Receive | Join | Leave | NewVersion
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A recorded scenario of one rule."""
+
+    name: str
+    about: str
+    """What the scenario shows, in one or two sentences."""
+    setting: Setting
+    events: Sequence[Event]
+
+
+@dataclass(frozen=True)
+class RuleFile:
+    """The scenarios of one rule."""
+
+    rule: str
+    paper: str
+    equation: str
+    relative: float
+    """Largest relative difference of a value that counts as equal."""
+    absolute: float
+    """Largest absolute difference of a value that counts as equal."""
+    scenarios: Sequence[Scenario]
+
+
+def rule_names() -> list[str]:
+    """Return the names of the rules that have scenarios, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(rule: str) -> RuleFile:
+    """Read the scenarios of `rule`. Raises BadInputError if the rule is unknown."""
+    if rule not in rule_names():
+        raise BadInputError(f"--rule {rule}: unknown rule, expected all, {name_list(rule_names(), 20)}")
+    return read(FOLDER / f"{rule}.yaml")
+
+
+def read(path: Path) -> RuleFile:
+    """Read a file of scenarios. Raises BadInputError, which names the place, if the file is damaged."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tolerance = content["tolerance"]
+        return RuleFile(
+            content["rule"],
+            content["paper"],
+            content["equation"],
+            float(tolerance["relative"]),
+            float(tolerance["absolute"]),
+            [_scenario(content["rule"], one) for one in content["scenarios"]],
+        )
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise BadInputError(
+            f"{path} cannot be read as scenarios: {problem}. Install the package again"
+        ) from error
+
+
+def _vector(values: Any) -> Vector:
+    return np.array(values, dtype=np.float64)
+
+
+def _scenario(rule: str, content: Mapping[str, Any]) -> Scenario:
+    clients = {name: Client(**one) for name, one in content["clients"].items()}
+    setting = Setting(
+        rule,
+        content["parameters"],
+        clients,
+        content["present"],
+        _vector(content["model"]),
+        content.get("draws", []),
+        content.get("intervals", []),
+    )
+    reader = _EventReader(setting)
+    events = [reader.read(event) for event in content["events"]]
+    return Scenario(content["name"], content["about"], setting, events)
+
+
+class _EventReader:
+    """Reads the events of one scenario, in order."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._clients = setting.clients
+        self._models = [setting.model]
+        self._sends: list[Send] = []
+
+    def read(self, event: Mapping[str, Any]) -> Event:
+        at = float(event["at"])
+        if "send" in event:
+            self._sends.append(Send(at, event["send"], event["version"]))
+            return self._sends[-1]
+        if "receive" in event:
+            return Receive(at, self._update(at, event))
+        if "join" in event:
+            return Join(at, event["join"])
+        if "leave" in event:
+            memory = event.get("memory")
+            return Leave(at, event["leave"], None if memory is None else _vector(memory))
+        made = NewVersion(at, event["version"], _vector(event["model"]), event["equation"])
+        if made.version != len(self._models):
+            raise ValueError(f"version {made.version} at {at:g} s, expected version {len(self._models)}")
+        self._models.append(made.model)
+        return made
+
+    def _update(self, at: float, event: Mapping[str, Any]) -> Update:
+        client, dispatch = event["receive"], event["dispatch"]
+        sent = self._sends[dispatch - 1]
+        if sent.client != client:
+            raise ValueError(
+                f"{client} answers dispatch {dispatch} at {at:g} s, which went to {sent.client}"
+            )
+        kind = next(kind for kind in KINDS if kind in event)
+        base, vector = self._models[sent.version], _vector(event[kind])
+        effective_steps = float(event.get("effective_steps", 1))
+        trained: Vector | None = None
+        if "trained" in event:
+            trained = _vector(event["trained"])
+        elif kind == "delta":
+            trained = base + effective_steps * vector
+        elif kind == "model":
+            trained = vector
+        return Update(
+            client=client,
+            at=at,
+            dispatch=dispatch,
+            base_version=sent.version,
+            base=base,
+            kind=kind,
+            vector=vector,
+            trained=trained,
+            samples=self._clients[client].samples,
+            steps=event.get("steps", 1),
+            effective_steps=effective_steps,
+            sent=sent.at,
+            uploaded=float(event.get("uploaded", at)),
+        )

@@ -1,0 +1,120 @@
+"""Leads an adapter through a scenario, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from testbed.conformance.adapter import Adapter, Setting, Update, Vector
+from testbed.conformance.scenario import Join, Leave, NewVersion, Receive, Scenario, Send
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far two values may be apart and still count as equal."""
+
+    relative: float
+    absolute: float
+
+    def equal(self, found: Vector, expected: Vector) -> bool:
+        """Return whether all elements are equal within the tolerance."""
+        return bool(np.all(np.abs(found - expected) <= self.absolute + self.relative * np.abs(expected)))
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison of the adapter's model with the recorded one."""
+
+    event: int
+    """Index of the event in the scenario after which the model is compared."""
+    at: float
+    client: str | None
+    """Client that is sent the model; None if the model is read."""
+    version: int
+    """Version that the model must be."""
+    expected: Vector
+    """Recorded model, shape (d,)."""
+
+
+def checks(scenario: Scenario) -> list[Check]:
+    """Return all comparisons of the scenario, in order."""
+    return [step for step in _walk(scenario) if isinstance(step, Check)]
+
+
+def observe(adapter: Adapter, scenario: Scenario) -> Iterator[Vector | str]:
+    """Lead `adapter` through the scenario. Yield the name of each call before it is made, and after a call
+    of `model` a copy of the model."""
+    yield "start"
+    adapter.start(_copied(scenario.setting))
+    for step in _walk(scenario):
+        match step:
+            case Receive(at, update):
+                yield f"receive of the update of {update.client} at {at:g} s"
+                adapter.receive(_copied_update(update))
+            case Join(at, client):
+                yield f"join of {client} at {at:g} s"
+                adapter.join(client, at)
+            case Leave(at, client, memory):
+                yield f"leave of {client} at {at:g} s"
+                adapter.leave(client, at, None if memory is None else memory.copy())
+            case Check():
+                yield f"model at {step.at:g} s"
+                found = adapter.model(step.at, step.client)
+                yield checked(found, len(scenario.setting.model))
+
+
+def checked(found: ArrayLike, length: int) -> Vector:
+    """Return a copy of the model `found` in float64. Raise ValueError if it is not a finite vector with
+    `length` elements."""
+    try:
+        vector = np.array(found, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"model returned {type(found).__name__}, expected a vector of numbers"
+        ) from error
+    if vector.shape != (length,):
+        raise ValueError(f"model returned the shape {vector.shape}, expected ({length},)")
+    if not np.isfinite(vector).all():
+        raise ValueError(f"model returned {vector.tolist()}, expected finite numbers")
+    return vector
+
+
+def _walk(scenario: Scenario) -> Iterator[Receive | Join | Leave | Check]:
+    """Yield the events in which an adapter is called, and the checks between them."""
+    models = [scenario.setting.model]
+    for index, event in enumerate(scenario.events):
+        following = scenario.events[index + 1 : index + 2]
+        match event:
+            case Send(at, client, version):
+                yield Check(index, at, client, version, models[version])
+            case NewVersion(at, version, model):
+                models.append(model)
+                yield Check(index, at, None, version, model)
+            case _:
+                yield event
+        is_last = not following or following[0].at > event.at
+        if is_last and not isinstance(event, NewVersion):
+            yield Check(index, event.at, None, len(models) - 1, models[-1])
+
+
+def _copied(setting: Setting) -> Setting:
+    return Setting(
+        setting.rule,
+        dict(setting.parameters),
+        dict(setting.clients),
+        list(setting.present),
+        setting.model.copy(),
+        [list(drawn) for drawn in setting.draws],
+        list(setting.intervals),
+    )
+
+
+def _copied_update(update: Update) -> Update:
+    """Return `update` with vectors of its own, so that an adapter may change them."""
+    vectors = {
+        name: value.copy() for name, value in vars(update).items() if isinstance(value, np.ndarray)
+    }
+    return Update(**{**vars(update), **vectors})

@@ -1,0 +1,48 @@
+"""Write the conformance kit's scenarios anew: `python -m tests.conformance.record`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from agents.rules import RULES
+from testbed.conformance.scenario import FOLDER
+from tests.conformance.recording import record
+from tests.conformance.scripts import SCRIPTS
+
+_HEAD = "# Written by `python -m tests.conformance.record`. docs/guide/conformance.md says what the keys mean.\n"
+
+
+def text(rule: str) -> str:
+    """Return the file of `rule`, with one event per line."""
+    lines = [
+        f"rule: {rule}",
+        f"paper: {_flow(RULES[rule].paper)}",
+        f"equation: {_flow(RULES[rule].equation)}",
+        "tolerance: {relative: 1.0e-5, absolute: 1.0e-6}",
+        "scenarios:",
+    ]
+    for script in SCRIPTS[rule]:
+        scenario = record(rule, script)
+        events = scenario.pop("events")
+        for mark, (key, value) in zip(["-", *[" "] * len(scenario)], scenario.items(), strict=False):
+            lines.append(f"{mark} {key}: {_flow(value)}")
+        lines += ["  events:", *(f"  - {_flow(event)}" for event in events)]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+def _flow(value: Any) -> str:
+    dumped = yaml.safe_dump(
+        value, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True
+    )
+    return dumped.removesuffix("\n...\n").strip()
+
+
+def main() -> None:
+    for rule in SCRIPTS:
+        (FOLDER / f"{rule}.yaml").write_text(text(rule), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
