@@ -15,7 +15,7 @@ from msgspec import structs
 from agents.config import AccessLink
 from agents.device import link, resource_usage
 from agents.device.control_group import ControlGroup
-from agents.device.machine import Machine
+from agents.device.machine import DeviceMachine
 from agents.device.netlink import Netlink
 from agents.disturbances import UNANSWERED_SECONDS, cut
 from agents.wire.messages import CgroupLimits, UsageSample
@@ -25,7 +25,7 @@ _READ_SECONDS = 0.1
 queue drains."""
 
 
-class Container(Machine):
+class DeviceContainer(DeviceMachine):
     """The container of the device `device`. `netem`: whether the kernel's netem emulates delay, jitter
     and loss in it. `user`: numeric id of the user and group of its client."""
 

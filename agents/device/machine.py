@@ -11,7 +11,7 @@ from agents.config import AccessLink
 from agents.wire.messages import CgroupLimits, UsageSample
 
 
-class Machine(Protocol):
+class DeviceMachine(Protocol):
     """The machine of a device, as its init sees it."""
 
     @property

@@ -31,9 +31,9 @@ from typing import assert_never
 from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import link, resource_usage
-from agents.device.container import Container
+from agents.device.container import DeviceContainer
 from agents.device.energy_meter import CounterReading, EnergyMeter
-from agents.device.machine import Machine
+from agents.device.machine import DeviceMachine
 from agents.device.real_machine import RealMachine
 from agents.device_actions import (
     Charge,
@@ -91,10 +91,10 @@ class Init:
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._clock = DeviceClock(1.0, cfg.clock)
-        self._machine: Machine = (
+        self._machine: DeviceMachine = (
             RealMachine(cfg.device)
             if cfg.user is None
-            else Container(cfg.device, netem=cfg.netem, user=cfg.user)
+            else DeviceContainer(cfg.device, netem=cfg.netem, user=cfg.user)
         )
         self._suspected: dict[str, float] = {}
         """Time in seconds on the monotonic clock at which each present disturbance was first seen, by

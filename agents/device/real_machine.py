@@ -14,11 +14,11 @@ from typing import Any
 from agents.config import AccessLink
 from agents.device import resource_usage
 from agents.device.link import LinkError
-from agents.device.machine import Machine
+from agents.device.machine import DeviceMachine
 from agents.wire.messages import CgroupLimits, UsageSample
 
 
-class RealMachine(Machine):
+class RealMachine(DeviceMachine):
     """The real device `device`. The client runs as the user who has started the init, and ends with
     it."""
 

@@ -86,6 +86,7 @@ def remove(folder: Path) -> None:
     with suppress(OSError):  # they have other folders
         folder.parent.rmdir()
         folder.parent.parent.rmdir()
+        folder.parent.parent.parent.rmdir()
 
 
 def is_present(settings: dict[str, Any]) -> bool:

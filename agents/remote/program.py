@@ -52,7 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class RequestError(Exception):
-    """What was requested is not possible; the text says why."""
+    """The request cannot be carried out; the text says why."""
 
 
 def main(source: Any, sink: Any) -> None:
@@ -79,7 +79,7 @@ def answer(sink: Any, values: dict[str, Any]) -> None:
 
 
 def check(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Report what the controller has to know before a run."""
+    """Report Python, free disk space and missing packages of this machine."""
     free = shutil.disk_usage(existing_parent(CACHE)).free
     answer(
         sink,
@@ -192,6 +192,7 @@ def start(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Write the received files into the device's folder, then start its keeper, which outlives this
     connection. Files in the client's folder are kept if it exists: they are newer."""
     folder = folder_of(request)
+    stop(folder)  # also a keeper whose init has ended
     had_disk = (folder / DISK).is_dir()
     (folder / DISK).mkdir(mode=0o700, exist_ok=True)
     for name, content in received(request, source):
@@ -323,7 +324,7 @@ def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    for parent in (folder.parent, folder.parent.parent):
+    for parent in (folder.parent, folder.parent.parent, CACHE):
         try:
             parent.rmdir()
         except OSError:  # it has other folders

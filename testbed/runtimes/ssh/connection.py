@@ -55,8 +55,8 @@ _ADVICE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where a command runs."""
+class SshTarget:
+    """Destination and interpreter of a command."""
 
     host: str
     """SSH destination."""
@@ -80,7 +80,7 @@ class Channel:
 
     process: subprocess.Popen[bytes]
     source: IO[bytes]
-    """What the command prints."""
+    """Output of the command."""
     sink: IO[bytes]
     """Standard input of the command."""
 
@@ -118,7 +118,7 @@ class Connections:
     @contextmanager
     def channel(
         self,
-        target: Target,
+        target: SshTarget,
         verb: str,
         request: Mapping[str, Any],
         files: Sequence[tuple[str, Path | bytes]] = (),
@@ -176,7 +176,7 @@ class Connections:
 
     def call(
         self,
-        target: Target,
+        target: SshTarget,
         verb: str,
         request: Mapping[str, Any],
         files: Sequence[tuple[str, Path | bytes]] = (),
@@ -189,7 +189,7 @@ class Connections:
                 raise HostError(f"{target.host}: {shown(str(found['failure']))}")
             return found
 
-    def _spawn(self, target: Target, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    def _spawn(self, target: SshTarget, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_closed:
                 raise HostError(f"{target.host}: the run is ending")
@@ -203,7 +203,7 @@ class Connections:
             self._running.add(process)
             return process
 
-    def _reason(self, target: Target, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
+    def _reason(self, target: SshTarget, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
         """Return why the command has ended, and what to do."""
         process.wait()
         errors.seek(0)

@@ -1,4 +1,4 @@
-"""What a real device needs: the agents as an archive, and a Python environment with their packages."""
+"""Requirements of the agents on a real device: the archive of their code, and a Python environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed import bundle
 from testbed.errors import HostError
 from testbed.images import torch_index
 from testbed.images.wheels import significant_lines
-from testbed.runtimes.ssh.connection import Connections, Target, shown
+from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
 
 MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "xxhash")
 """Packages that the agents import."""
@@ -57,7 +57,7 @@ def archive(code: Path | None) -> bytes:
     return made.getvalue()
 
 
-def check(connections: Connections, target: Target, own_python: bool, lines: Sequence[str]) -> None:  # noqa: FBT001
+def check(connections: Connections, target: SshTarget, own_python: bool, lines: Sequence[str]) -> None:  # noqa: FBT001
     """Raise HostError with cause and mend if a device cannot run the agents. `own_python`: whether the
     topology names the interpreter. `lines`: requirements."""
     request = {"modules": MODULES, "environment": environment_name(lines)}
@@ -66,7 +66,7 @@ def check(connections: Connections, target: Target, own_python: bool, lines: Seq
         raise HostError(f"{target.host}: {problem}")
 
 
-def _problem(found: Mapping[str, Any], target: Target, *, own_python: bool) -> str | None:
+def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:
     python, missing = shown(str(found.get("python"))), found.get("missing")
     free, installed = found.get("free"), found.get("installed") is True
     if not isinstance(missing, list) or not isinstance(free, int):

@@ -31,7 +31,7 @@ from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import environment, removal
-from testbed.runtimes.ssh.connection import Channel, Connections, Target, in_parallel
+from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel
 from testbed.view import View
 
 CONTACT_TIMEOUT_SECONDS = 600.0
@@ -47,9 +47,9 @@ _MAX_UNCERTAINTY = 10**12
 _CERTIFICATE = "broker.pem"
 
 
-def target_of(device: PlannedDevice) -> Target:
+def target_of(device: PlannedDevice) -> SshTarget:
     """Return where commands for a real device run. The interpreter of the topology serves for all."""
-    return Target(str(device.host), device.python or "python3")
+    return SshTarget(str(device.host), device.python or "python3")
 
 
 def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
     lines, connections = environment.requirement_lines(requirements), Connections()
     distinct = {target_of(device): device.python is not None for device in plan.real_devices}
 
-    def task(target: Target, *, own: bool) -> Callable[[], None]:
+    def task(target: SshTarget, *, own: bool) -> Callable[[], None]:
         return lambda: environment.check(connections, target, own, lines)
 
     try:

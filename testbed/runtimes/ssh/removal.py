@@ -11,7 +11,7 @@ from pathlib import Path
 from agents.disk import files
 from testbed.errors import HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.ssh.connection import Channel, Connections, Target, in_parallel, shown
+from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, shown
 
 _FILE = re.compile(r"disk/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _MAX_FILE_BYTES = 8 * 2**30
@@ -19,19 +19,21 @@ _MAX_FILES = 10_000
 _TIMEOUT_SECONDS = 120.0
 
 
-def note(directory: RunDirectory, targets: Mapping[str, Target]) -> None:
+def note(directory: RunDirectory, targets: Mapping[str, SshTarget]) -> None:
     """Write which devices the run uses, by name."""
     values = {name: {"host": one.host, "python": one.python} for name, one in targets.items()}
     with files.atomic_write(directory.hosts) as partial:
         partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-def noted(directory: RunDirectory) -> dict[str, Target]:
+def noted(directory: RunDirectory) -> dict[str, SshTarget]:
     """Return the devices on which something may be left, by name. Raises HostError if the file is
     damaged."""
     try:
         values = json.loads(directory.hosts.read_text(encoding="utf-8"))
-        return {str(name): Target(str(one["host"]), str(one["python"])) for name, one in values.items()}
+        return {
+            str(name): SshTarget(str(one["host"]), str(one["python"])) for name, one in values.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -43,7 +45,7 @@ def remove(directory: RunDirectory) -> None:
     clients' folders, from which the run can be resumed. Raises HostError if something may be left."""
     targets, connections = noted(directory), Connections()
 
-    def task(name: str, target: Target) -> Callable[[], None]:
+    def task(name: str, target: SshTarget) -> Callable[[], None]:
         return lambda: _remove_device(connections, directory, name, target)
 
     removed: set[str] = set()
@@ -73,7 +75,9 @@ def remove(directory: RunDirectory) -> None:
         )
 
 
-def _remove_device(connections: Connections, directory: RunDirectory, name: str, target: Target) -> None:
+def _remove_device(
+    connections: Connections, directory: RunDirectory, name: str, target: SshTarget
+) -> None:
     request = {"run": directory.run, "device": name}
     with connections.channel(target, "remove", request, timeout=_TIMEOUT_SECONDS) as channel:
         found = channel.read_answer()

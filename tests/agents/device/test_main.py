@@ -17,7 +17,7 @@ import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
-from agents.device.container import Container
+from agents.device.container import DeviceContainer
 from agents.device.energy_meter import EnergyMeter
 from agents.device.main import Init
 from agents.device.netlink import TcpConnection
@@ -235,7 +235,7 @@ def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.M
     monkeypatch.setattr(link, "has_carrier", lambda _: True)
     found = [TcpConnection(0, 7.9)]
     container = init._machine
-    assert isinstance(container, Container)
+    assert isinstance(container, DeviceContainer)
     monkeypatch.setattr(container._netlink, "connections", lambda: found)
     assert init._present_disturbances(100.0) == {}
     found[:] = [TcpConnection(0, 8.5)]
@@ -304,7 +304,7 @@ def test_files_are_erased_except_the_count_of_trainings(
         (tmp_path / name).touch()
     monkeypatch.undo()  # the stand-in for the client
     init._config = replace(CONFIG, disk=str(tmp_path))
-    assert isinstance(init._machine, Container)
+    assert isinstance(init._machine, DeviceContainer)
     init._machine._user = os.getuid()
     init._erase_memory()
     assert [path.name for path in tmp_path.iterdir()] == ["begun"]
