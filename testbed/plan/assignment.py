@@ -338,7 +338,11 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         gflops=group.gflops,
         steps=tuple(group.update_steps),
         power=None if power is None else power.plain(),
-        energy=energy_of(group, profile, cpu, catalog.chargers.get(group.name)),
+        energy=(
+            None
+            if group.energy is None
+            else energy_of(group.energy, group.cpu, profile, catalog.chargers.get(group.name))
+        ),
         thermal=thermal,
         origin=group.origin or None,
     )
