@@ -216,14 +216,13 @@ class Connections:
         if "old python" in text:
             oldest = ".".join(map(str, OLDEST_PYTHON))
             return (
-                f"{target.host}: {target.python} is {shown(text.rpartition('old python ')[2])}, expected "
-                f"at least {oldest}: name another with python"
+                f"{target.host}: {target.python} is version {shown(text.rpartition('python ')[2])}, "
+                f"expected at least {oldest}: name another with python"
             )
         if self._is_closed:
             return f"{target.host}: the run is ending"
-        return (
-            f"{target.host}: ssh ended with exit code {process.returncode}: {shown(text) or 'no output'}"
-        )
+        printed = shown(text) or "no output"
+        return f"{target.host}: ssh ended with exit code {process.returncode}: {printed}"
 
 
 def _skip_to(token: bytes, source: IO[bytes]) -> bool:
