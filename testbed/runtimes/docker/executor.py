@@ -117,7 +117,8 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         mounts=[
             types.Mount(m.target, m.source, "bind", read_only=m.read_only) for m in container.mounts
         ],
-        port_bindings=dict.fromkeys(container.published, ("127.0.0.1", None)) or None,
+        port_bindings={**dict.fromkeys(container.published, ("127.0.0.1", None)), **container.public}
+        or None,
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
@@ -140,7 +141,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         user=f"{container.user}:{container.group}",
         labels=dict(container.labels),
         environment=dict(container.environment) or None,
-        ports=list(container.published) or None,
+        ports=[*container.published, *container.public] or None,
         host_config=host_config,
         networking_config=networking,
         use_config_proxy=False,  # the proxy's URL may contain a password
