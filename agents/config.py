@@ -279,7 +279,7 @@ class ClientConfig:
     shard: str
     """Path of the client's training data (`agents.shards`)."""
     threads: int
-    """Number of torch's threads."""
+    """Number of torch's threads; 0 for torch's own choice."""
     parameters: int
     """Number of model parameters that are sent."""
     buffers: int = 0
@@ -476,7 +476,7 @@ class AccessLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """Configuration of a device's init (PID 1 of its container)."""
+    """Configuration of a device's init."""
 
     run: str
     device: str
@@ -496,13 +496,17 @@ class DeviceConfig:
     client_config: str
     """Path of the ClientConfig of the client process that the init starts."""
     isolated: str
-    """Path of a file that is created when the device is isolated. No client starts before that."""
-    user: int
-    """Numeric id of the client process's user and group."""
+    """Path of a file that is created when the device is isolated or, on a real device, when its clock
+    has been compared. No client starts before that."""
+    user: int | None
+    """Numeric id of the client process's user and group; None on a real device, where the client runs as
+    the user of the init."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 hash of each file that was sent to this device's host, by path."""
     present: bool = True
     """Whether the client starts with the run. Otherwise an order starts the client later."""
+    paused: bool = False
+    """Whether the client is frozen from its start on, until an order continues it."""
     telemetry_every: float = 1.0
     """Host seconds between two telemetry samples. Each sample uses some of the device's own CPU
     share."""

@@ -60,9 +60,11 @@ def plan(
     groups = _groups(topology, found, host, catalog, reserved)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     problems += feasibility.without_energy(topology, runtime)
+    problems += feasibility.without_real_devices(topology, runtime)
     made = Plan(
         runtime=runtime,
         devices=(),
+        server=_server(topology),
         is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_profiles(topology),
@@ -281,16 +283,24 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
         size = None if profile is None or group.memory is not None else profile.memory
         own.append(size)
         if size is None:
-            given += (group.memory or group.default_memory) * len(group.device_names)
+            given += _limit_of(group) * len(group.device_names)
     pairs = list(zip(topology.devices, own, strict=True))
     sizes = [size for group, size in pairs if size is not None for _ in group.device_names]
     most = max(sizes, default=0)
     if free is not None:
         most = max(DEFAULT_MEMORY, memory.equal_limit(sizes, free - given))
-    return [
-        group.memory or group.default_memory if size is None else min(size, most)
-        for group, size in pairs
-    ]
+    return [_limit_of(group) if size is None else min(size, most) for group, size in pairs]
+
+
+def _server(topology: Topology) -> tuple[str, int] | None:
+    """Return address and port at which real devices reach the broker; None without real devices."""
+    address, is_real = topology.server.address, any(group.is_real for group in topology.devices)
+    return None if address is None or not is_real else (address, topology.server.port)
+
+
+def _limit_of(group: DeviceGroup) -> int:
+    """Return the memory limit in bytes of a device without a profile; 0 for a real device."""
+    return 0 if group.is_real else group.memory or group.default_memory
 
 
 def _measured_cpu(
@@ -355,4 +365,5 @@ def _devices(
     for group, planned in zip(topology.devices, groups, strict=True):
         slowed = replace(planned, dilation=dilation)
         for name in group.device_names:
-            yield replace(slowed, name=name, speed=group.speed.draw(topology.seed, name))
+            speed, host = group.speed.draw(topology.seed, name), group.real_host(name)
+            yield replace(slowed, name=name, speed=speed, host=host, python=group.python)

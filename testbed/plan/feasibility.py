@@ -43,7 +43,7 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
                 f"{runtime_names(lambda t: t.simulated)} runtime alone can keep: use that runtime, or "
                 "emulate the devices of a run with testbed twin RUN",
             )
-        elif planned.cpu is None:
+        elif planned.cpu is None and not group.is_real:
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
@@ -67,6 +67,23 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
                 f"the {runtime} runtime starts no containers; its devices use this host's packages: "
                 "remove it, and install the image's packages on this host, or use the "
                 f"{runtime_names(lambda t: t.images)} runtime",
+                at_key=True,
+            )
+
+
+def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Yield a problem for each group of real devices that cannot join a run of `runtime`."""
+    found = traits(runtime)
+    if found.real_devices:
+        return
+    others = runtime_names(lambda t: t.real_devices)
+    why = "simulates its devices" if found.simulated else "cannot reach real devices yet"
+    for index, group in enumerate(topology.devices):
+        if group.is_real:
+            yield topology.source.problem(
+                ("devices", index, "hosts"),
+                f"the {runtime} runtime {why}: use the {others} runtime, or replace the real devices by "
+                "emulated ones",
                 at_key=True,
             )
 
@@ -312,7 +329,7 @@ def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
     A memory limit in the topology is checked when the topology is loaded.
     """
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
-        if planned.memory < LEAST_MEMORY:
+        if planned.memory < LEAST_MEMORY and not group.is_real:
             yield topology.source.problem(
                 ("devices", index, "profile"),
                 f"{group.profile} has {format_size(planned.memory)} of memory, too little for a client: "

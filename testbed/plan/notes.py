@@ -54,6 +54,13 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
             "with the same results up to rounding."
         )
     yield from _selection_notes(topology)
+    if plan.server is not None:
+        address, port = plan.server
+        yield (
+            f"Real devices reach the broker at {address}, port {port}, with TLS and a login each: a "
+            f"firewall of this host must let them, such as sudo ufw allow proto tcp to {address} port "
+            f"{port}. Nothing of them is limited or shaped."
+        )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "

@@ -68,9 +68,9 @@ class PlannedDevice:
     group: str
     """Name of the device's group."""
     cpu: float | None
-    """CPU share in device time, in cores; None only in virtual time."""
+    """CPU share in device time, in cores; None only in virtual time, and for a real device."""
     memory: int
-    """Memory limit in bytes."""
+    """Memory limit in bytes; 0 for a real device, which has none."""
     local: LocalTraining
     """Settings of the device's local training."""
     cores: str = ""
@@ -109,6 +109,10 @@ class PlannedDevice:
     origin: str | None = None
     """Source of the keys of a drawn device, such as `survey.csv:7`; None if the device was not
     drawn."""
+    host: str | None = None
+    """SSH destination of a real device; None for an emulated device."""
+    python: str | None = None
+    """Python interpreter on the real device; None for a virtual environment that is made there."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
@@ -192,8 +196,9 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads. Threads beyond the number of cores in the quota would only wait."""
-        return max(1, -(-self.quota // self.period))
+        """Number of torch threads; 0 for torch's own choice, on a real device. Threads beyond the number
+        of cores in the quota would only wait."""
+        return 0 if self.host is not None else max(1, -(-self.quota // self.period))
 
     @property
     def profile(self) -> str:
@@ -202,6 +207,7 @@ class PlannedDevice:
             f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
             f"timing {duration_text(self.timing)}" if self.timing is not None else "",
+            f"real, {self.host}" if self.host is not None else "",
         )
         return ", ".join(filter(None, facts))
 
@@ -227,6 +233,9 @@ class Plan:
     """Host seconds per second of device time."""
     shaper: Shaper | None = None
     """The links' shaper; None if no device has a link."""
+    server: tuple[str, int] | None = None
+    """Address and port of this host at which real devices reach the broker; None without real
+    devices."""
     is_oversubscribed: bool = False
     """Whether the devices may request more than `device_capacity`."""
     hints: tuple[str, ...] = ()
@@ -255,6 +264,16 @@ class Plan:
     """Names of the devices that join during the run."""
 
     @property
+    def emulated_devices(self) -> tuple[PlannedDevice, ...]:
+        """The devices that a runtime emulates."""
+        return tuple(device for device in self.devices if device.host is None)
+
+    @property
+    def real_devices(self) -> tuple[PlannedDevice, ...]:
+        """The real devices, which are reached by SSH."""
+        return tuple(device for device in self.devices if device.host is not None)
+
+    @property
     def cpus(self) -> set[int]:
         """Numbers of the CPUs of broker, aggregator and devices."""
         return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
@@ -275,7 +294,7 @@ class Plan:
 
     def node_of(self, device: str) -> PlannedNode | None:
         """Return the node of `device`; None if the runtime uses one machine."""
-        return next((node for node in self.nodes if node.id == self.placement[device]), None)
+        return next((node for node in self.nodes if node.id == self.placement.get(device)), None)
 
     @property
     def measures_steps(self) -> bool:

@@ -64,7 +64,7 @@ def launch_relay(
     which the process inherits. `broker`: the relay's login. `port`: the broker's port for clients.
     Raises OSError if no relay answers, and HostError if a link cannot be measured.
     """
-    devices = spec.plan.devices
+    devices = spec.plan.emulated_devices
     host = broker.host
     with relay_probe.probe_server(host) as probe_port, ExitStack() as opened:
         listeners = {

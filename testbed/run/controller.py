@@ -127,7 +127,8 @@ class Controller:
         self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Planned limits of each device's container; None if no control group limits the container."""
+        """Planned limits of each emulated device's container; None if no control group limits the
+        container."""
         self._limited: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which the limits of each device were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
@@ -341,7 +342,7 @@ class Controller:
         """Return one text per limit of the device that is not as requested, or one text if the limits
         have not been read yet. The list is empty if all limits are as requested, or if no control group
         limits the device."""
-        if (wanted := self._requested_limits[device]) is None:
+        if (wanted := self._requested_limits.get(device)) is None:
             return []
         if (read := self._limits.get(device)) is None:
             return ["they have not been read yet"]
@@ -438,6 +439,9 @@ class Controller:
                     for sample in self._runtime.meter.telemetry():
                         telemetry.write(_line(sample))
                     telemetry.flush()
+                    for one in self._runtime.meter.disturbances():
+                        disrupt = messages.DisruptOrder(one.at, one.since, one.disturbance)
+                        self._orders.append((AGGREGATOR, disrupt))
                     self._check_processes()
                     self._check_stopped()
                     self._sample_host(lateness)

@@ -213,7 +213,7 @@ def _names(group: Any) -> tuple[str, ...]:
     """Return the names of an unvalidated group and of its devices. Commands accept the names of groups
     and of devices."""
     try:
-        fields = {key: group[key] for key in ("name", "count") if key in group}
+        fields = {key: group[key] for key in ("name", "count", "hosts") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})
         return made.name, *made.device_names
     except (TypeError, ValidationError):

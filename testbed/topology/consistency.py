@@ -11,7 +11,7 @@ from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
-from testbed.topology import scenario, validation_errors
+from testbed.topology import real_devices, scenario, validation_errors
 from testbed.topology.schema import Topology
 from testbed.topology.yamlfile import Document, Problem, Where
 
@@ -227,6 +227,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
     if topology.requirements and topology.code is None:
         yield ("requirements",), "only your own code imports these packages: add code, or remove this"
+    yield from real_devices.problems(topology)
     yield from _local_problems(topology)
     yield from _privacy_problems(topology)
     yield from _selection_problems(topology)

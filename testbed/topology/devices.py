@@ -328,6 +328,11 @@ def _image(image: str, info: ValidationInfo) -> str:
     return from_file(image, info) if _is_dockerfile(image) else image
 
 
+def is_ssh_host(host: str) -> bool:
+    """Whether an entry of `hosts` is a real device, and not the name of a node."""
+    return "@" in host or host.startswith("ssh://")
+
+
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 """Steps of `agents.pipeline.STEPS` that have their own key in a topology. The key `steps` does not
 accept these steps."""
@@ -335,7 +340,7 @@ accept these steps."""
 
 class DeviceGroup(Model):
     """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
-    cpu, profile, timing, gflops, draw, from_run and from_log."""
+    cpu, profile, timing, gflops, draw, from_run and from_log, unless `hosts` names real devices."""
 
     name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
@@ -465,8 +470,21 @@ class DeviceGroup(Model):
         default=None,
         min_length=1,
         exclude_if=lambda hosts: hosts is None,
-        description="Names of the nodes on which the devices may run, with several machines. Default: "
-        "any",
+        description="With a Swarm: names of the nodes on which the devices may run; default: any. Or "
+        "real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]",
+    )
+    python: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9/~._+-]+$"),
+            expecting("a Python interpreter such as /usr/bin/python3.11"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        exclude_if=lambda python: python is None,
+        description="With real devices: Python interpreter there that has the agents' packages. "
+        "Default: a virtual environment that is made there once",
     )
     placement: dict[str, str] | None = Field(
         default=None,
@@ -482,8 +500,8 @@ class DeviceGroup(Model):
 
     @model_validator(mode="after")
     def _has_speed(self) -> Self:
-        if self.is_template:
-            return self  # each drawn or recorded device is checked
+        if self.is_template or self.is_real:
+            return self  # each drawn or recorded device is checked; a real one is as fast as it is
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(
@@ -546,7 +564,7 @@ class DeviceGroup(Model):
         """Return the group with the defaults that it takes from elsewhere. `local`: settings of the
         task, which hold where the group has none."""
         changes: dict[str, Any] = {"local": local.changed_by(self.local)}
-        if self.profile is None and not self.is_template:  # else these may give the memory
+        if self.profile is None and not self.is_template and not self.is_real:  # else these have memory
             changes["memory"] = self.memory or self.default_memory
         return self.model_copy(update=changes)
 
@@ -623,8 +641,22 @@ class DeviceGroup(Model):
         return next(moves, None) == "join"
 
     @property
+    def is_real(self) -> bool:
+        """Whether the devices of the group are real ones, reached by SSH."""
+        return any(map(is_ssh_host, self.hosts or ()))
+
+    def real_host(self, device: str) -> str | None:
+        """SSH destination of the real device `device`; None if it is emulated."""
+        if not self.is_real or self.hosts is None:
+            return None
+        return dict(zip(self.device_names, self.hosts, strict=True))[device]
+
+    @property
     def device_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.count is None else _numbered_names(self.name, self.count)
+        count = self.count
+        if count is None and self.is_real and len(self.hosts or ()) > 1:
+            count = len(self.hosts or ())
+        return (self.name,) if count is None else _numbered_names(self.name, count)
 
 
 @lru_cache(maxsize=16)  # planning calls this dozens of times, with up to 100,000 names

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import ipaddress
 import itertools
 import textwrap
 import typing
@@ -166,6 +167,22 @@ Name = Annotated[
     Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$"),
     expecting("a name of at most 40 lower-case letters, digits and -, such as pi-4"),
 ]
+
+
+def _ip_address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"found {text}, expected an IP address such as 192.168.1.10") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(
+            f"found {text}, expected the address of one network of this host, such as 192.168.1.10: "
+            "`ip address` lists them"
+        )
+    return str(address)
+
+
+IpAddress = Annotated[str, AfterValidator(_ip_address)]
 
 
 def _requirement(text: str) -> str:

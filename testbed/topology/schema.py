@@ -21,6 +21,7 @@ from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
 from testbed.topology.fields import (
     Count,
     FilePath,
+    IpAddress,
     Model,
     Name,
     NameChoice,
@@ -105,10 +106,22 @@ class SelectionSettings(Variant):
 
 
 class ServerSettings(Model):
-    """The server that runs the aggregator. These settings apply in virtual time only."""
+    """The server that runs broker and aggregator."""
 
     link: ServerLink | None = Field(
-        default=None, description="Access link that all transfers share. Default: unlimited"
+        default=None,
+        description="Access link that all transfers share. Default: unlimited. In virtual time only",
+    )
+    address: IpAddress | None = Field(
+        default=None,
+        exclude_if=lambda address: address is None,
+        description="Address of this host on which the broker listens for real devices (`hosts`), such "
+        "as 192.168.1.10",
+    )
+    port: Annotated[int, Field(ge=1, le=65_535), expecting("a port from 1 to 65535")] = Field(
+        default=8883,
+        exclude_if=lambda port: port == 8883,
+        description="Port at `address`. A firewall of this host must let the real devices reach it",
     )
 
 
