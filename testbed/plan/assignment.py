@@ -22,10 +22,10 @@ from testbed.plan.placement import (
     divide_node,
     place,
 )
-from testbed.plan.planned_devices import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers
 from testbed.plan.shaper import choose_shaper
 from testbed.topology import Topology, link_traces, scenario
-from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
+from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
 from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
 
@@ -317,6 +317,16 @@ def _measured_cpu(
     }
 
 
+def _transfers(settings: TransferSettings) -> PlannedTransfers:
+    download, upload = settings.download, settings.upload
+    return PlannedTransfers(
+        download=None if download is None else download.plain(),
+        upload=None if upload is None else upload.plain(),
+        model_bytes=settings.model_bytes,
+        update_bytes=settings.update_bytes,
+    )
+
+
 def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: Catalog) -> PlannedDevice:
     profile = catalog.profile(group.profile)
     power, thermal = group.power, group.thermal
@@ -333,6 +343,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
         access=None if group.access is None else group.access.build(),
+        transfers=None if group.transfers is None else _transfers(group.transfers),
         think=None if group.think is None else group.think.plain(),
         timing=None if group.timing is None else group.timing.plain(),
         gflops=group.gflops,

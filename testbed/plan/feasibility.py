@@ -36,7 +36,14 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
         yield from _lossy(topology, groups, runtime)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
-        if planned.cpu is None and not group.is_real:
+        if group.transfers is not None:
+            yield topology.source.problem(
+                where,
+                "the durations of transfers are given, which the "
+                f"{runtime_names(lambda t: t.simulated)} runtime alone can keep: use that runtime, or "
+                "emulate the devices of a run with testbed twin RUN",
+            )
+        elif planned.cpu is None and not group.is_real:
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "

@@ -46,6 +46,20 @@ def weight_alone(weight: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTransfers:
+    """Durations of a device's transfers."""
+
+    download: DrawnDuration | None = None
+    """Time from the sending of a model to its arrival; None if it takes no time."""
+    upload: DrawnDuration | None = None
+    """Time from the sending of an update to its arrival; None if it takes no time."""
+    model_bytes: int | None = None
+    """Size of the model in bytes that `download` refers to; None if the size has no influence."""
+    update_bytes: int | None = None
+    """Size of the update in bytes that `upload` refers to; None if the size has no influence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
     """Plan of one device, with every value that the host needs to emulate the device."""
 
@@ -69,6 +83,8 @@ class PlannedDevice:
     """Changes of the device's own link during the run."""
     access: SharedLink | None = None
     """Access link that the device shares with other devices; None if the device shares none."""
+    transfers: PlannedTransfers | None = None
+    """Durations of transfers, in place of a link; None if a link or nothing gives them."""
     think: DrawnDuration | None = None
     """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None

@@ -51,7 +51,7 @@ def is_needed(spec: RunSpec) -> bool:
         spec.plan.is_routed
         or any(one.energy is not None and one.energy.counts_bytes for one in spec.plan.devices)
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
-        or any(group.availability is not None for group in spec.topology.devices)
+        or any(group.availability or group.actions for group in spec.topology.devices)
     )
 
 

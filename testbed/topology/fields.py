@@ -458,7 +458,8 @@ def _trim(value: Any) -> Any:
 
 
 @functools.cache
-def _model_of(cls: type) -> type[Parameters]:
+def parameters_of(cls: type) -> type[Parameters]:
+    """Return the model with the fields of the dataclass `cls`."""
     return _create(Parameters, cls, cls)
 
 
@@ -494,7 +495,7 @@ def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
     """Replace each marked type in `hint`, such as `Annotated[float, "s"]`, by its type in `readers`.
     Replace each dataclass by a model of the dataclass."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _model_of(hint)
+        return parameters_of(hint)
     if get_origin(hint) is Annotated:
         return next((readers[mark] for mark in get_args(hint)[1:] if mark in readers), hint)
     if args := get_args(hint):

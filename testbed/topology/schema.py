@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from agents import config
 from agents.pipeline import differential
@@ -129,6 +129,27 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     if not groups:
         raise ValueError("found no device, expected at least one such as {name: nano, cpu: 0.25}")
     return groups
+
+
+class RecordedFleet(Model):
+    """Short form of a fleet that consists of one group with recorded devices."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("from_run", "from_log")]},
+    )
+
+    from_run: str | None = Field(default=None, description="Directory of a run")
+    from_log: str | None = Field(default=None, description="CSV file with a row per training")
+
+
+def _groups(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(
+            "expected a list of groups, or a recorded fleet such as {from_run: runs/x} or "
+            "{from_log: log.csv}"
+        )
+    return value
 
 
 class EvaluationSettings(Model):
@@ -358,6 +379,7 @@ class Topology(Model):
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_at_least_one),
+        BeforeValidator(_groups, json_schema_input_type=tuple[DeviceGroup, ...] | RecordedFleet),
     ]
     server: ServerSettings = ServerSettings()
     dilation: Annotated[
@@ -502,4 +524,4 @@ class Topology(Model):
         undrawn = {group.name: group for group in self.devices if not group.is_drawn}
         for written in self._written:
             group = undrawn.get(written.name, written)
-            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.draw is not None)
+            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.is_template)
