@@ -117,8 +117,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         mounts=[
             types.Mount(m.target, m.source, "bind", read_only=m.read_only) for m in container.mounts
         ],
-        port_bindings={**dict.fromkeys(container.published, ("127.0.0.1", None)), **container.public}
-        or None,
+        port_bindings=_port_bindings(container),
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
@@ -150,6 +149,15 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
     api.start(created)
     return created
+
+
+def _port_bindings(container: Container) -> dict[int | str, Any] | None:
+    """Port of the container -> address and port of the host, for all published ports. A port of None is
+    any free one."""
+    bindings: dict[int | str, Any] = dict(container.public)
+    for port in container.published:
+        bindings[port] = "127.0.0.1", None
+    return bindings or None
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:
