@@ -154,9 +154,8 @@ def start(engine: docker.DockerClient, container: Container) -> str:
 def _port_bindings(container: Container) -> dict[int | str, Any] | None:
     """Port of the container -> address and port of the host, for all published ports. A port of None is
     any free one."""
-    bindings: dict[int | str, Any] = dict(container.public)
-    for port in container.published:
-        bindings[port] = "127.0.0.1", None
+    bindings: dict[Any, Any] = dict(container.public)
+    bindings.update(dict.fromkeys(container.published, ("127.0.0.1", None)))
     return bindings or None
 
 
