@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,26 +58,28 @@ def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
     the user's own code. Raises HostError that names each device, the cause and the mend."""
     if plan.server is None:
         return
-    check_server(plan.server)
+    server = plan.server
     lines, connections = environment.requirement_lines(requirements), Connections()
     distinct = {target_of(device): device.python is not None for device in plan.real_devices}
 
-    def task(target: SshTarget, *, own: bool) -> Callable[[], None]:
-        return lambda: environment.check(connections, target, own, lines)
+    def check(target: SshTarget, *, own: bool) -> None:
+        environment.check(connections, target, lines, own_python=own, server=server)
 
-    try:
-        errors = in_parallel([task(target, own=own) for target, own in distinct.items()])
-    finally:
-        connections.close()
+    with listening(plan.server):  # for the devices to try
+        try:
+            errors = in_parallel([partial(check, target, own=own) for target, own in distinct.items()])
+        finally:
+            connections.close()
     if errors:
         raise HostError("\n".join(map(str, errors)))
 
 
-def check_server(server: tuple[str, int]) -> None:
-    """Raise HostError if the broker cannot listen at the address and port `server`."""
+def listening(server: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens at the address and port `server`. Raises HostError if the broker
+    could not listen there."""
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     try:
-        socket.create_server(server, family=family).close()
+        return socket.create_server(server, family=family)
     except OSError as error:
         raise HostError(
             f"the broker cannot listen at server.address {server[0]}, server.port {server[1]}: "
@@ -156,10 +159,7 @@ class RealHosts:
             device.join()
 
     def _in_parallel(self, task: Callable[[RealDevice], None]) -> None:
-        def bound(device: RealDevice) -> Callable[[], None]:
-            return lambda: task(device)
-
-        errors = in_parallel([bound(device) for device in self._devices.values()])
+        errors = in_parallel([partial(task, device) for device in self._devices.values()])
         if errors:
             raise HostError("\n".join(map(str, errors)))
 
