@@ -132,6 +132,7 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
     folder = folder_of(request)
     stop(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chdir(str(folder))  # `stop` finds this process and pip there
     for name in ("agents", "code"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (EXIT, CLOCK):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -32,7 +31,7 @@ from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import environment, removal
-from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel
+from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
 from testbed.view import View
 
 CONTACT_TIMEOUT_SECONDS = 600.0
@@ -45,6 +44,8 @@ _RETRY_SECONDS = 2.0
 _MAX_RESTARTS = 5
 """Maximum number of times that a device is started again after its processes were killed."""
 _MAX_UNCERTAINTY = 10**12
+_LINE_BYTES, _MAX_LINES = 1000, 60
+"""Maximum length of a report in bytes, and maximum number of reports and questions per second."""
 _CERTIFICATE = "broker.pem"
 
 
@@ -300,15 +301,18 @@ class RealDevice:
 
     def _follow(self, channel: Channel) -> None:
         """Handle what the device reports, until the connection ends."""
+        lines, since = 0, time.monotonic()
         while not self._stopping.is_set():
-            line = channel.source.readline(1000)
+            line, lines = channel.source.readline(_LINE_BYTES), lines + 1
+            if lines > _MAX_LINES and time.monotonic() - since < lines / _MAX_LINES:
+                raise HostError(f"{self.target.host}: it sends far too much")
             if line == b"?\n":
                 channel.sink.write(b"%d\n" % time.monotonic_ns())
                 channel.sink.flush()
                 continue
             if not line:
                 return
-            self._handle(json.loads(line))
+            self._handle(parse(line))
 
     def _handle(self, state: Any) -> None:
         """Handle a report of the device's keeper. Raises ValueError if it is invalid."""
