@@ -208,7 +208,7 @@ class Connections:
         text = errors.read(_FIRST_BYTES).decode("utf-8", "replace").strip()
         for sign, advice in _ADVICE:
             if process.returncode == 255 and sign in text:
-                return f"{target.host}: {advice.format(target.host)}. (ssh: {shown(text)[-300:]})"
+                return f"{target.host}: {advice.format(target.host)} (ssh: {shown(text)[-300:]})"
         if process.returncode == 127 or "not found" in text:
             return f"{target.host}: it has no {target.python}: install it, or name another with python"
         if "old python" in text:
