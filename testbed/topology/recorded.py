@@ -129,7 +129,7 @@ def from_run(path: Path) -> dict[str, Keys]:
         str(name) for name in run.updates["client"].cat.categories
     ]
     groups = dict(zip(devices, map(str, run.devices["group"]), strict=False))
-    actions = {name: _actions(run, name) for name in devices}
+    actions = {name: what_happened(run, name) for name in devices}
     timed = run.updates.assign(reply=_reply_times(run.updates))
     updates = {str(name): own for name, own in timed.groupby("client", observed=True)}
     rounds = {
@@ -145,7 +145,7 @@ def from_run(path: Path) -> dict[str, Keys]:
             **({GROUP: groups[name]} if name in groups else {}),
             **_keys(own),
             **({"actions": listed} if listed else {}),
-            **_training_keys(run, groups.get(name, "")),
+            **training_keys(run, groups.get(name, "")),
         }
     return found
 
@@ -384,9 +384,10 @@ def _substitute(
     return [one for _, one in _unapplied(run, name, usual)] or [usual]
 
 
-def _actions(run: Run, name: str) -> list[tuple[float, Switching]]:
+def what_happened(run: Run, name: str, *, ready: bool = True) -> list[tuple[float, Switching]]:
     """Return what happened to a device, with times in seconds: recorded actions, and ends and returns
-    that nobody ordered."""
+    that nobody ordered. `ready`: whether the time of a start is that at which the client was ready, and
+    not that of the order."""
     acted = run.scenario[run.scenario["device"] == name]
     ordered = [
         (float(at), action)
@@ -394,13 +395,13 @@ def _actions(run: Run, name: str) -> list[tuple[float, Switching]]:
         if action is not None
     ]
     own = run.statuses[run.statuses["client"] == name]
-    ready = sorted(own["at"][own["state"] == "ready"])
+    returns = sorted(own["at"][own["state"] == "ready"])
     offline = sorted(own["at"][own["state"] == "offline"])
     found: list[tuple[float, Switching]] = []
     if any(name in start.missing for start in run.starts[:1]) and not any(
         isinstance(action, Join) for _, action in ordered[:1]
     ):
-        first = next(iter(ready), None)
+        first = next(iter(returns), None)
         ordered.insert(0, (0.0, Leave()) if first is None else (float(first), Join()))
     held: set[Hold] = set()
     spans: list[tuple[float, float]] = []
@@ -422,12 +423,12 @@ def _actions(run: Run, name: str) -> list[tuple[float, Switching]]:
             continue
         else:
             moved = Crash() if runs else Restart()
-        if isinstance(moved, Restart | Join):
-            at = next((float(when) for when in ready if at <= when < until), at)
+        if ready and isinstance(moved, Restart | Join):
+            at = next((float(when) for when in returns if at <= when < until), at)
         found.append((at, moved))
     if held:
         spans.append((since, math.inf))
-    found += _unordered(run, name, offline, ready, spans)
+    found += _unordered(run, name, offline, returns, spans)
     return sorted(found, key=lambda one: one[0])
 
 
@@ -459,7 +460,7 @@ def _groups_of(run: Run) -> list[Any]:
     return groups if isinstance(groups, list) else []
 
 
-def _training_keys(run: Run, group: str) -> Keys:
+def training_keys(run: Run, group: str) -> Keys:
     """Return the keys of the group in the run's topology that say what its devices train on. Settings of
     local training are left out if they are those of the task."""
     written: Keys = next((one for one in _groups_of(run) if one.get("name") == group), {})
@@ -479,7 +480,7 @@ def _local_steps(run: Run, group: str) -> int | None:
     epochs."""
     local = {
         **run.topology.get("task", {}).get("local", {}),
-        **_training_keys(run, group).get("local", {}),
+        **training_keys(run, group).get("local", {}),
     }
     steps = local.get("steps")
     return steps if isinstance(steps, int) else None

@@ -183,9 +183,8 @@ class RealDevice:
         """Maximum error of times of the device's clock, in seconds; None if not compared yet."""
         self._is_down, self._is_paused = is_down, False
         self._restarts = 0
-        self._lost_since: float | None = None
-        """Time in seconds on the monotonic clock since which there is no contact; None while there
-        is."""
+        self._reported: float | None = None
+        """Time in seconds on the monotonic clock of the last report; None before the first."""
         self._noticed: list[Disturbance] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -297,8 +296,6 @@ class RealDevice:
                     self._follow(one)
             except (HostError, OSError, ValueError) as error:
                 self._failure = str(error)
-            if self._lost_since is None:
-                self._lost_since = time.monotonic()
             self._stopping.wait(_RETRY_SECONDS)
 
     def _follow(self, channel: Channel) -> None:
@@ -324,7 +321,7 @@ class RealDevice:
                 if not 0 <= uncertainty <= _MAX_UNCERTAINTY:
                     raise ValueError(f"uncertainty {uncertainty} ns")
                 self.uncertainty = uncertainty / 1e9
-                self._contact()
+                self._note_gap()
                 self._compared.set()
                 if code is not None and 0 <= code < 128:
                     self.exit_code = code
@@ -333,10 +330,11 @@ class RealDevice:
             case _:
                 raise ValueError("the report has another form")
 
-    def _contact(self) -> None:
-        """Report a loss of contact that is over."""
-        since, self._lost_since = self._lost_since, None
-        if since is not None and time.monotonic() - since >= STANDSTILL_SECONDS:
+    def _note_gap(self) -> None:
+        """Note a loss of contact that is over: reports come once a second."""
+        now, since = time.monotonic(), self._reported
+        self._reported = now
+        if since is not None and now - since >= STANDSTILL_SECONDS:
             self._note(since, f"there was no contact with {self.name} ({self.target.host})")
 
     def _start_again(self, code: int | None) -> None:
@@ -349,3 +347,4 @@ class RealDevice:
         self._start(self._configurations())
         why = "were gone, as after a power cut" if code is None else f"had ended with exit code {code}"
         self._note(begin, f"the processes of {self.name} {why}, and were started again")
+        self._reported = time.monotonic()
