@@ -16,8 +16,8 @@ _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])"
 _DESTINATION = re.compile(rf"(?:{_USER}@{_HOST}|ssh://(?:{_USER}@)?{_HOST}(?::[0-9]{{1,5}})?)")
 """A destination never begins with `-`, so that `ssh` cannot take it for an option."""
 _EMULATED = (
-    *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "think"),
-    *("power", "energy", "thermal", "placement", "draw"),
+    *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "segment"),
+    *("think", "power", "energy", "thermal", "placement", "draw"),
 )
 """Keys that describe what is emulated."""
 _VERBS = {
