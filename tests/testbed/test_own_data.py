@@ -150,7 +150,7 @@ def test_documented_example_is_complete(
     said = testbed("data", circle)
     assert said.code == 0, said.err
     assert said.out.startswith(
-        "circle:Circle, natural partition: 1,200 training samples of shape 2 for 30 devices, 300 samples "
+        "circle:Circle, natural partition: 1,200 training samples of shape 2 for 30 devices, 300 samples"
     )
     run = simulate(circle, runs=tmp_path / "runs")
     assert run.evaluations["accuracy"].iloc[-1] > 0.8
