@@ -39,6 +39,7 @@ _EARLY_MAX = 0.0005
 """Maximum time in seconds by which a packet may be accepted early. Early packets compensate for late
 packets, so that the mean delay is right."""
 
+
 @dataclass(frozen=True, slots=True)
 class Impairment:
     """Delay, jitter and loss of one direction of a link; loss 1 is an outage. Raises ValueError."""

@@ -226,7 +226,8 @@ def queue_bytes(rate: int) -> int:
 
 def _tbf(rate: int) -> str:
     return (
-        f"tbf rate {rate}bit burst {burst(rate)} limit {queue_bytes(rate)} peakrate {_PEAK}bit mtu {PACKET}"
+        f"tbf rate {rate}bit burst {burst(rate)} limit {queue_bytes(rate)} peakrate {_PEAK}bit "
+        f"mtu {PACKET}"
     )
 
 

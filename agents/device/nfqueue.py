@@ -1,9 +1,9 @@
 """Client of the kernel's nfnetlink_queue, which passes the packets of an NFQUEUE rule to a process.
 
 The kernel holds the packets. This process gets only the number of each packet (copy mode META), and
-sends a verdict for each packet. Numbers increase within a queue, so one message can accept all packets up to a
-number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in
-the network namespace: a process that drops the capability can no longer send verdicts.
+sends a verdict for each packet. Numbers increase within a queue, so one message can accept all packets
+up to a number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs
+CAP_NET_ADMIN in the network namespace: a process that drops the capability can no longer send verdicts.
 
 Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which the
 queue or the socket's buffer has no space (provided that the rule has no --queue-bypass). Closing the

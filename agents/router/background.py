@@ -7,9 +7,10 @@ The router starts it as a child, so it runs in the router's network namespace, o
 cores. `SOURCES` is a JSON list of `Source`. Each line on standard input is a JSON object `States`; the
 process ends when standard input closes.
 
-Traffic of a given rate is sent on the IFB itself, where the kernel drops it behind the classes. Transfers
-(`flows`) are TCP connections from an address of their own to `SINK`, over the loopback interface, whose
-packets from these addresses are redirected to the IFB. The router counts what has passed the classes.
+Traffic of a given rate is sent on the IFB itself, where the kernel drops it behind the classes.
+Transfers (`flows`) are TCP connections from an address of their own to `SINK`, over the loopback
+interface, whose packets from these addresses are redirected to the IFB. The router counts what has
+passed the classes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
-from agents.config import Background
+from agents.config import Background, Way
 from agents.device.backlog import PACKET
 from agents.links import background
 from agents.router.segments import INTERFACES, frame, packet_socket
@@ -84,7 +86,7 @@ class Generator:
         ]
         if any(isinstance(one, Transfers) for one in self._sources):
             listening = socket.create_server(SINK, backlog=1024)
-            listening.setblocking(False)
+            listening.settimeout(0)
             self.selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
     def serve(self, orders: int) -> None:
@@ -111,7 +113,7 @@ class Generator:
         """Call `call` at the time `when` on the monotonic clock."""
         heapq.heappush(self._timers, (when, next(self._numbers), call))
 
-    def send(self, way: str, data: bytes) -> None:
+    def send(self, way: Way, data: bytes) -> None:
         with suppress(OSError):  # full: the kernel would have dropped the packet in the queue
             self._sockets[way].send(data)
 
@@ -127,9 +129,9 @@ class Generator:
         with suppress(BlockingIOError):
             while True:
                 connection, _ = listening.accept()
-                connection.setblocking(False)
+                connection.settimeout(0)
                 self.selector.register(
-                    connection, selectors.EVENT_READ, lambda one=connection: self._receive(one)
+                    connection, selectors.EVENT_READ, partial(self._receive, connection)
                 )
 
     def _receive(self, connection: socket.socket) -> None:
@@ -170,7 +172,7 @@ class Stream:
         if (step := next(self._steps, None)) is not None:
             at, rate = step
             due = epoch + at * self._dilation
-            self._generator.at(due, lambda: self._set(rate / self._dilation, epoch))
+            self._generator.at(due, partial(self._set, rate / self._dilation, epoch))
 
     def _set(self, rate: float, epoch: float) -> None:
         self._send()
@@ -225,7 +227,7 @@ class Transfers:
         elif was_cut and not is_cut:
             for sock in self._left:
                 self._generator.selector.register(
-                    sock, selectors.EVENT_WRITE, lambda one=sock: self._write(one)
+                    sock, selectors.EVENT_WRITE, partial(self._write, sock)
                 )
             self._begin()
         elif is_cut and not was_cut:
@@ -239,7 +241,7 @@ class Transfers:
         for at, size in self._arrivals:
             due = epoch + at * self._dilation
             if due > time.monotonic() - _MAX_LATE_SECONDS:  # else before a resumed run's start
-                self._generator.at(due, lambda: self._arrive(round(size), epoch))
+                self._generator.at(due, partial(self._arrive, round(size), epoch))
                 return
 
     def _arrive(self, size: int, epoch: float) -> None:
@@ -252,14 +254,12 @@ class Transfers:
         while self._waiting and not self._is_cut and len(self._left) < _MAX_OPEN:
             address = min(self._addresses, key=lambda one: self._addresses[one])
             sock = socket.socket()
-            sock.setblocking(False)
+            sock.settimeout(0)
             sock.bind((address, 0))
             sock.connect_ex(SINK)
             self._addresses[address] += 1
             self._left[sock] = self._waiting.pop(0)
-            self._generator.selector.register(
-                sock, selectors.EVENT_WRITE, lambda one=sock: self._write(one)
-            )
+            self._generator.selector.register(sock, selectors.EVENT_WRITE, partial(self._write, sock))
 
     def _write(self, sock: socket.socket) -> None:
         left = self._left[sock]

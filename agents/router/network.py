@@ -25,8 +25,8 @@ from agents.segment_actions import (
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentUse
 
 _FLOW_LEAVES = 16
-"""Number of leaves of a source of transfers. Each open transfer has a leaf of its own; further ones share
-leaves."""
+"""Number of leaves of a source of transfers. Each open transfer has a leaf of its own; further ones
+share leaves."""
 
 
 class Network:
@@ -39,26 +39,24 @@ class Network:
         leaves: dict[Way, list[Leaf]] = {way: [] for way in ways}
         self._devices: dict[int, str] = {}
         """Device of each leaf, by the leaf's number."""
-        for number, (device, segment) in enumerate(cfg.attached.items(), FIRST_LEAF):
+        for number, (device, attached) in enumerate(cfg.attached.items(), FIRST_LEAF):
             self._devices[number] = device
             for way in ways:
-                leaves[way].append(Leaf(number, segment, FIELDS[way], cfg.addresses[device]))
+                leaves[way].append(Leaf(number, attached, FIELDS[way], cfg.addresses[device]))
         number = FIRST_LEAF + len(cfg.attached)
         self._sources: list[Source] = []
         for segment in used:
             for traffic in segment.background:
                 count = _FLOW_LEAVES if is_flows(traffic) else 1
                 made = [
-                    Leaf(
-                        one, segment.name, "src", f"198.18.{one >> 8}.{one & 255}", is_first=count == 1
-                    )
+                    Leaf(one, segment.name, "src", f"198.18.{one >> 8}.{one & 255}", is_first=count == 1)
                     for one in range(number, number + count)
                 ]
                 number += count
                 leaves[traffic.way] += made
                 addresses = [leaf.address for leaf in made]
                 self._sources.append(
-                    Source(segment.name, traffic, cfg.seed, addresses, cfg.dilation)
+                    Source(segment.name, traffic, cfg.background_seed, addresses, cfg.dilation)
                 )
         self._shaped = ShapedSegments(SegmentTree(used, leaves))
         self._epoch: float | None = None
@@ -88,16 +86,13 @@ class Network:
             self._loop(flows)
         found = NetworkProbe(topics.ROUTER, time.monotonic(), [*self._shaped.measure()])
         if self._sources:
-            self._generator = subprocess.Popen(
-                background.command(self._sources), stdin=subprocess.PIPE
-            )
+            self._generator = subprocess.Popen(background.command(self._sources), stdin=subprocess.PIPE)
         self._shaped.use(time.monotonic())
         return found
 
     def close(self) -> None:
         """End the background traffic."""
-        if self._generator is not None:
-            assert self._generator.stdin is not None
+        if self._generator is not None and self._generator.stdin is not None:
             self._generator.stdin.close()
             self._generator.wait()
 
@@ -148,12 +143,10 @@ class Network:
         return NetworkUse(topics.ROUTER, now, seconds, found) if found else None
 
     def _order(self) -> None:
-        if self._generator is None:
+        if self._generator is None or self._generator.stdin is None:
             return
         cut = {name for one in self._cut for name in self._tree.below(one)}
-        # Above a cut, nothing is missing but the traffic from below.
         halted = [number for number, one in enumerate(self._sources) if one.segment in cut]
-        assert self._generator.stdin is not None
         try:
             self._generator.stdin.write(background.line(States(self._epoch, sorted(self._off), halted)))
             self._generator.stdin.flush()
@@ -162,9 +155,9 @@ class Network:
 
     def _loop(self, sources: Sequence[Source]) -> None:
         """Redirect the transfers' packets, on the loopback interface, to the classes."""
-        run("ip link set dev lo mtu 1500 gso_max_segs 1".split())
+        run(["ip", "link", "set", "dev", "lo", "mtu", "1500", "gso_max_segs", "1"])
         run(["ip", "address", "add", f"{background.SINK[0]}/32", "dev", "lo"])
-        run("tc qdisc replace dev lo clsact".split())
+        run(["tc", "qdisc", "replace", "dev", "lo", "clsact"])
         for source in sources:
             for address in source.addresses:
                 run(["ip", "address", "add", f"{address}/32", "dev", "lo"])

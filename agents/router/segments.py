@@ -160,16 +160,16 @@ class SegmentTree:
                 f"ceil {ceil}bit burst {bucket} cburst {bucket}"
             )
         for leaf in self.leaves[way]:
-            number, above = f"{leaf.number:x}", f"{self._numbers[leaf.segment]:x}"
+            minor, above = f"{leaf.number:x}", f"1:{self._numbers[leaf.segment]:x}"
             lines += [
-                f"class replace dev {dev} parent 1:{above} classid 1:{number} htb rate {_MIN_RATE}bit "
+                f"class replace dev {dev} parent {above} classid 1:{minor} htb rate {_MIN_RATE}bit "
                 f"ceil {LIFTED}bit burst {PACKET} cburst {_FREE_BUCKET} quantum {PACKET} "
                 f"prio {0 if leaf.is_first else 1}",
-                f"qdisc replace dev {dev} parent 1:{number} handle {number}: tbf rate {LIFTED}bit "
+                f"qdisc replace dev {dev} parent 1:{minor} handle {minor}: tbf rate {LIFTED}bit "
                 f"burst {_FREE_BUCKET} limit {self._queue(leaf, way)} peakrate {2 * LIFTED}bit "
                 f"mtu {PACKET}",
                 f"filter add dev {dev} parent 1: protocol ip prio 1 u32 "
-                f"match ip {leaf.field} {leaf.address}/32 flowid 1:{number}",
+                f"match ip {leaf.field} {leaf.address}/32 flowid 1:{minor}",
             ]
         return lines
 
@@ -220,7 +220,8 @@ class ShapedSegments:
                 _batch(lines)
             except LinkError as error:
                 raise LinkError(
-                    f"the kernel cannot share segments (sch_htb, cls_u32 and sch_tbf are needed): {error}"
+                    "the kernel cannot share segments, which takes sch_htb, sch_tbf, cls_u32, act_mirred "
+                    f"and ifb: {error}"
                 ) from error
             self._lines[way] = lines
             hook = "ingress" if way == "up" else "egress"
@@ -335,7 +336,7 @@ def packet_socket(interface: str) -> socket.socket:
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 2**20)
     sock.bind((interface, 0x0800))
-    sock.setblocking(False)
+    sock.settimeout(0)
     return sock
 
 
@@ -353,6 +354,8 @@ def _batch(lines: Sequence[str]) -> None:
     if not lines:
         return
     text = "\n".join(lines) + "\n"
-    result = subprocess.run(["tc", "-batch", "-"], input=text, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["tc", "-batch", "-"], input=text, capture_output=True, text=True, check=False
+    )
     if result.returncode or "Error" in result.stderr:
         raise LinkError(f"`tc -batch` of `{lines[0]}` … failed: {result.stderr.strip()}")

@@ -26,6 +26,7 @@ from agents import device_actions
 from agents.device_actions import EnergyAction, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
+from agents.segment_actions import SegmentAction, SegmentChanges, SetSegment
 from agents.texts import make_printable
 
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -145,6 +146,13 @@ class DeviceOrder(_Fields, frozen=True):
 
     device: Name
     action: RemoteAction
+
+
+class SegmentOrder(_Fields, frozen=True):
+    """Order to the router or the relay: carry out `action` on `segment`."""
+
+    segment: Name
+    action: SegmentAction
 
 
 class LimitsRequest(_Fields, frozen=True):
@@ -464,7 +472,7 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart | SegmentOrder
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = (
@@ -576,6 +584,8 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
         return _build(_ToAggregator, {"order": fields}).order
     if name == topics.ROUTER and fields.keys() == {"run_time"}:
         return _build(NetworkStart, fields)
+    if name == topics.ROUTER and "segment" in fields:
+        return _build(SegmentOrder, fields)
     alone = fields.keys() == {"device"} and name != topics.ROUTER
     kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
     if "epoch" in fields and name != topics.ROUTER:
@@ -617,6 +627,8 @@ def _build(cls: type[T], fields: Any) -> T:
                 device_actions.parse(fields["action"])
                 if not changes or None in map(changes.get, changes.keys() - {"up", "down"}):
                     raise ValueError("action.link: expected at least one change; only rates may be null")
+            case SegmentOrder(_, SetSegment(changes)):
+                msgspec.convert(changes, SegmentChanges)
     except ValueError as error:
         raise MessageError(make_printable(str(error), _MAX_ERROR_CHARACTERS)) from error
     return message

@@ -112,7 +112,7 @@ class Launch:
         if self.options.nodes is not None:
             return []
         try:
-            planning.check_host(self.plan)
+            planning.check_host(self.topology, self.plan)
         except HostError as error:
             return [f"`testbed up` would refuse it on this host: {error}"]
         return []
@@ -148,7 +148,7 @@ class Launch:
     def directory(self) -> RunDirectory:
         """Create and return a new run directory, or return the directory of the run that is resumed.
         Raises BadInputError. Raises HostError if this host would refuse the run."""
-        planning.check_host(self.plan)
+        planning.check_host(self.topology, self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:

@@ -20,6 +20,7 @@ from testbed.cli.arguments import (
     DataRoot,
     EmulatedRuntime,
     Oversubscribe,
+    Run,
     Runs,
     RuntimeName,
     Strict,
@@ -84,7 +85,7 @@ _PANEL = "Many runs"
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (sweep, agree, compare, report, export):
+    for command in (sweep, agree, twin, compare, report, export):
         app.command(rich_help_panel=_PANEL)(command)
 
 
@@ -174,6 +175,100 @@ def agree(
         print_text(f"\nMean energy of all devices to {accuracy}:")
         _show(found.by_energy, found.runtime, "J")
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
+
+
+def twin(
+    run: Run,
+    runtime: RuntimeName = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Only write the topology and its profiles to this folder."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the topology and its profiles.")
+    ] = False,
+    target: Target = None,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Emulate the devices of a run as they were measured in it, and compare the two runs.
+
+    The run may have real devices, or be any other run. Its twin has their step times, rates and delays.
+    """
+    from testbed.api import twins
+
+    share = _share(target)
+
+    def report(text: str) -> None:
+        _print(text, quiet=as_json)
+
+    if dry_run or to is not None:
+        made = twins.make(run, runtime=runtime, data=data, on_progress=report, runs=runs)
+        if dry_run:
+            print_text(f"{made.topology}\n# {twins.PROFILES}:\n{made.profiles}".rstrip())
+        elif to is not None:
+            print_files([made.write(to)], as_json=as_json)
+        for one in made.remarks:
+            report(one)
+        if to is not None and not dry_run:
+            report(f"Next: testbed up {to / twins.FILE}")
+        return
+    found = twins.twin(
+        run,
+        runtime=runtime,
+        target=share,
+        data=data,
+        oversubscribe=oversubscribe,
+        on_progress=report,
+        runs=runs,
+    )
+    if as_json:
+        ranks = (
+            None if found.ranks is None else _plain(found.ranks, "s_per_update", ("twin", "original"))
+        )
+        console.print_json(
+            {
+                "original": found.original.name,
+                "twin": found.twin.name,
+                "target": found.target,
+                "remarks": found.remarks,
+                "figures": [
+                    {**dataclasses.asdict(row), "difference": row.difference} for row in found.figures
+                ],
+                "devices": found.devices.to_dict("records"),
+                "ranks": ranks,
+            }
+        )
+        return
+    print_text("")
+    rows = [
+        [row.name, f"{row.original:.4g}", f"{row.twin:.4g}", _percent(row.difference)]
+        for row in found.figures
+    ]
+    names = (found.original.manifest["runtime"], f"twin, {found.twin.manifest['runtime']}")
+    console.show_numbers(["", *names, "difference"], rows)
+    print_text("")
+    table = found.devices
+    columns = ("updates", "twin_updates", "staleness", "twin_staleness", "round", "twin_round")
+    lines = [
+        [str(row["device"]), *(_figure(row[key]) for key in columns)] for row in table.to_dict("records")
+    ]
+    console.show_numbers(["device", *(key.replace("_", " ") for key in columns)], lines)
+    if found.ranks is not None:
+        print_text("\nDevices by seconds per update:")
+        _show(found.ranks, names[0], "s", other="twin", where="the twin", digits=3)
+    both = found.original, found.twin
+    print_last_line(_verdicts(both), f"testbed report {' '.join(str(one.path) for one in both)}")
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:+.1f}%"
+
+
+def _figure(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 def compare(
@@ -308,22 +403,36 @@ def _verdicts(found: Sequence[load.Run]) -> str:
     return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
-def _plain(result: RankAgreement, unit: str) -> dict[str, Any]:
-    """Return `result` for JSON. The names of the costs end with `unit`."""
+def _plain(
+    result: RankAgreement, unit: str, names: tuple[str, str] = ("virtual", "real")
+) -> dict[str, Any]:
+    """Return `result` for JSON. The names of the costs end with `unit`. `names`: the two kinds of
+    runs."""
     rows = [dataclasses.asdict(one) for one in result.configurations]
     for row in rows:
-        for way in ("virtual", "real"):
-            row[f"{way}_{unit}"] = row.pop(f"{way}_cost")
+        for way, name in zip(("virtual", "real"), names, strict=True):
+            row[f"{name}_{unit}"] = row.pop(f"{way}_cost")
+            row[f"{name}_rank"] = row.pop(f"{way}_rank")
     return dataclasses.asdict(result) | {"configurations": rows}
 
 
-def _show(result: RankAgreement, runtime: str, unit: str) -> None:
-    headings = (f"virtual {unit}", f"{runtime} {unit}", "rank in virtual", f"rank in {runtime}")
+def _show(
+    result: RankAgreement,
+    runtime: str,
+    unit: str,
+    *,
+    other: str = "virtual",
+    where: str = "virtual time",
+    digits: int = 1,
+) -> None:
+    """Print the two rankings. `runtime` and `other`: names of the two kinds of runs. `where`: name of
+    the second kind in a sentence. `digits`: decimals of the costs."""
+    headings = (f"{other} {unit}", f"{runtime} {unit}", f"rank in {other}", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
         pair = (one.virtual_cost, one.real_cost)
-        costs = ("–" if math.isinf(cost) else f"{cost:.1f}" for cost in pair)
+        costs = ("–" if math.isinf(cost) else f"{cost:.{digits}f}" for cost in pair)
         table.add_row(one.name, *costs, str(one.virtual_rank), str(one.real_rank))
     out().print(table)
     if math.isnan(result.tau):
@@ -335,7 +444,7 @@ def _show(result: RankAgreement, runtime: str, unit: str) -> None:
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     better, worse = ("is faster", "slower") if unit == "s" else ("needs fewer joules", "more")
     for first, second in result.swapped:
-        print_text(f"Swapped: {first} {better} than {second} in virtual time, but {worse} in {runtime}.")
+        print_text(f"Swapped: {first} {better} than {second} in {where}, but {worse} in {runtime}.")
     if not result.swapped:
         print_text("No two configurations swap.")
 

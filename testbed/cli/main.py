@@ -419,8 +419,8 @@ def plan_command(
             f"Next: testbed up {topology}"
         )
     elif not as_json:
-        total = sum(device.host_cpu for device in plan.devices)
-        asking = quantity(len(plan.devices), "device asks", "devices ask")
+        total = sum(device.host_cpu for device in plan.emulated_devices)
+        asking = quantity(len(plan.emulated_devices), "device asks", "devices ask")
         cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {asking} for {total:g} of {plan.device_capacity:g} "

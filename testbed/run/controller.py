@@ -127,7 +127,8 @@ class Controller:
         self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Planned limits of each device's container; None if no control group limits the container."""
+        """Planned limits of each emulated device's container; None if no control group limits the
+        container."""
         self._limited: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which the limits of each device were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
@@ -341,7 +342,7 @@ class Controller:
         """Return one text per limit of the device that is not as requested, or one text if the limits
         have not been read yet. The list is empty if all limits are as requested, or if no control group
         limits the device."""
-        if (wanted := self._requested_limits[device]) is None:
+        if (wanted := self._requested_limits.get(device)) is None:
             return []
         if (read := self._limits.get(device)) is None:
             return ["they have not been read yet"]
@@ -438,6 +439,9 @@ class Controller:
                     for sample in self._runtime.meter.telemetry():
                         telemetry.write(_line(sample))
                     telemetry.flush()
+                    for one in self._runtime.meter.disturbances():
+                        disrupt = messages.DisruptOrder(one.at, one.since, one.disturbance)
+                        self._orders.append((AGGREGATOR, disrupt))
                     self._check_processes()
                     self._check_stopped()
                     self._sample_host(lateness)
@@ -505,6 +509,8 @@ class Controller:
                     | messages.Disturbance(at=at)
                     | messages.EnergySample(at=at)
                     | messages.PowerSwitch(at=at)
+                    | messages.NetworkProbe(at=at)
+                    | messages.NetworkUse(at=at)
                 ) if at > now:  # both clocks are the same
                     raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
@@ -516,6 +522,8 @@ class Controller:
                     if device in self._unmeasured:  # else it is a retained message, sent again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
+                case messages.NetworkProbe() | messages.NetworkUse() as network:
+                    write_telemetry(_line(network))
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
@@ -678,6 +686,9 @@ class Controller:
                 self._read_host_energy(starts=True)
                 for order in self._energy.start(self.epoch, record.at, earlier):
                     self._orders += self._runtime.start_energy(order)
+                if self._spec.plan.segments:
+                    run_time = max(0.0, (time.monotonic() - self.epoch) / self._dilation)
+                    self._orders.append((ROUTER, messages.NetworkStart(run_time)))
                 self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record

@@ -260,7 +260,9 @@ def movements(
 def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
     """Return the devices that are absent when the run starts. A device is absent if its first movement
     is to join."""
-    return frozenset(_join_times(scenario, devices_by_name(groups)))
+    groups = tuple(groups)
+    joining = {device for group in groups if group.joins_first for device in group.device_names}
+    return frozenset(joining).union(_join_times(scenario, devices_by_name(groups)))
 
 
 def _join_times(
@@ -309,11 +311,14 @@ def problems(
                     place, f"found {name!r}, which is both a device and a group: rename one of the two"
                 )
     if not unknown:
-        yield from _too_early(scenario, by_name, source)
+        yield from _too_early(scenario, groups, by_name, source)
 
 
 def _too_early(
-    scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
+    scenario: Sequence[ScenarioEntry],
+    groups: Sequence[DeviceGroup],
+    by_name: Mapping[str, tuple[str, ...]],
+    source: Source,
 ) -> Iterator[Problem]:
     """Yield a problem for each crash, pause or disconnection that would happen while all its devices are
     still absent. Yield one more problem if no device is present when the run starts."""
@@ -325,9 +330,10 @@ def _too_early(
         ):
             reason = f"{devices[0]} is absent until it joins at {joins[devices[0]]:g} s"
             yield source.problem(("scenario", index, "at"), f"{reason}: write a later time")
-    if len(joins) == len({device for devices in by_name.values() for device in devices}):
+    absent = absent_at_start(scenario, groups)
+    if len(absent) == len({device for devices in by_name.values() for device in devices}):
         yield source.problem(
-            ("scenario",),
+            ("scenario",) if joins else ("devices",),
             "every device joins later, expected at least one that is present from the start",
             at_key=True,
         )

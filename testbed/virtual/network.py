@@ -24,16 +24,21 @@ from typing import Protocol
 
 import numpy as np
 
-from agents.config import AccessLink
+from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
+from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledgement_bytes, bytes_on_link, goodput
+from testbed.plan.planned_devices import PlannedTransfers
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _FREE = AccessLink()
+_HEADER, _SAME_SIZE = 512, 0.05
+"""Bytes, and share of the size, by which messages of the same content may differ: numbers in headers
+have more or fewer digits."""
 _NANOSECOND = 1e-9
 """One nanosecond, in seconds. When a flow needs at most this time to pass a pipe, it counts as
 passed."""
@@ -367,6 +372,59 @@ class Line:
         return from_seconds(hops + timing.latency(link.rtt, link.jitter, link.loss, self._draws))
 
 
+class TimedLine(Line):
+    """Connection whose transfers have given durations, such as those of a recorded run. Requests and
+    acknowledgements take no time. Each transfer begins when it is ordered, and none arrives before an
+    earlier one in its direction."""
+
+    __slots__ = ("_lasting", "_latest")
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        transfers: PlannedTransfers,
+        generator: Callable[[], np.random.Generator],
+    ) -> None:
+        super().__init__(queue, _FREE, ((), ()), generator, steady=False, packets=False)
+        rng = generator()
+        self._lasting = {
+            self.up: _durations(transfers.upload, transfers.update_bytes, rng),
+            self.down: _durations(transfers.download, transfers.model_bytes, rng),
+        }
+        self._latest = dict.fromkeys((self.up, self.down), 0)
+
+    def _send(
+        self, there: Direction, back: Direction, size: int, then: Callable[[Nanoseconds], None]
+    ) -> None:
+        takes = self._lasting[there](size) if size else 0
+
+        def passed(at: Nanoseconds) -> None:
+            self._latest[there] = max(self._latest[there], at + takes)
+            then(self._latest[there])
+
+        there.send(0, passed)
+
+    def drop(self) -> None:
+        super().drop()
+        self._latest = dict.fromkeys((self.up, self.down), 0)
+
+
+def _durations(
+    duration: DrawnDuration | None, usual: int | None, rng: np.random.Generator
+) -> Callable[[int], Nanoseconds]:
+    """Return a function from the size of a message in bytes to the duration of its transfer. `usual`:
+    size in bytes that `duration` refers to; None if the size has no influence."""
+    if duration is None:
+        return lambda _: 0
+    draw = durations.sampler(duration, rng)
+
+    def takes(size: int) -> Nanoseconds:
+        near = usual is None or abs(size - usual) <= max(_HEADER, _SAME_SIZE * usual)
+        return from_seconds(draw() * (1.0 if usual is None or near else size / usual))
+
+    return takes
+
+
 class VirtualNetwork:
     """All links of a run."""
 
@@ -392,12 +450,14 @@ class VirtualNetwork:
     def line(self, device: PlannedDevice) -> Line:
         """Make the line of a device."""
         up, down = self._server
-        if (access := device.access) is not None:
-            if access.name not in self._accesses:
-                self._accesses[access.name] = self._pipes(access.up), self._pipes(access.down)
-            access_up, access_down = self._accesses[access.name]
+        for segment in device.path:
+            if segment.name not in self._accesses:
+                self._accesses[segment.name] = self._pipes(segment.up), self._pipes(segment.down)
+            access_up, access_down = self._accesses[segment.name]
             up, down = up + access_up, down + access_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
+        if device.transfers is not None:
+            return TimedLine(self._events, device.transfers, generator)
         link, steady = device.link or _FREE, self._steady
         return Line(self._events, link, (up, down), generator, steady=steady, packets=self._packets)
 

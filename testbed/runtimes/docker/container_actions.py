@@ -133,7 +133,7 @@ class ContainerDevices:
         self._exit_code = exit_code
         self._set_limits = set_limits
         absent = spec.plan.absent
-        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.devices}
+        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.emulated_devices}
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:

@@ -58,7 +58,9 @@ def test_a_packet_is_due_after_the_delay() -> None:
 
 
 def test_one_answer_per_queue_covers_all_that_is_due() -> None:
-    line = DelayLine({1: [Impairment(delay=0.5)], 2: [Impairment(delay=0.25)], 3: [Impairment()]}, _never)
+    line = DelayLine(
+        {1: [Impairment(delay=0.5)], 2: [Impairment(delay=0.25)], 3: [Impairment()]}, _never
+    )
     for packet in (1, 2, 3):
         for queue in (1, 2, 3):
             line.arrive(queue, packet, now=float(packet))
@@ -138,7 +140,7 @@ changes = st.tuples(
 def test_order_is_kept_and_each_packet_is_due_in_time(
     script: list[tuple[float, int, Impairment]], seed: int
 ) -> None:
-    line = DelayLine(dict.fromkeys((1, 2, 3), [Impairment()]), np.random.default_rng(seed).random)
+    line = DelayLine({key: [Impairment()] for key in (1, 2, 3)}, np.random.default_rng(seed).random)
     held: dict[int, deque[tuple[int, float, float]]] = {queue: deque() for queue in (1, 2, 3)}
     latest = dict.fromkeys((1, 2, 3), 0.0)
 

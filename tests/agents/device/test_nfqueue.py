@@ -43,7 +43,6 @@ def _error(code: int) -> bytes:
         (_packet(7, 2, before=struct.pack("=HHBxxx", 5, 3, 1)), [(7, 2)]),  # padded to four bytes
         (_packet(7, 3) + _packet(8, 1) + _packet(7, 4), [(7, 3), (8, 1), (7, 4)]),
         (_packet(7, 3) + _error(errno.ENOENT) + _packet(7, 4), [(7, 3), (7, 4)]),
-        (_packet(7, 3, after=SEEN) + _packet(7, 4), [(7, 3, 1500), (7, 4)]),
         (_error(0), []),
         (_message(PACKET, struct.pack(">BBH", 2, 0, 7)), []),
         (_message(3, b""), []),
