@@ -32,7 +32,7 @@ MOST_ARRIVALS = 1000.0
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantRate:
     """Always `rate`."""
 
     rate: float
@@ -69,7 +69,7 @@ class OnOff:
 
 
 @dataclass(frozen=True)
-class Trace:
+class TracedRate:
     """Rates over time, from a file."""
 
     times: Sequence[float]
@@ -112,15 +112,15 @@ class Flows:
         return 8 * self.arrivals * _distribution(self.size).expectation
 
 
-KINDS: dict[str, type[Constant | OnOff | Trace | Flows]] = {
-    "constant": Constant,
+KINDS: dict[str, type[ConstantRate | OnOff | TracedRate | Flows]] = {
+    "constant": ConstantRate,
     "on_off": OnOff,
-    "trace": Trace,
+    "trace": TracedRate,
     "flows": Flows,
 }
 
 
-def build(background: Background) -> Constant | OnOff | Trace | Flows:
+def build(background: Background) -> ConstantRate | OnOff | TracedRate | Flows:
     """Return the traffic that `background` describes. Raises ValueError if its parameters are
     invalid."""
     try:

@@ -354,8 +354,8 @@ def settings(
     for group in groups:
         if group.access is not None and group.access.name not in found:
             access = group.access
-            rates = {"up": access.up, "down": access.down}
-            found[access.name] = SegmentSettings.model_construct(**rates)  # they were checked
+            # Without validation, which was done for `access`, and which expects texts.
+            found[access.name] = SegmentSettings.model_construct(up=access.up, down=access.down)
     return found
 
 
