@@ -31,13 +31,13 @@ from agents.config import RouterConfig
 from agents.device.delayline import DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
-from agents.device_actions import SetLink
+from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.router.network import Network
 from agents.wire import messages
-from agents.wire.messages import DeviceOrder, MessageError, NetworkStart, SegmentOrder
+from agents.wire.messages import DeviceOrder, MessageError, NetworkStart
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Maximum time in seconds until the name service resolves a host."""
@@ -215,16 +215,16 @@ class Router:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
-                case DeviceOrder(_, SetLink()) if self._config.several:
-                    pass  # a device of another router
-                case SegmentOrder(segment, action) if self._network is not None:
-                    for name in self._network.act(segment, action):
-                        self._apply(name)
+                case DeviceOrder(name, (SetLink() | Disconnect() | Reconnect()) as action) if (
+                    self._network is not None and name in self._network.segments
+                ):
+                    for device in self._network.act(name, action):
+                        self._apply(device)
                 case NetworkStart(run_time):
                     if self._network is not None:
                         self._network.start(run_time)
-                case SegmentOrder() if self._config.several:
-                    pass  # a segment of another router
+                case DeviceOrder() if self._config.several:
+                    pass  # a device or segment of another router
                 case _:
                     raise MessageError("expected a change of a link or segment of the router's run")
         except MessageError as error:

@@ -10,18 +10,12 @@ from collections.abc import Mapping, Sequence
 from agents.config import RouterConfig, Segment, Way
 from agents.device.delayline import Impairment
 from agents.device.link import LinkError, run
+from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.links.background import is_flows
 from agents.mqtt import topics
 from agents.router import background
 from agents.router.background import Source, States
 from agents.router.segments import FIELDS, FIRST_LEAF, INTERFACES, Leaf, SegmentTree, ShapedSegments
-from agents.segment_actions import (
-    CutSegment,
-    RestoreSegment,
-    SegmentAction,
-    SetBackground,
-    SetSegment,
-)
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentUse
 
 _FLOW_LEAVES = 16
@@ -101,24 +95,31 @@ class Network:
         self._epoch = time.monotonic() - run_time * self._config.dilation
         self._order()
 
-    def act(self, segment: str, action: SegmentAction) -> set[str]:
-        """Carry out `action` on the segment. Return the devices whose impairments may have changed."""
-        if segment not in self._tree.segments:
-            return set()
-        below = self._tree.below(segment)
+    @property
+    def segments(self) -> Mapping[str, Segment]:
+        """Segments on the ways of this router's devices, as they are now, by name."""
+        return self._shaped.tree.segments
+
+    def act(self, segment: str, action: SetLink | Disconnect | Reconnect) -> set[str]:
+        """Carry out `action` on the segment. Return the devices below the segment, whose impairments may
+        have changed."""
         match action:
-            case SetSegment(changes):
-                self._shaped.change(self._tree.segments[segment].with_changes(changes))
-            case CutSegment():
+            case SetLink(changes):
+                self._shaped.change(self.segments[segment].with_changes(changes))
+            case Disconnect():
                 self._cut.add(segment)
-            case RestoreSegment():
+            case Reconnect():
                 self._cut.discard(segment)
-            case SetBackground(is_on, number):
-                for index, source in enumerate(self._sources):
-                    if source.segment == segment and number in (None, source.traffic.number):
-                        (self._off.discard if is_on else self._off.add)(index)
         self._order()
+        below = self._tree.below(segment)
         return {device for device, name in self._config.attached.items() if name in below}
+
+    def switch_background(self, segment: str, *, on: bool) -> None:
+        """Switch the background traffic of the segment on or off."""
+        for number, source in enumerate(self._sources):
+            if source.segment == segment:
+                (self._off.discard if on else self._off.add)(number)
+        self._order()
 
     def use(self, now: float) -> NetworkUse | None:
         """Return the use of the segments since the last call; None if nothing has passed. Raises

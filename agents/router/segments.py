@@ -220,8 +220,8 @@ class ShapedSegments:
                 _batch(lines)
             except LinkError as error:
                 raise LinkError(
-                    "the kernel cannot share segments, which takes sch_htb, sch_tbf, cls_u32, act_mirred "
-                    f"and ifb: {error}"
+                    "the kernel cannot share segments, which takes sch_htb, sch_tbf, cls_u32, "
+                    f"act_mirred and ifb: {error}"
                 ) from error
             self._lines[way] = lines
             hook = "ingress" if way == "up" else "egress"

@@ -26,7 +26,6 @@ from agents import device_actions
 from agents.device_actions import EnergyAction, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
-from agents.segment_actions import SegmentAction, SegmentChanges, SetSegment
 from agents.texts import make_printable
 
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -142,17 +141,11 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
 
 
 class DeviceOrder(_Fields, frozen=True):
-    """Order to the init of `device`, or to the router: carry out `action` on the device."""
+    """Order to the init of `device`, or to the router: carry out `action` on the device. For the router,
+    `device` may be a segment."""
 
     device: Name
     action: RemoteAction
-
-
-class SegmentOrder(_Fields, frozen=True):
-    """Order to the router or the relay: carry out `action` on `segment`."""
-
-    segment: Name
-    action: SegmentAction
 
 
 class LimitsRequest(_Fields, frozen=True):
@@ -472,7 +465,7 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart | SegmentOrder
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = (
@@ -562,6 +555,11 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
     raise MessageError(f"no control messages are expected on {kind}/")
 
 
+def of_telemetry(cls: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the message of the kind `cls` in the fields of a telemetry line. Raises MessageError."""
+    return _build(cls, fields)
+
+
 def limits_from_fields(fields: Any) -> CgroupLimits:
     """Return the limits in the fields of a telemetry line. Raises MessageError."""
     return _build(CgroupLimits, fields)
@@ -584,8 +582,6 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
         return _build(_ToAggregator, {"order": fields}).order
     if name == topics.ROUTER and fields.keys() == {"run_time"}:
         return _build(NetworkStart, fields)
-    if name == topics.ROUTER and "segment" in fields:
-        return _build(SegmentOrder, fields)
     alone = fields.keys() == {"device"} and name != topics.ROUTER
     kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
     if "epoch" in fields and name != topics.ROUTER:
@@ -627,8 +623,6 @@ def _build(cls: type[T], fields: Any) -> T:
                 device_actions.parse(fields["action"])
                 if not changes or None in map(changes.get, changes.keys() - {"up", "down"}):
                     raise ValueError("action.link: expected at least one change; only rates may be null")
-            case SegmentOrder(_, SetSegment(changes)):
-                msgspec.convert(changes, SegmentChanges)
     except ValueError as error:
         raise MessageError(make_printable(str(error), _MAX_ERROR_CHARACTERS)) from error
     return message

@@ -38,11 +38,11 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import SegmentClock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested, segments
 from testbed.fidelity.figures import RATES, EnergyComparison
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt, segment_doubt
 from testbed.host import rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
@@ -375,7 +375,13 @@ class Controller:
                 f"{why}, as measured before the run clock started. Request a link that this host can "
                 "emulate, or try again when the host is less busy."
             )
-        return link_doubt(found)
+        rates = segments.of_run(self._spec, 0.0, 0.0, 0.0)
+        if (why := segment_doubt(rates, FAILED_LINK_PERCENT)) is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started: request rates that this host can emulate, "
+                "or try again when the host is less busy."
+            )
+        return link_doubt(found) or segment_doubt(rates)
 
     def _fail_early(self) -> None:
         names = sorted(self._exit_codes)

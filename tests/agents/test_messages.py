@@ -98,9 +98,6 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
     (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures())),
     (NAMES.control(ROUTER), messages.NetworkStart(2.5)),
-    (NAMES.control(ROUTER), messages.SegmentOrder("cell", SetSegment({"up": None, "rtt": 0.1}))),
-    (NAMES.control(ROUTER), messages.SegmentOrder("cell", CutSegment())),
-    (NAMES.control(ROUTER), messages.SegmentOrder("cell", SetBackground(on=False, number=1))),
     (
         NAMES.telemetry(ROUTER),
         messages.NetworkProbe(
@@ -132,6 +129,8 @@ texts = st.text(
 )
 seconds = st.floats(0, 1e10)
 times = st.floats(-1e10, 1e10)
+ways = st.sampled_from(["up", "down"])
+measured_rates = st.floats(0, 1e15)
 counts = st.integers(0, 2**63 - 1)
 rates = st.none() | st.integers(1, 10**15)
 changes = st.fixed_dictionaries(
@@ -232,16 +231,11 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     messages.LinkProbe: st.builds(messages.LinkProbe, names, seconds, figures),
     messages.NetworkStart: st.builds(messages.NetworkStart, seconds),
-    messages.SegmentOrder: st.builds(
-        messages.SegmentOrder,
-        names,
-        st.just(RestoreSegment()) | st.builds(SetBackground, st.booleans(), st.none() | counts),
-    ),
     messages.NetworkProbe: st.builds(
         messages.NetworkProbe,
         names,
         seconds,
-        st.lists(st.builds(messages.SegmentFigures, names, ways, rates, rates, rates, rates), max_size=3),
+        st.lists(st.builds(messages.SegmentFigures, names, ways, *4 * [measured_rates]), max_size=3),
     ),
     messages.NetworkUse: st.builds(
         messages.NetworkUse,
@@ -282,7 +276,7 @@ def _topic(message: Message) -> str:
             return NAMES.telemetry(name)
         case messages.NetworkProbe(name) | messages.NetworkUse(name):
             return NAMES.telemetry(name)
-        case messages.NetworkStart() | messages.SegmentOrder():
+        case messages.NetworkStart():
             return NAMES.control(ROUTER)
         case messages.Failure(name):
             return NAMES.failure(name)
