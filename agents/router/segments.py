@@ -284,7 +284,7 @@ class ShapedSegments:
                     for shares in ((alone, together) if len(together) > 1 else (alone,))
                 ]
                 yield SegmentFigures(
-                    name, way, sum(together.values()), sum(alone.values()), got[0], got[-1]
+                    name, way, round(sum(together.values())), round(sum(alone.values())), got[0], got[-1]
                 )
 
     def _fill(
