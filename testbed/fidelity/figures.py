@@ -434,7 +434,11 @@ class Fidelity:
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
-        found = {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
+        found: dict[str, Any] = {
+            "format": FORMAT,
+            "devices": devices,
+            **({"clocks": clocks} if clocks else {}),
+        }
         if (energy := self.energy) is not None:
             found["energy"] = {"emulated": _round(energy.emulated), "host": _round(energy.host)}
         for one in self.segments:

@@ -1,4 +1,4 @@
-"""Segments at the router: the tree by literal numbers, and the kernel's classes in a network namespace."""
+"""Segments at the router: the tree by literal numbers, and the kernel's classes in a namespace."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_leaves_borrow_all_of_their_rate_from_the_segments() -> None:
         "cburst 2000",
         "class replace dev segup parent 1:1 classid 1:2 htb rate 8bit ceil 2000000bit burst 1514 "
         "cburst 1514",
-        "class replace dev segup parent 1:2 classid 1:1000 htb rate 8bit ceil 100000000000bit burst 1514 "
-        "cburst 1000000 quantum 1514 prio 1",
+        "class replace dev segup parent 1:2 classid 1:1000 htb rate 8bit ceil 100000000000bit "
+        "burst 1514 cburst 1000000 quantum 1514 prio 1",
         "qdisc replace dev segup parent 1:1000 handle 1000: tbf rate 100000000000bit burst 1000000 "
         "limit 50000 peakrate 200000000000bit mtu 1514",
     ]
@@ -59,7 +59,7 @@ def test_classes_that_the_kernel_made_otherwise_are_found() -> None:
         **{leaf.number: ShapedClass(2, 1, 12_500_000_000, 0) for leaf in LEAVES},
     }
     TREE.check("up", made)
-    with pytest.raises(LinkError, match="8000000 bit/s up for segment backhaul.*8 bit/s"):
+    with pytest.raises(LinkError, match=r"8000000 bit/s up for segment backhaul.*8 bit/s"):
         TREE.check("up", {**made, 1: ShapedClass(0, 1, 1, 0)})
     with pytest.raises(LinkError, match=r"no class for 10.0.0.4 in backhaul"):
         TREE.check("up", {number: one for number, one in made.items() if number != 0x1002})
