@@ -20,13 +20,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agents import config, disturbances
-from agents.config import RouterConfig, SharedLink
+from agents.config import RouterConfig, Segment, Way
 from agents.device.delayline import DelayServer, Impairment, SharedRate
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
@@ -59,19 +59,19 @@ def impairment(link: Mapping[str, float]) -> Impairment:
 
 
 def shared_cells(
-    access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
+    segments: Sequence[Segment], attached: Mapping[str, str], queues: Mapping[str, tuple[int, int]]
 ) -> dict[int, SharedRate]:
-    """Return the shared rate of each queue, by the queue's number. All queues of a shared link in one
-    direction get the same SharedRate object. Queues without a shared rate are left out. `access`: shared
-    link of each device. `queues`: numbers of each device's queues (up, down)."""
-    made: dict[tuple[str, str], SharedRate] = {}
+    """Return the shared rate of each queue, by the queue's number. All queues of a segment in one
+    direction get the same SharedRate object. Queues without a shared rate are left out. `segments`: the
+    tree. `attached`: device -> segment. `queues`: numbers of each device's queues (up, down)."""
+    made: dict[tuple[str, Way], SharedRate] = {}
+    by_name = {one.name: one for one in segments}
+    ways: tuple[Way, Way] = ("up", "down")
     found = {}
-    for device, shared in access.items():
-        for queue, way, rate in zip(
-            queues[device], ("up", "down"), (shared.up, shared.down), strict=True
-        ):
-            if rate is not None:
-                found[queue] = made.setdefault((shared.name, way), SharedRate(rate))
+    for device, name in attached.items():
+        for queue, way in zip(queues[device], ways, strict=True):
+            if (rate := by_name[name].rate(way)) is not None:
+                found[queue] = made.setdefault((name, way), SharedRate(rate))
     return found
 
 
@@ -154,7 +154,9 @@ class Router:
             for queue in queues
         }
         uniform = random.Random(cfg.seed).random  # noqa: S311
-        self._delays = DelayServer(impairments, uniform, shared_cells(cfg.access, self._queues))
+        self._delays = DelayServer(
+            impairments, uniform, shared_cells(cfg.segments, cfg.attached, self._queues)
+        )
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._carry_out)
         self._refusals = messages.Refusals(self._fail)
@@ -171,7 +173,7 @@ class Router:
         # Without segmentation offload: it would lose or delay up to 64 KiB of TCP data as one packet.
         run(f"ip link set dev {inside} gso_max_segs 1".split())
         for name, link in self._links.items():
-            if impairment(link) != Impairment() or name in self._config.access:
+            if impairment(link) != Impairment() or name in self._config.attached:
                 self._send_to_queues(name)
         # Forwarding is enabled last, so that no packet passes without its impairment.
         for rule in forwarding_rules(self._targets(found), inside, outside):

@@ -158,7 +158,7 @@ class PlannedDeviceOutput(Output):
     loss: str | None = None
     """Share of lost packets."""
     access: str | None = None
-    """Link that the device shares with other devices."""
+    """Segment that the device is attached to, which it may share with other devices."""
     think: str | None = None
     """Pause between trainings."""
     local: str | None = None

@@ -33,7 +33,7 @@ from agents.timing import durations
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
-from testbed.plan.planned_devices import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice, segment_in_host_time
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, seeds
 
@@ -294,7 +294,9 @@ def router_config(
             for name, link in links.items()
             if not spec.plan.uses_netem
         },
-        access={d.name: d.host_access for d in devices if d.host_access is not None},
+        segments=[segment_in_host_time(one, spec.plan.dilation) for one in spec.plan.segments.values()],
+        attached={d.name: d.segment for d in devices if d.segment is not None},
+        dilation=spec.plan.dilation,
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
         several=node is not None,
     )

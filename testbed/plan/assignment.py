@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from agents import config
+from agents.config import Segment
 from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
@@ -24,7 +26,7 @@ from testbed.plan.placement import (
 )
 from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers
 from testbed.plan.shaper import choose_shaper
-from testbed.topology import Topology, link_traces, scenario
+from testbed.topology import Topology, link_traces, network, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
 from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
@@ -57,13 +59,15 @@ def plan(
     found = traits(runtime)
     message = memory.message(catalog.model, topology.rule.build().client_side)
     reserved = memory.server_memory(message, len(topology.device_names))
-    groups = _groups(topology, found, host, catalog, reserved)
+    segments = network.to_segments(topology.segments, catalog.background)
+    groups = _groups(topology, found, host, catalog, reserved, segments)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     problems += feasibility.without_energy(topology, runtime)
     problems += feasibility.without_real_devices(topology, runtime)
     made = Plan(
         runtime=runtime,
         devices=(),
+        segments=segments,
         server=_server(topology),
         is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
@@ -78,9 +82,9 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
+    if problems and (found.simulated or found.many_hosts):
+        raise topology.source.error(problems)
     if found.simulated:
-        if problems:
-            raise topology.source.error(problems)
         made = replace(made, devices=tuple(_devices(topology, groups)))
     elif found.many_hosts:
         made = _on_nodes(topology, made, host, catalog, groups, reserved)
@@ -174,7 +178,7 @@ def _on_nodes(
         *feasibility.too_little_memory(topology, groups),
     ]
     if not isinstance(placed, UnplacedDevice):
-        problems += feasibility.split_access_links(topology, placed)
+        problems += feasibility.split_segments(topology, made.segments, placed)
     if isinstance(placed, UnplacedDevice):
         problems.append(feasibility.no_node_fits(topology, placed.request.device, placed.why))
     if problems or isinstance(placed, UnplacedDevice):
@@ -250,7 +254,12 @@ def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> floa
 
 
 def _groups(
-    topology: Topology, runtime: Traits, host: HostResources, catalog: Catalog, reserved: int
+    topology: Topology,
+    runtime: Traits,
+    host: HostResources,
+    catalog: Catalog,
+    reserved: int,
+    segments: Mapping[str, Segment],
 ) -> tuple[PlannedDevice, ...]:
     """Return one device per group, before placement and dilation."""
     free = None if runtime.simulated else host.memory - reserved
@@ -262,7 +271,7 @@ def _groups(
         cpu = group.cpu
         if group.profile is not None and cpu is None:
             cpu = catalog.cpu.get(group.name, {}).get(here, known.get(group.name))
-        planned.append(_device(group, cpu, limit, catalog))
+        planned.append(_device(group, cpu, limit, catalog, segments))
     return tuple(planned)
 
 
@@ -327,7 +336,13 @@ def _transfers(settings: TransferSettings) -> PlannedTransfers:
     )
 
 
-def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: Catalog) -> PlannedDevice:
+def _device(
+    group: DeviceGroup,
+    cpu: float | None,
+    memory_limit: int,
+    catalog: Catalog,
+    segments: Mapping[str, Segment],
+) -> PlannedDevice:
     profile = catalog.profile(group.profile)
     power, thermal = group.power, group.thermal
     if profile is not None:
@@ -342,7 +357,7 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         local=group.local.build(),
         link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
-        access=None if group.access is None else group.access.build(),
+        path=config.path_of(group.segment_name, segments),
         transfers=None if group.transfers is None else _transfers(group.transfers),
         think=None if group.think is None else group.think.plain(),
         timing=None if group.timing is None else group.timing.plain(),

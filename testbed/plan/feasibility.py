@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agents.config import Segment, path_of
 from agents.texts import quantity
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
@@ -142,6 +143,7 @@ def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem
             found.append(("devices", index, "link", "trace", "csv"))
         elif planned.link is not None and planned.link.loss:
             found.append(("devices", index, "link", "loss"))
+    found += [("network", name, "loss") for name, one in topology.network.items() if one.loss]
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:
             found.append(("scenario", index, "link", "loss"))
@@ -306,21 +308,27 @@ def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
     )
 
 
-def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem for each group that shares an access link with devices on another node.
-    `placement`: device -> node."""
+def split_segments(
+    topology: Topology, segments: Mapping[str, Segment], placement: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Yield a problem for each group that shares a segment with devices on another node. `segments`: the
+    tree, by name. `placement`: device -> node."""
     first: dict[str, str] = {}
     for index, group in enumerate(topology.devices):
-        access = None if group.access is None else group.access.build()
-        for name in group.device_names if access is not None else ():
-            if access and placement[name] != first.setdefault(access.name, placement[name]):
-                yield topology.source.problem(
-                    ("devices", index, "access"),
-                    f"{access.name} is shared by devices on several nodes, which cannot share a link: "
-                    "put all of them on one node, with hosts: [NODE]",
-                    at_key=True,
-                )
-                break
+        path = path_of(group.segment_name, segments)
+        split = (
+            segment.name
+            for name in group.device_names
+            for segment in path
+            if placement[name] != first.setdefault(segment.name, placement[name])
+        )
+        if (shared := next(split, None)) is not None:
+            yield topology.source.problem(
+                ("devices", index, "segment" if group.access is None else "access"),
+                f"{shared} is shared by devices on several nodes, which cannot share a link: put all of "
+                "them on one node, with hosts: [NODE]",
+                at_key=True,
+            )
 
 
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:

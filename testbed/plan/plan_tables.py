@@ -73,7 +73,7 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "rtt": format_duration(link.rtt) if link.rtt else None,
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
-        "access": None if device.access is None else device.access.name,
+        "access": device.segment,
         "think": duration_text(device.think),
         "local": _local(device.local),
         "compression": device.step_kind("compression"),

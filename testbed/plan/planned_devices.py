@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, Segment
 from agents.energy.settings import EnergyConfig
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
@@ -81,8 +81,9 @@ class PlannedDevice:
     """The device's own link at the start of the run; None if the device has no link of its own."""
     trace: tuple[LinkSeries, ...] = ()
     """Changes of the device's own link during the run."""
-    access: SharedLink | None = None
-    """Access link that the device shares with other devices; None if the device shares none."""
+    path: tuple[Segment, ...] = ()
+    """Segments that the device shares with other devices, from its own one to the root; empty if the
+    device shares none."""
     transfers: PlannedTransfers | None = None
     """Durations of transfers, in place of a link; None if a link or nothing gives them."""
     think: DrawnDuration | None = None
@@ -136,36 +137,37 @@ class PlannedDevice:
         )
 
     @property
-    def host_access(self) -> SharedLink | None:
-        """The shared access link in the host's time; None if the device shares none."""
-        return (
-            None
-            if self.access is None
-            else SharedLink(**to_host_time(asdict(self.access), self.dilation))
-        )
+    def segment(self) -> str | None:
+        """Name of the segment that the device is attached to; None if it is attached to none."""
+        return self.path[0].name if self.path else None
+
+    @property
+    def host_path(self) -> tuple[Segment, ...]:
+        """The device's segments in the host's time, as in `path`."""
+        return tuple(segment_in_host_time(one, self.dilation) for one in self.path)
 
     @property
     def end_to_end(self) -> AccessLink | None:
         """The whole path between device and server at the start of the run, as if no other device used
         the path. None if the path is not shaped."""
-        return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
+        return None if self.is_direct else (self.link or AccessLink()).through(self.path)
 
     @property
     def host_end_to_end(self) -> AccessLink | None:
         """The whole path between device and server in the host's time; None if the path is not
         shaped."""
-        return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
+        return None if self.is_direct else (self.host_link or AccessLink()).through(self.host_path)
 
     @property
     def is_direct(self) -> bool:
         """Whether the device's path to the server is not shaped."""
-        return self.link is None and self.access is None
+        return self.link is None and not self.path
 
     @property
     def shared_name(self) -> str:
-        """Name of the access link that the device shares with other devices; the device's own name if
-        the device shares none."""
-        return self.name if self.access is None else self.access.name
+        """Name of the root of the device's segments; the device's own name if the device shares none.
+        Only devices with the same name may disturb each other's links."""
+        return self.path[-1].name if self.path else self.name
 
     @property
     def period(self) -> int:
@@ -221,6 +223,8 @@ class Plan:
     """Name of the runtime in `testbed.traits.RUNTIMES`."""
     devices: tuple[PlannedDevice, ...]
     """The devices, in the topology's order."""
+    segments: Mapping[str, Segment] = field(default_factory=dict)
+    """Links that devices share, in device time, by name. A parent comes before its children."""
     infrastructure_cpus: str = ""
     """cpuset of broker and aggregator, such as `0` or `0-1`."""
     device_cpus: str = ""
@@ -351,6 +355,14 @@ class Plan:
     def too_little(self, cpu: float) -> str | None:
         """Return why a device cannot have `cpu` cores (device time); None if it can."""
         return feasibility.too_little(cpu, self.dilation) if self.traits.cgroups else None
+
+
+def segment_in_host_time(segment: Segment, dilation: float) -> Segment:
+    """Return `segment` in the host's time. Its background traffic stays in device time."""
+    fields = ("up", "down", "rtt", "jitter")
+    return segment.with_changes(
+        to_host_time({name: getattr(segment, name) for name in fields}, dilation)
+    )
 
 
 def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import AccessLink, BrokerAccess, SharedLink
+from agents.config import AccessLink, BrokerAccess, Segment, Way
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
@@ -46,19 +46,24 @@ class RelayConfig:
     listeners: Mapping[str, tuple[int, ...]]
     """Inherited file descriptors of each device's listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Link of each device, without its shared access link. Devices without a link of their own are left
+    """Link of each device, without its segments. Devices without a link of their own are left
     out."""
-    access: Mapping[str, SharedLink]
-    """Shared access link of each device. Devices without a shared access link are left out."""
+    segments: Sequence[Segment]
+    """Tree of the shared links, in host time except for their background traffic. A parent comes before
+    its children."""
+    attached: Mapping[str, str]
+    """Segment that each device is attached to. Devices without a segment are left out."""
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
     `listeners`."""
     seed: int
     """Seed of the delays' jitter."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
 
 
 class OwnLink:
-    """A device's own link, without the access link that the device may share with other devices."""
+    """A device's own link, without the segments that the device may share with other devices."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -95,33 +100,36 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     return up, down
 
 
-def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
-    """Return device -> lanes of its shared access link, up and down. Devices with the same shared access
-    link get the same lanes. A direction without a rate has no lane."""
-    made: dict[tuple[str, str], LinkLane] = {}
+def shared_lanes(
+    segments: Sequence[Segment], attached: Mapping[str, str]
+) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
+    """Return device -> lanes of its segments, up and down. Devices of the same segment get the same
+    lane. A direction without a rate has no lane. `segments`: the tree. `attached`: device -> segment."""
+    made: dict[tuple[str, Way], LinkLane] = {}
+    by_name = {one.name: one for one in segments}
 
-    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[LinkLane]:
-        if rate is None:
-            return []
-        return [made.setdefault((shared.name, direction), LinkLane(Shape(rate), random.random))]
+    def lanes(path: Sequence[Segment], way: Way) -> list[LinkLane]:
+        return [
+            made.setdefault((one.name, way), LinkLane(Shape(rate), random.random))
+            for one in path
+            if (rate := one.rate(way)) is not None
+        ]
 
-    return {
-        device: (lanes(shared, "up", shared.up), lanes(shared, "down", shared.down))
-        for device, shared in access.items()
-    }
+    paths = {device: config.path_of(name, by_name) for device, name in attached.items()}
+    return {device: (lanes(path, "up"), lanes(path, "down")) for device, path in paths.items()}
 
 
 def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
-    shared = shared_lanes(cfg.access)
+    shared = shared_lanes(cfg.segments, cfg.attached)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
     own = {
         name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
         for name in cfg.listeners
     }
     for name, link in own.items():
-        # The shared access link comes first in both directions: no byte is read before it has room.
+        # The segments come first in both directions: no byte is read before it has room.
         up, down = shared.get(name, ([], []))
         routes = [*up, link.up], [*down, link.down]
         for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):

@@ -11,7 +11,7 @@ from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
-from testbed.topology import real_devices, scenario, validation_errors
+from testbed.topology import network, real_devices, scenario, validation_errors
 from testbed.topology.schema import Topology
 from testbed.topology.yamlfile import Document, Problem, Where
 
@@ -242,7 +242,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {topology.rule.name} does not accept normalised updates: remove this, or "
                 "choose a rule that does (see testbed rules)",
             )
-    accesses: dict[str, config.SharedLink] = {}
+    yield from network.problems(topology.network, groups)
     for place in _compression_places(topology) if side.kind == "residual" else ():
         yield (
             place,
@@ -255,13 +255,6 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
             yield (
                 ("devices", index),
                 f"both {' and '.join(encoding)} encode the updates: keep one of them",
-            )
-        access = None if group.access is None else group.access.build()
-        if access is not None and accesses.setdefault(access.name, access) != access:
-            yield (
-                ("devices", index, "access"),
-                f"{access.name} has other rates in an earlier group: use the same rates, or another "
-                "name",
             )
         if group.gflops is not None and task.flops_per_step is None:
             yield (

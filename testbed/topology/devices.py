@@ -224,10 +224,23 @@ def _increasing(actions: tuple[TimedAction, ...]) -> tuple[TimedAction, ...]:
 LogColumn = Literal["client", "start", "end", "bytes", "download", "upload"]
 
 
-@with_fields_of(config.SharedLink)
-class AccessSettings(Parameters):
-    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or
-    both."""
+class AccessSettings(Model):
+    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
+    segment without a parent (key `network`). Needs up, down, or both."""
+
+    name: Name
+    up: Rate | None = Field(
+        default=None, description="Total rate from the devices to the server. Default: unlimited"
+    )
+    down: Rate | None = Field(
+        default=None, description="Total rate from the server to the devices. Default: unlimited"
+    )
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> Self:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+        return self
 
 
 class _Speed(Variant):
@@ -427,6 +440,12 @@ class DeviceGroup(Model):
         default=None,
         description="Link shared with all devices whose group has an access of the same name",
     )
+    segment: Name | None = Field(
+        default=None,
+        exclude_if=lambda segment: segment is None,
+        description="Segment of `network` that the devices are attached to. Default: none, each device "
+        "has a path of its own to the server",
+    )
     think: Duration | None = Field(
         default=None, description="Extra delay between the end of a training and sending its update"
     )
@@ -538,12 +557,18 @@ class DeviceGroup(Model):
                 if name != "compression" and getattr(link, name) is not None
             ]
         )
-        if shaped or self.access is not None:
-            key = f"link.{shaped[0]}" if shaped else "access"
+        if shaped or self.segment_name is not None:
+            key = f"link.{shaped[0]}" if shaped else "access" if self.segment is None else "segment"
             raise ValueError(
                 f"{key} has no effect beside transfers, which are whole durations: remove one of the two"
             )
         return self
+
+    @property
+    def segment_name(self) -> str | None:
+        """Name of the segment that the devices are attached to, which may come from `access`; None if
+        they are attached to none."""
+        return self.segment if self.access is None else self.access.name
 
     @property
     def is_recorded(self) -> bool:

@@ -16,8 +16,8 @@ _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])"
 _DESTINATION = re.compile(rf"(?:{_USER}@{_HOST}|ssh://(?:{_USER}@)?{_HOST}(?::[0-9]{{1,5}})?)")
 """A destination never begins with `-`, so that `ssh` cannot take it for an option."""
 _EMULATED = (
-    *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "think"),
-    *("power", "energy", "thermal", "placement", "draw"),
+    *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "segment"),
+    *("think", "power", "energy", "thermal", "placement", "draw"),
 )
 """Keys that describe what is emulated."""
 _VERBS = {
@@ -27,6 +27,11 @@ _VERBS = {
     "unplug": "its battery is its own",
 }
 """Verb of the scenario -> reason why it does not apply to a real device."""
+
+
+def is_destination(host: str) -> bool:
+    """Whether `host` is a valid SSH destination of a real device."""
+    return _DESTINATION.fullmatch(host) is not None
 
 
 def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
@@ -69,7 +74,7 @@ def _group_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, s
                 f"{host} is the name of a node, and others are real devices: make a group of each, or "
                 f"write ssh://{host} for a real device",
             )
-        elif not _DESTINATION.fullmatch(host):
+        elif not is_destination(host):
             yield (
                 (*where, "hosts", number),
                 f"found {host!r}, expected user@host, or ssh://[user@]host[:port]",

@@ -15,7 +15,7 @@ from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
 from agents.selection import SELECTIONS
 from agents.tasks import TASKS
-from testbed.topology import yamlfile
+from testbed.topology import network, yamlfile
 from testbed.topology.data_settings import DataSettings
 from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
 from testbed.topology.fields import (
@@ -37,6 +37,7 @@ from testbed.topology.fields import (
     with_fields_of,
 )
 from testbed.topology.fleets import DrawnFleet
+from testbed.topology.network import SegmentSettings
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
@@ -381,6 +382,13 @@ class Topology(Model):
         AfterValidator(_at_least_one),
         BeforeValidator(_groups, json_schema_input_type=tuple[DeviceGroup, ...] | RecordedFleet),
     ]
+    network: Annotated[
+        dict[Name, SegmentSettings],
+        Field(
+            description="Links that devices share, by name: a tree with the server behind its roots. "
+            "Default: none"
+        ),
+    ] = Field(default_factory=dict, exclude_if=lambda network: not network)
     server: ServerSettings = ServerSettings()
     dilation: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=1)],
@@ -488,6 +496,12 @@ class Topology(Model):
         if secure is not None:
             steps.append(config.Named("secure", dataclasses.asdict(secure)))
         return steps
+
+    @property
+    def segments(self) -> dict[str, SegmentSettings]:
+        """Shared links by name, from `network` and from the groups' `access`. A parent comes before its
+        children."""
+        return network.settings(self.network, self.devices)
 
     @property
     def device_names(self) -> tuple[str, ...]:

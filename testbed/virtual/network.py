@@ -450,10 +450,10 @@ class VirtualNetwork:
     def line(self, device: PlannedDevice) -> Line:
         """Make the line of a device."""
         up, down = self._server
-        if (access := device.access) is not None:
-            if access.name not in self._accesses:
-                self._accesses[access.name] = self._pipes(access.up), self._pipes(access.down)
-            access_up, access_down = self._accesses[access.name]
+        for segment in device.path:
+            if segment.name not in self._accesses:
+                self._accesses[segment.name] = self._pipes(segment.up), self._pipes(segment.down)
+            access_up, access_down = self._accesses[segment.name]
             up, down = up + access_up, down + access_down
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
         if device.transfers is not None:

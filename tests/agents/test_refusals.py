@@ -275,7 +275,8 @@ def test_router_refuses_invalid_messages_and_continues(
             targets={"broker": 1883},
             addresses={"a": "10.0.0.2"},
             links={"a": {"rtt": 0.2}},
-            access={},
+            segments=[],
+            attached={},
             seed=1,
         )
     )

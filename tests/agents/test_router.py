@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from agents.config import SharedLink
+from agents.config import Segment
 from agents.device.delayline import Impairment
 from agents.links import probe_server
 from agents.router.main import (
@@ -58,9 +58,9 @@ def test_each_direction_has_half_of_the_round_trip() -> None:
 
 
 def test_devices_of_one_access_share_a_cell_per_direction() -> None:
-    wifi, quick = SharedLink("wifi", up=2_000_000, down=5_000_000), SharedLink("quick", down=9_000_000)
+    segments = Segment("wifi", up=2_000_000, down=5_000_000), Segment("quick", down=9_000_000)
     queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
-    found = shared_cells({"a": wifi, "c": wifi, "d": quick}, queues)
+    found = shared_cells(segments, {"a": "wifi", "c": "wifi", "d": "quick"}, queues)
     assert {queue: cell.rate for queue, cell in found.items()} == {
         0: 2_000_000,
         1: 5_000_000,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import AccessLink, SharedLink
+from agents.config import AccessLink, Segment
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.links import packet_times
 from testbed.relay import relay_probe
@@ -198,11 +198,8 @@ def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of
 
 def test_only_limited_directions_of_an_access_are_shared() -> None:
     found = shared_lanes(
-        {
-            "a": SharedLink("wifi", CELL),
-            "b": SharedLink("wifi", CELL),
-            "c": SharedLink("lte", CELL, CELL),
-        }
+        [Segment("wifi", up=CELL), Segment("lte", up=CELL, down=CELL)],
+        {"a": "wifi", "b": "wifi", "c": "lte"},
     )
     assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
     assert found["a"][0][0] is found["b"][0][0]
@@ -212,7 +209,7 @@ def test_only_limited_directions_of_an_access_are_shared() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("abc", SharedLink("wifi", CELL, CELL)))
+    shared = shared_lanes([Segment("wifi", up=CELL, down=CELL)], dict.fromkeys("abc", "wifi"))
     pairs = [through(of(AccessLink(rtt=0.02)), *shared[name])() for name in "abc"]
     begin = time.monotonic()
     ended = []
@@ -239,7 +236,7 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
 
 @pytest.mark.alone
 def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    shared = shared_lanes([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"))
     slow, fast = (
         through(of(AccessLink(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
     )
@@ -254,7 +251,7 @@ def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
 
 @pytest.mark.alone
 def test_disconnected_device_uses_none_of_its_cell(relay: Relay, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    shared = shared_lanes([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"))
     own = of(AccessLink())
     away, there = through(own, *shared["a"])(), through(of(AccessLink()), *shared["b"])()
     relay.submit(partial(own.apply, Disconnect()))

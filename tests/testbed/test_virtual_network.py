@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.config import AccessLink, LocalTraining, SharedLink
+from agents.config import AccessLink, LocalTraining, Segment
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
@@ -110,8 +110,8 @@ def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
 
 def test_slowest_link_on_the_path_limits_the_rate() -> None:
     times = Times(AccessLink(up=4 * MBIT, down=2 * MBIT))
-    cell = SharedLink("cell", up=4 * MBIT, down=MBIT)
-    line = times.network.line(_device(link=AccessLink(up=8 * MBIT, down=8 * MBIT), access=cell))
+    cell = Segment("cell", up=4 * MBIT, down=MBIT)
+    line = times.network.line(_device(link=AccessLink(up=8 * MBIT, down=8 * MBIT), path=(cell,)))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("up", 0.5), ("down", 1.0)]
@@ -121,8 +121,8 @@ def test_slowest_link_on_the_path_limits_the_rate() -> None:
 def test_two_devices_share_a_cell_equally(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
     times = Times(steady=steady)
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.5, second, SECOND, "b")
     assert times.play() == [("a", 1.5), ("b", 2.0)]
@@ -131,7 +131,7 @@ def test_two_devices_share_a_cell_equally(steady: bool) -> None:
 def test_separate_cells_are_not_shared() -> None:
     times = Times()
     for name in "ab":
-        line = times.network.line(_device(name, access=SharedLink(name, up=MBIT, down=None)))
+        line = times.network.line(_device(name, path=(Segment(name, up=MBIT, down=None),)))
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a", 1.0), ("b", 1.0)]
 
@@ -139,8 +139,8 @@ def test_separate_cells_are_not_shared() -> None:
 def test_device_has_one_share_of_a_cell_for_all_its_messages() -> None:
     """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     for line, name in ((first, "a1"), (first, "a2"), (second, "b")):
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a1", 2.0), ("b", 2.0), ("a2", 3.0)]
@@ -214,7 +214,7 @@ def test_lost_packets_are_retransmitted() -> None:
 def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
-    line = times.network.line(_device(access=SharedLink("cell", up=MBIT, down=None)))
+    line = times.network.line(_device(path=(Segment("cell", up=MBIT, down=None),)))
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
@@ -233,18 +233,18 @@ def test_change_applies_to_bytes_that_have_not_passed_all_links(
     """After a second ¾ of the message have passed the device's own link, and half the cell, which is
     shared until then."""
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    line = times.network.line(_device(access=cell, link=AccessLink(up=MBIT * 3 // 4)))
+    cell = Segment("cell", up=MBIT, down=None)
+    line = times.network.line(_device(path=(cell,), link=AccessLink(up=MBIT * 3 // 4)))
     times.upload(0.0, line, SECOND, "a")
-    times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
+    times.upload(0.0, times.network.line(_device("b", path=(cell,))), SECOND // 2, "b")
     times.at(1.0, lambda: line.change(change))
     assert times.play() == [("b", 1.0), ("a", arrives)]
 
 
 def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.0, second, SECOND, "b")
     times.at(1.0, lambda: first.plug(connected=False))  # half of each is through
@@ -256,8 +256,8 @@ def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=MBIT)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=MBIT)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
         send(0.0, line, SECOND, name)
