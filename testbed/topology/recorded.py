@@ -132,7 +132,7 @@ def from_run(path: Path) -> dict[str, Keys]:
     ]
     groups = dict(zip(devices, map(str, run.devices["group"]), strict=False))
     actions = {name: what_happened(run, name) for name in devices}
-    timed = run.updates.assign(reply=_reply_times(run.updates))
+    timed = run.updates.assign(reply=_reply_times(run))
     updates = {str(name): own for name, own in timed.groupby("client", observed=True)}
     rounds = {
         name: _rounds(run, updates[name], groups.get(name, ""), actions[name])
@@ -331,11 +331,13 @@ def _unapplied(
         yield float(one.dispatched), replace(usual, train=train)
 
 
-def _reply_times(updates: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """Return the seconds from the arrival that caused each dispatch to the dispatch, in which the server
-    worked. They are 0 if arrivals do not seem to cause dispatches, as with a rule that waits for a
+def _reply_times(run: Run) -> npt.NDArray[np.float64]:
+    """Return for each update the seconds from what caused its dispatch to the dispatch, in which the
+    server worked. The cause is the last arrival of an update, or of a client's report, before the
+    dispatch. They are 0 if arrivals do not seem to cause dispatches, as with a rule that waits for a
     timer."""
-    arrived = np.sort(updates["arrived"].to_numpy(np.float64))
+    updates = run.updates
+    arrived = np.sort(np.concatenate([updates["arrived"], run.statuses["at"]]).astype(np.float64))
     dispatched = updates["dispatched"].to_numpy(np.float64)
     place = np.searchsorted(arrived, dispatched, side="right")
     later = place > 0
