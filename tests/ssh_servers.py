@@ -68,12 +68,14 @@ class SshServer:
         _run(f"ip link add {self.interface} type veth peer name eth0 netns {self._init.pid}")
         _run(f"ip link set {self.interface} master {self.bridge} up")
         _run("ip link set lo up", self._inside)
+        mac = ":".join(f"{int(part):02x}" for part in ("2", "0", *self.address.split(".")))
+        _run(f"ip link set eth0 address {mac}", self._inside)  # the same after each start
         _run(f"ip address add {self.address}/24 dev eth0", self._inside)
         _run("ip link set eth0 up", self._inside)
         conf = self.folder / f"{self.name}.conf"
         conf.write_text(_SSHD.format(folder=self.folder, address=self.address, home=self.home))
         _run(f"{_program('sshd')} -f {conf}", self._inside)
-        eventually(self._answers, 10)
+        eventually(self._answers, 30)
 
     def _answers(self) -> bool:
         with suppress(OSError), socket.create_connection((self.address, 22), 1):

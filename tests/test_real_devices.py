@@ -3,6 +3,7 @@ processes."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -133,7 +134,7 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
-    file = topology(tmp_path, hosts, stop={"after": "20s"})
+    file = topology(tmp_path, hosts, stop={"after": "12s"})
     with started("up", file, "--runs", runs) as up:
         until_printed(up, "the run clock starts")
         time.sleep(4)
@@ -197,6 +198,25 @@ def test_unfit_real_devices_are_named_before_the_run(
     refused = testbed("up", topology(tmp_path, hosts), "--runs", tmp_path / "runs")
     assert refused.code == 1
     assert "host key" in refused.err
-    elsewhere = topology(tmp_path, hosts, server={"address": "192.0.2.77"})
     monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
+    unreachable = topology(tmp_path, hosts, server={"address": "127.0.0.1", "port": PORT})
+    told = testbed("up", unreachable, "--runs", tmp_path / "runs").err
+    assert f"root@pi1: it cannot connect to 127.0.0.1, port {PORT}" in told
+    elsewhere = topology(tmp_path, hosts, server={"address": "192.0.2.77"})
     assert "server.address 192.0.2.77" in testbed("up", elsewhere, "--runs", tmp_path / "runs").err
+
+
+def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tmp_path: Path) -> None:
+    first = hosts.machines[0]
+    left_behind = first.home / ".cache" / "edge-fl-testbed" / "environments" / "abc" / "pyvenv.cfg"
+    left_behind.parent.mkdir(parents=True)
+    left_behind.touch()
+    found = json.loads(testbed("doctor", "ssh://pi1", "root@nowhere.invalid", "--json").out)
+    assert [one["status"] for one in found] == ["ok", "missing"]
+    assert f"address: {hosts.address}" in found[0]["detail"]
+    assert testbed("doctor", "--clean", "ssh://pi1").code == 0
+    assert left(hosts) == []
+    shown = testbed("up", topology(tmp_path, hosts), "--dry-run", "--runs", tmp_path / "runs").out
+    assert f"{hosts.ssh} -T -o BatchMode=yes" in shown
+    assert "agents.remote.keeper" in shown
+    assert not (tmp_path / "runs").exists()

@@ -43,7 +43,7 @@ def main() -> None:
     init: subprocess.Popen[bytes] | None = start_init(signals)
     seen = time.monotonic()
     while True:
-        arrived = signal.sigtimedwait(signals, _LOOK_SECONDS)
+        arrived = signal.sigtimedwait(signals, min(_LOOK_SECONDS, settings["timeout"]))
         if arrived is not None and arrived.si_signo != signal.SIGCHLD:
             end(init)
             return

@@ -24,6 +24,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -46,6 +47,7 @@ _LAST_LINES = 15
 _ASK_SECONDS, _ANSWER_SECONDS = 1.0, 20.0
 """Seconds between two exchanges of clocks, and seconds after which an exchange without answer ends the
 connection."""
+_CONNECT_SECONDS = 5.0
 _QUICK_EXCHANGES = 10
 """Number of exchanges of clocks that are made at once at the start."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -92,8 +94,17 @@ def check(request: dict[str, Any], source: Any, sink: Any) -> None:
             "missing": [one for one in request["modules"] if importlib.util.find_spec(one) is None],
             "venv": all(importlib.util.find_spec(one) for one in ("venv", "ensurepip")),
             "installed": (environment(request) / COMPLETE).exists(),
+            "reaches": [reaches(*server) for server in request["servers"]],
+            "seen": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
         },
     )
+
+
+def reaches(host: str, port: int) -> bool:
+    """Whether this machine can connect to the controller's `host` and `port`."""
+    with suppress(OSError), socket.create_connection((host, port), _CONNECT_SECONDS):
+        return True
+    return False
 
 
 def existing_parent(path: Path) -> Path:
@@ -121,6 +132,7 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
     folder = folder_of(request)
     stop(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chdir(str(folder))  # `stop` finds this process and pip there
     for name in ("agents", "code"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (EXIT, CLOCK):

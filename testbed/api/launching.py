@@ -117,6 +117,18 @@ class Launch:
             return [f"`testbed up` would refuse it on this host: {error}"]
         return []
 
+    def dry_run(self) -> list[str]:
+        """Return lines with the commands that the run would run on its real devices. Raises
+        BadInputError if it has none."""
+        if not self.plan.real_devices:
+            raise BadInputError(
+                "--dry-run shows the commands for real devices, and this topology has none: `testbed "
+                "plan` shows the rest"
+            )
+        from testbed.runtimes.ssh import inspection
+
+        return inspection.dry_run(self.plan, self.topology.requirements)
+
     def memory(self) -> str:
         """Return a sentence on the memory that the components of the run need."""
         topology, plan = self.topology, self.plan

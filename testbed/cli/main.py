@@ -112,6 +112,10 @@ def up_command(
     detached: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print the commands for real devices."),
+    ] = False,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
     resume: Annotated[
@@ -151,6 +155,9 @@ def up_command(
         resume=resume,
         runs=runs,
     )
+    if dry_run:
+        print_text("\n".join(launch.dry_run()))
+        return
     if not detached:
         if _up(launch, as_json=as_json) == "not valid" and strict:
             raise typer.Exit(1)

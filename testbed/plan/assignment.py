@@ -82,9 +82,9 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
+    if problems and (found.simulated or found.many_hosts):
+        raise topology.source.error(problems)
     if found.simulated:
-        if problems:
-            raise topology.source.error(problems)
         made = replace(made, devices=tuple(_devices(topology, groups)))
     elif found.many_hosts:
         made = _on_nodes(topology, made, host, catalog, groups, reserved)

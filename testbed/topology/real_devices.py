@@ -29,6 +29,11 @@ _VERBS = {
 """Verb of the scenario -> reason why it does not apply to a real device."""
 
 
+def is_destination(host: str) -> bool:
+    """Whether `host` is a valid SSH destination of a real device."""
+    return _DESTINATION.fullmatch(host) is not None
+
+
 def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     """Yield the place and the text of each problem with real devices."""
     real: set[str] = set()
@@ -69,7 +74,7 @@ def _group_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, s
                 f"{host} is the name of a node, and others are real devices: make a group of each, or "
                 f"write ssh://{host} for a real device",
             )
-        elif not _DESTINATION.fullmatch(host):
+        elif not is_destination(host):
             yield (
                 (*where, "hosts", number),
                 f"found {host!r}, expected user@host, or ssh://[user@]host[:port]",

@@ -87,11 +87,9 @@ class Channel:
     def read_answer(self) -> dict[str, Any]:
         """Return the next line of JSON. Raises HostError if there is none."""
         line = self.source.readline(_LINE_BYTES)
-        with suppress(ValueError):
-            found = json.loads(line)
-            if isinstance(found, dict):
-                return found
-        raise HostError("the connection broke" if not line else f"it answered {shown(line)}")
+        if not line:
+            raise HostError("the connection broke")
+        return parse(line)
 
 
 @dataclass(slots=True)
@@ -210,7 +208,7 @@ class Connections:
         text = errors.read(_FIRST_BYTES).decode("utf-8", "replace").strip()
         for sign, advice in _ADVICE:
             if process.returncode == 255 and sign in text:
-                return f"{target.host}: {advice.format(target.host)}. (ssh: {shown(text)[-300:]})"
+                return f"{target.host}: {advice.format(target.host)} (ssh: {shown(text)[-300:]})"
         if process.returncode == 127 or "not found" in text:
             return f"{target.host}: it has no {target.python}: install it, or name another with python"
         if "old python" in text:
@@ -223,6 +221,15 @@ class Connections:
             return f"{target.host}: the run is ending"
         printed = shown(text) or "no output"
         return f"{target.host}: ssh ended with exit code {process.returncode}: {printed}"
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Return the object in a line of JSON from a device. Raises HostError."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+    raise HostError(f"it answered {shown(line)}")
 
 
 def _skip_to(token: bytes, source: IO[bytes]) -> bool:

@@ -57,13 +57,34 @@ def archive(code: Path | None) -> bytes:
     return made.getvalue()
 
 
-def check(connections: Connections, target: SshTarget, own_python: bool, lines: Sequence[str]) -> None:  # noqa: FBT001
-    """Raise HostError with cause and mend if a device cannot run the agents. `own_python`: whether the
-    topology names the interpreter. `lines`: requirements."""
-    request = {"modules": MODULES, "environment": environment_name(lines)}
+def check(
+    connections: Connections,
+    target: SshTarget,
+    lines: Sequence[str],
+    *,
+    own_python: bool,
+    server: tuple[str, int] | None = None,
+) -> dict[str, Any]:
+    """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
+    agents, or cannot reach `server`.
+
+    `lines`: requirements. `own_python`: whether the topology names the interpreter. `server`: address
+    and port of this host at which something listens; None if that is not checked.
+    """
+    servers = [] if server is None else [server]
+    request = {"modules": MODULES, "environment": environment_name(lines), "servers": servers}
     found = connections.call(target, "check", request, timeout=40.0)
-    if (problem := _problem(found, target, own_python=own_python)) is not None:
+    problem = _problem(found, target, own_python=own_python)
+    if problem is None and server is not None and found.get("reaches") != [True]:
+        address, port = server
+        problem = (
+            f"it cannot connect to {address}, port {port} (server.address, server.port): let it pass a "
+            f"firewall of this host, as by sudo ufw allow proto tcp to {address} port {port}, or write "
+            "an address of this host on its network"
+        )
+    if problem is not None:
         raise HostError(f"{target.host}: {problem}")
+    return found
 
 
 def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import environment, removal
-from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel
+from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
 from testbed.view import View
 
 CONTACT_TIMEOUT_SECONDS = 600.0
@@ -44,6 +44,8 @@ _RETRY_SECONDS = 2.0
 _MAX_RESTARTS = 5
 """Maximum number of times that a device is started again after its processes were killed."""
 _MAX_UNCERTAINTY = 10**12
+_LINE_BYTES, _MAX_LINES = 1000, 60
+"""Maximum length of a report in bytes, and maximum number of reports and questions per second."""
 _CERTIFICATE = "broker.pem"
 
 
@@ -57,26 +59,28 @@ def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
     the user's own code. Raises HostError that names each device, the cause and the mend."""
     if plan.server is None:
         return
-    check_server(plan.server)
+    server = plan.server
     lines, connections = environment.requirement_lines(requirements), Connections()
     distinct = {target_of(device): device.python is not None for device in plan.real_devices}
 
-    def task(target: SshTarget, *, own: bool) -> Callable[[], None]:
-        return lambda: environment.check(connections, target, own, lines)
+    def check(target: SshTarget, *, own: bool) -> None:
+        environment.check(connections, target, lines, own_python=own, server=server)
 
-    try:
-        errors = in_parallel([task(target, own=own) for target, own in distinct.items()])
-    finally:
-        connections.close()
+    with listening(plan.server):  # for the devices to try
+        try:
+            errors = in_parallel([partial(check, target, own=own) for target, own in distinct.items()])
+        finally:
+            connections.close()
     if errors:
         raise HostError("\n".join(map(str, errors)))
 
 
-def check_server(server: tuple[str, int]) -> None:
-    """Raise HostError if the broker cannot listen at the address and port `server`."""
+def listening(server: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens at the address and port `server`. Raises HostError if the broker
+    could not listen there."""
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     try:
-        socket.create_server(server, family=family).close()
+        return socket.create_server(server, family=family)
     except OSError as error:
         raise HostError(
             f"the broker cannot listen at server.address {server[0]}, server.port {server[1]}: "
@@ -156,10 +160,7 @@ class RealHosts:
             device.join()
 
     def _in_parallel(self, task: Callable[[RealDevice], None]) -> None:
-        def bound(device: RealDevice) -> Callable[[], None]:
-            return lambda: task(device)
-
-        errors = in_parallel([bound(device) for device in self._devices.values()])
+        errors = in_parallel([partial(task, device) for device in self._devices.values()])
         if errors:
             raise HostError("\n".join(map(str, errors)))
 
@@ -300,15 +301,18 @@ class RealDevice:
 
     def _follow(self, channel: Channel) -> None:
         """Handle what the device reports, until the connection ends."""
+        lines, since = 0, time.monotonic()
         while not self._stopping.is_set():
-            line = channel.source.readline(1000)
+            line, lines = channel.source.readline(_LINE_BYTES), lines + 1
+            if lines > _MAX_LINES and time.monotonic() - since < lines / _MAX_LINES:
+                raise HostError(f"{self.target.host}: it sends far too much")
             if line == b"?\n":
                 channel.sink.write(b"%d\n" % time.monotonic_ns())
                 channel.sink.flush()
                 continue
             if not line:
                 return
-            self._handle(json.loads(line))
+            self._handle(parse(line))
 
     def _handle(self, state: Any) -> None:
         """Handle a report of the device's keeper. Raises ValueError if it is invalid."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from agents.disk import files
@@ -45,20 +46,14 @@ def remove(directory: RunDirectory) -> None:
     clients' folders, from which the run can be resumed. Raises HostError if something may be left."""
     targets, connections = noted(directory), Connections()
 
-    def task(name: str, target: SshTarget) -> Callable[[], None]:
-        return lambda: _remove_device(connections, directory, name, target)
-
     removed: set[str] = set()
 
-    def marked(name: str, run: Callable[[], None]) -> Callable[[], None]:
-        def done() -> None:
-            run()
-            removed.add(name)
-
-        return done
+    def remove_device(name: str, target: SshTarget) -> None:
+        _remove_device(connections, directory, name, target)
+        removed.add(name)
 
     try:
-        errors = in_parallel([marked(name, task(name, target)) for name, target in targets.items()])
+        errors = in_parallel([partial(remove_device, *each) for each in targets.items()])
     finally:
         connections.close()
         left = {name: target for name, target in targets.items() if name not in removed}
