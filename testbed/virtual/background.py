@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from agents.config import Background, Segment, path_of
@@ -22,16 +22,24 @@ class SegmentTraffic:
     """Background traffic of a run's segments, and the use of the segments."""
 
     def __init__(
-        self, queue: EventQueue, network: VirtualNetwork, segments: Mapping[str, Segment], seed: int
+        self,
+        queue: EventQueue,
+        network: VirtualNetwork,
+        segments: Mapping[str, Segment],
+        devices: Mapping[str, Sequence[str]],
+        seed: int,
+        record: Callable[[NetworkUse], None],
     ) -> None:
-        """`segments`: the tree, by name. A parent comes before its children. `seed`: the run's seed."""
-        self._events, self._network = queue, network
+        """`segments`: the tree, by name. A parent comes before its children. `devices`: segment -> the
+        devices below it. `seed`: the run's seed. `record`: called with the use of the segments."""
+        self._events, self._network, self._record = queue, network, record
+        self.devices = devices
         self._recorded: Nanoseconds = 0
         """Time up to which the use of the segments is recorded."""
         self.planned = 0
         """Number of planned callbacks of the background traffic, which go on for ever."""
         network.add_segments(segments.values())
-        self._sources: dict[str, list[_Source]] = {
+        self._sources: dict[str, list[_TrafficSource]] = {
             name: [self._source(one, name, segments, seed) for one in segment.background]
             for name, segment in segments.items()
         }
@@ -48,6 +56,14 @@ class SegmentTraffic:
         for source in self._sources[segment]:
             source.switch(on=on)
 
+    def change(self, segment: str, changes: Mapping[str, float | None]) -> None:
+        """Change fields of `agents.config.Segment`. The change also applies to messages in flight."""
+        self._network.change(segment, changes)
+
+    def cut(self, segment: str, *, is_cut: bool) -> None:
+        """Cut `segment`, or let packets pass again. Messages in flight wait meanwhile."""
+        self._network.cut(segment, is_cut=is_cut)
+
     @property
     def is_waiting(self) -> bool:
         """Whether a transfer is in progress that the background traffic may delay."""
@@ -57,14 +73,12 @@ class SegmentTraffic:
             for way in segment.pipes
         )
 
-    @property
-    def use_is_due(self) -> bool:
-        """Whether the use of the segments should be recorded now."""
-        return self._events.now - self._recorded >= _USE_EVERY
-
-    def take_use(self) -> NetworkUse | None:
-        """Return the use of the segments since the last call; None if nothing has passed."""
+    def record_use(self, *, at_end: bool = False) -> None:
+        """Record the use of the segments since the last record, if this is due or `at_end` is true.
+        Nothing is recorded if nothing has passed."""
         now, since = self._events.now, self._recorded
+        if now == since or (now - since < _USE_EVERY and not at_end):
+            return
         self._recorded = now
         found = []
         for name, segment in self._network.segments.items():
@@ -75,15 +89,14 @@ class SegmentTraffic:
                 pipe.devices_bits, pipe.background_bits = {}, 0.0
                 if other or any(devices.values()):
                     found.append(SegmentUse(name, way, devices, other))
-        if not found:
-            return None
-        return NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found)
+        if found:
+            self._record(NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found))
 
-    def _source(self, one: Background, name: str, segments: Mapping[str, Segment], seed: int) -> _Source:
+    def _source(self, one: Background, name: str, segments: Mapping[str, Segment], seed: int) -> _TrafficSource:
         path = tuple(
             self._network.segments[part.name].pipes[one.way] for part in path_of(name, segments)
         )
-        return _Source(self, one, name, path, seed)
+        return _TrafficSource(self, one, name, path, seed)
 
     @property
     def events(self) -> EventQueue:
@@ -94,7 +107,7 @@ class SegmentTraffic:
         return self._network
 
 
-class _Source:
+class _TrafficSource:
     """Background traffic of one entry, in one direction."""
 
     def __init__(
@@ -107,7 +120,9 @@ class _Source:
         self._rate = 0.0
         """Present rate while it is on, in bit/s."""
         self._changes: Iterator[tuple[float, float]] = (
-            background.transfers(one, seed, name) if self._is_flows else background.rates(one, seed, name)
+            background.transfers(one, seed, name)
+            if self._is_flows
+            else background.rates(one, seed, name)
         )
         self._transfers: dict[int, Transfer] = {}
         """Transfers in progress, by number."""
@@ -128,7 +143,7 @@ class _Source:
                 self._shares.set_fixed(self, self._path, value)
         elif self._is_on:
             number, self._begun = self._begun, self._begun + 1
-            end = partial(self._transfers.pop, number)
+            end = partial(self._transfers.__delitem__, number)
             self._transfers[number] = self._shares.enter(8 * value, self._path, end)
         self.plan_next()
 

@@ -44,7 +44,7 @@ class Pipe:
         """Rate in bit/s; infinite if it is not limited, 0 while nothing passes. Set by
         `FairShares.set_rate`."""
         self.free = rate
-        """What the fixed traffic leaves of the rate, in bit/s."""
+        """Rest of the rate beside the fixed traffic, in bit/s."""
         self.left, self.waiting = 0.0, 0
         """While rates are computed: rate that is not given away yet, and transfers without a rate."""
         self.devices_bits: dict[str, float] = {}
@@ -148,8 +148,9 @@ class FairShares:
     ) -> Transfer:
         """Begin a transfer of `bits` bits through the pipes of `path`.
 
-        Some pipe, or `own`, must be limited. `own`: the transfer's own limit in bit/s. `tokens`: bits that pass without this limit. `device`:
-        name of the device, None for background traffic. `on_done`: called when all bits have passed.
+        Some pipe, or `own`, must be limited. `own`: the transfer's own limit in bit/s. `tokens`: bits
+        that pass without this limit. `device`: name of the device, None for background traffic.
+        `on_done`: called when all bits have passed.
         """
         self._progress()
         transfer = Transfer(path, own, next(self._numbers), device, on_done)

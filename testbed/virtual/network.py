@@ -289,14 +289,14 @@ class Line:
         return found.with_changes({"up": self.link.up, "down": self.link.down})
 
     @property
-    def is_outage(self) -> bool:
-        """Whether the device's link or a segment lets no packets pass."""
-        return self.link.is_outage or any(one.is_outage for one in self._segments)
+    def is_cut(self) -> bool:
+        """Whether a segment on the path lets no packets pass."""
+        return any(one.is_outage for one in self._segments)
 
     def apply_link(self) -> None:
         """Apply the present properties of link and segments to both directions."""
         path = self.path
-        is_open = self._connected and not self.is_outage
+        is_open = self._connected and not (self.link.is_outage or self.is_cut)
         for direction, rate in ((self.up, path.up), (self.down, path.down)):
             direction.change(goodput(rate, path.rtt, path.loss), is_open=is_open)
 
