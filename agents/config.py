@@ -598,6 +598,8 @@ class RouterConfig:
     """Segment that each device is attached to. A device without a segment has no entry."""
     seed: int
     """Seed of the packet losses and delays."""
+    background_seed: int = 0
+    """Seed of the background traffic: that of the run."""
     several: bool = False
     """Whether there are other routers for other devices. Orders are sent to all routers."""
     dilation: float = 1.0

@@ -298,6 +298,7 @@ def router_config(
         attached={d.name: d.segment for d in devices if d.segment is not None},
         dilation=spec.plan.dilation,
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
+        background_seed=seed,
         several=node is not None,
     )
 

@@ -38,11 +38,11 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import SegmentClock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested, segments
 from testbed.fidelity.figures import RATES, EnergyComparison
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt, segment_doubt
 from testbed.host import rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
@@ -376,7 +376,13 @@ class Controller:
                 f"{why}, as measured before the run clock started. Request a link that this host can "
                 "emulate, or try again when the host is less busy."
             )
-        return link_doubt(found)
+        rates = segments.of_run(self._spec, 0.0, 0.0, 0.0)
+        if (why := segment_doubt(rates, FAILED_LINK_PERCENT)) is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started: request rates that this host can "
+                "emulate, or try again when the host is less busy."
+            )
+        return link_doubt(found) or segment_doubt(rates)
 
     def _fail_early(self) -> None:
         names = sorted(self._exit_codes)
@@ -510,6 +516,8 @@ class Controller:
                     | messages.Disturbance(at=at)
                     | messages.EnergySample(at=at)
                     | messages.PowerSwitch(at=at)
+                    | messages.NetworkProbe(at=at)
+                    | messages.NetworkUse(at=at)
                 ) if at > now:  # both clocks are the same
                     raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
@@ -521,6 +529,8 @@ class Controller:
                     if device in self._unmeasured:  # else it is a retained message, sent again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
+                case messages.NetworkProbe() | messages.NetworkUse() as network:
+                    write_telemetry(_line(network))
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
@@ -683,6 +693,9 @@ class Controller:
                 self._read_host_energy(starts=True)
                 for order in self._energy.start(self.epoch, record.at, earlier):
                     self._orders += self._runtime.start_energy(order)
+                if self._spec.plan.segments:
+                    run_time = max(0.0, (time.monotonic() - self.epoch) / self._dilation)
+                    self._orders.append((ROUTER, messages.NetworkStart(run_time)))
                 self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record

@@ -299,5 +299,5 @@ def test_router_refuses_invalid_messages_and_continues(
             0,
         )
     )
-    assert router._delays.changed == [(0, Impairment(0.1, 0.01)), (1, Impairment(0.1, 0.01))]
+    assert router._delays.changed == [(0, [Impairment(0.1, 0.01)]), (1, [Impairment(0.1, 0.01)])]
     assert len(connection.published) == 4
