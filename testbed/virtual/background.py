@@ -92,7 +92,9 @@ class SegmentTraffic:
         if found:
             self._record(NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found))
 
-    def _source(self, one: Background, name: str, segments: Mapping[str, Segment], seed: int) -> _TrafficSource:
+    def _source(
+        self, one: Background, name: str, segments: Mapping[str, Segment], seed: int
+    ) -> _TrafficSource:
         path = tuple(
             self._network.segments[part.name].pipes[one.way] for part in path_of(name, segments)
         )
