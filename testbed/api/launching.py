@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import topology as topologies
 from testbed import tracking
-from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
+from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of, with_settings
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
@@ -221,6 +221,7 @@ def plan_run(
     metrics: int | None = None,
     verbose: bool = False,
     resume: str | None = None,
+    settings: Sequence[str] = (),
     runs: str | Path = "runs",
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
@@ -229,6 +230,7 @@ def plan_run(
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
     run; 0 for any free port; None for no page or no metrics. `verbose`: whether clients log each round.
     `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
+    `settings`: changes of the topology, each as `PATH=VALUE` such as `rule.buffer_size=8`.
     For the other parameters see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
@@ -253,7 +255,9 @@ def plan_run(
         raise BadInputError(
             "Give a topology file or --resume RUN, and not both (`testbed runs` lists the runs)."
         )
-    launch = _plan(text_of(topology), options, Path(runs), resumed)
+    if resumed is not None and settings:
+        raise BadInputError("--set cannot change a run that is resumed: start a new run")
+    launch = _plan(with_settings(text_of(topology), settings), options, Path(runs), resumed)
     serving.check_ports(options)
     return launch
 

@@ -162,6 +162,30 @@ def twin(
     return replace(compare(running.load(run, runs=runs), done, target), remarks=made.remarks)
 
 
+def rank(pairs: Sequence[TwinPair], target: float | None = None) -> tuple[RankAgreement, float] | None:
+    """Rank the configurations of runs by the time to an accuracy, in the runs and in those of their
+    twins. Return the agreement and the accuracy (share). Return None for fewer than two configurations,
+    or if no run reached an accuracy of 10 %.
+
+    `target`: test accuracy (share); None for the highest that all runs reached. In the agreement, the
+    twins are in place of virtual time. Raises BadInputError if the runs learn different tasks.
+    """
+    from analysis import agreement, comparison, names
+
+    originals = [pair.original for pair in pairs]
+    if len(comparison.by_task(originals)) > 1:
+        raise BadInputError(
+            "the runs learn different tasks, so that they cannot be ranked: name runs of one"
+        )
+    labels = {id(run): name for name, same in names.by_settings(originals).items() for run in same}
+    level = target or comparison.common_target([*originals, *(pair.twin for pair in pairs)])
+    if len(set(labels.values())) < 2 or level is None:
+        return None
+    configurations = [labels[id(run)] for run in originals]
+    costs = agreement.times(configurations, [pair.twin for pair in pairs], originals, level)
+    return agreement.agreement(costs), level
+
+
 class _Making:
     """Devices, profiles and links of a twin while it is made."""
 

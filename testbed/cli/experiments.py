@@ -20,7 +20,6 @@ from testbed.cli.arguments import (
     DataRoot,
     EmulatedRuntime,
     Oversubscribe,
-    Run,
     Runs,
     RuntimeName,
     Strict,
@@ -31,6 +30,7 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import RankAgreement
+    from testbed.api.twins import TwinPair
 
 RunsGiven = Annotated[
     list[str],
@@ -178,7 +178,7 @@ def agree(
 
 
 def twin(
-    run: Run,
+    given: RunsGiven,
     runtime: RuntimeName = None,
     to: Annotated[
         Path | None,
@@ -193,74 +193,123 @@ def twin(
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Emulate the devices of a run as they were measured in it, and compare the two runs.
+    """Emulate the devices of runs as they were measured in them, and compare each run with its twin.
 
-    The run may have real devices, or be any other run. Its twin has their step times, rates and delays.
+    The runs may have real devices, or be any other runs. A twin has the step times, rates and delays of
+    its run. For several configurations, the command says whether runs and twins rank them alike.
     """
-    from testbed.api import twins
+    from testbed.api import results, twins
 
     share = _share(target)
 
     def report(text: str) -> None:
         _print(text, quiet=as_json)
 
+    found = [run.path for run in results.load_all(given, runs, slim=True)]
     if dry_run or to is not None:
-        made = twins.make(run, runtime=runtime, data=data, on_progress=report, runs=runs)
-        if dry_run:
-            print_text(f"{made.topology}\n# {twins.PROFILES}:\n{made.profiles}".rstrip())
-        elif to is not None:
-            print_files([made.write(to)], as_json=as_json)
-        for one in made.remarks:
-            report(one)
-        if to is not None and not dry_run:
-            report(f"Next: testbed up {to / twins.FILE}")
+        if len(found) > 1:
+            raise BadInputError("--to and --dry-run take one run")
+        _write_twin(found[0], runtime, None if dry_run else to, data, as_json=as_json)
         return
-    found = twins.twin(
-        run,
-        runtime=runtime,
-        target=share,
-        data=data,
-        oversubscribe=oversubscribe,
-        on_progress=report,
-        runs=runs,
-    )
+    pairs = []
+    with _explaining_twins(quiet=as_json):
+        for path in found:
+            pair = twins.twin(
+                path,
+                runtime=runtime,
+                target=share,
+                data=data,
+                oversubscribe=oversubscribe,
+                on_progress=report,
+                runs=runs,
+            )
+            pairs.append(pair)
+            if not as_json:
+                _show_pair(pair)
+    ranked = twins.rank(pairs, share) if len(pairs) > 1 else None
     if as_json:
-        ranks = (
-            None if found.ranks is None else _plain(found.ranks, "s_per_update", ("twin", "original"))
-        )
         console.print_json(
             {
-                "original": found.original.name,
-                "twin": found.twin.name,
-                "target": found.target,
-                "remarks": found.remarks,
-                "figures": [
-                    {**dataclasses.asdict(row), "difference": row.difference} for row in found.figures
-                ],
-                "devices": found.devices.to_dict("records"),
-                "ranks": ranks,
+                "pairs": [_plain_pair(pair) for pair in pairs],
+                "target": None if ranked is None else ranked[1],
+                "ranks": None if ranked is None else _plain(ranked[0], "s", ("twin", "original")),
             }
         )
         return
+    if ranked is not None:
+        from analysis import comparison
+
+        print_text(f"\nMean time to a test accuracy of {comparison.percent(ranked[1])}:")
+        _show(ranked[0], "the runs", "s", other="the twins", where="the twins")
+    both = [run for pair in pairs for run in (pair.original, pair.twin)]
+    print_last_line(_verdicts(both), f"testbed report {' '.join(str(one.path) for one in both)}")
+
+
+def _write_twin(
+    run: Path, runtime: str | None, to: Path | None, data: Path | None, *, as_json: bool
+) -> None:
+    """Write the topology of a twin to the folder `to`, or print it if `to` is None."""
+    from testbed.api import twins
+
+    def report(text: str) -> None:
+        _print(text, quiet=as_json)
+
+    made = twins.make(run, runtime=runtime, data=data, on_progress=report)
+    if to is None:
+        print_text(f"{made.topology}\n# {twins.PROFILES}:\n{made.profiles}".rstrip())
+    else:
+        print_files([made.write(to)], as_json=as_json)
+    for one in made.remarks:
+        report(one)
+    if to is not None:
+        report(f"Next: testbed up {to / twins.FILE}")
+
+
+def _plain_pair(pair: TwinPair) -> dict[str, Any]:
+    """Return `pair` for JSON."""
+    ranks = None
+    if pair.ranks is not None:
+        ranks = _plain(pair.ranks, "s_per_update", ("twin", "original"))
+    return {
+        "original": pair.original.name,
+        "twin": pair.twin.name,
+        "target": pair.target,
+        "remarks": pair.remarks,
+        "figures": [{**dataclasses.asdict(row), "difference": row.difference} for row in pair.figures],
+        "devices": pair.devices.to_dict("records"),
+        "ranks": ranks,
+    }
+
+
+def _show_pair(pair: TwinPair) -> None:
+    """Print the figures of a run and of its twin, and the ranks of the devices."""
     print_text("")
+    names = (pair.original.manifest["runtime"], f"twin, {pair.twin.manifest['runtime']}")
     rows = [
         [row.name, f"{row.original:.4g}", f"{row.twin:.4g}", _percent(row.difference)]
-        for row in found.figures
+        for row in pair.figures
     ]
-    names = (found.original.manifest["runtime"], f"twin, {found.twin.manifest['runtime']}")
     console.show_numbers(["", *names, "difference"], rows)
     print_text("")
-    table = found.devices
     columns = ("updates", "twin_updates", "staleness", "twin_staleness", "round", "twin_round")
     lines = [
-        [str(row["device"]), *(_figure(row[key]) for key in columns)] for row in table.to_dict("records")
+        [str(row["device"]), *(_figure(row[key]) for key in columns)]
+        for row in pair.devices.to_dict("records")
     ]
     console.show_numbers(["device", *(key.replace("_", " ") for key in columns)], lines)
-    if found.ranks is not None:
+    if pair.ranks is not None:
         print_text("\nDevices by seconds per update:")
-        _show(found.ranks, names[0], "s", other="twin", where="the twin", digits=3)
-    both = found.original, found.twin
-    print_last_line(_verdicts(both), f"testbed report {' '.join(str(one.path) for one in both)}")
+        _show(pair.ranks, names[0], "s", other="twin", where="the twin", digits=3)
+
+
+@contextmanager
+def _explaining_twins(*, quiet: bool) -> Iterator[None]:
+    """Print what remains if the `with` block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _print("Interrupted: finished twins stay among the runs", quiet=quiet)
+        raise
 
 
 def _percent(share: float) -> str:

@@ -109,6 +109,14 @@ def up_command(
         Path | None, typer.Argument(help="The topology file.", metavar="TOPOLOGY", show_default=False)
     ] = None,
     runtime: RuntimeName = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key of the topology, such as rule.buffer_size=8 or seed=2; repeatable.",
+        ),
+    ] = None,
     detached: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
     ] = False,
@@ -153,6 +161,7 @@ def up_command(
         metrics=metrics_port,
         verbose=verbose,
         resume=resume,
+        settings=settings or (),
         runs=runs,
     )
     if dry_run:

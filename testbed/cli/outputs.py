@@ -529,7 +529,7 @@ class DeviceRanksOutput(RankingsOutput):
     configurations: list[RankedDeviceOutput]
 
 
-class TwinOutput(Output):
+class TwinPairOutput(Output):
     """A run beside the run of its twin."""
 
     original: str
@@ -544,6 +544,34 @@ class TwinOutput(Output):
     devices: list[TwinDeviceOutput]
     ranks: DeviceRanksOutput | None
     """Ranks of the devices; null for a single device."""
+
+
+class TwinConfigurationOutput(Output):
+    """Times and ranks of a configuration in runs and in those of their twins."""
+
+    name: str
+    twin_s: float | None
+    """Mean time to the target with the twins, in seconds; null if a seed did not reach the target."""
+    original_s: float | None
+    """Mean time to the target in the runs, in seconds; null if a seed did not reach the target."""
+    twin_rank: int
+    original_rank: int
+
+
+class TwinRanksOutput(RankingsOutput):
+    """Agreement of the rankings of configurations; virtual time is the twins."""
+
+    configurations: list[TwinConfigurationOutput]
+
+
+class TwinOutput(Output):
+    """Runs beside the runs of their twins."""
+
+    pairs: list[TwinPairOutput]
+    target: float | None
+    """Target accuracy of `ranks`, 0 to 1; null without ranks."""
+    ranks: TwinRanksOutput | None
+    """Ranks of the configurations; null if there is only one, or if no run reached an accuracy."""
 
 
 class WrittenFilesOutput(Output):

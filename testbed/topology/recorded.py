@@ -55,9 +55,11 @@ _NO_PROCESS = frozenset[Hold]({"down", "unpowered"})
 _EXPLAINED = 0.5
 """Seconds from the report that a device is offline to the record of the action that caused it. Different
 processes write the two."""
-_MAX_REPLY, _MOST = 0.05, 0.8
-"""Maximum seconds from an arrival to a dispatch that it caused, and the share of all dispatches that are
-so quick if arrivals cause them."""
+_QUICK_REPLY, _MOST, _MAX_REPLY = 0.05, 0.8, 0.5
+"""Seconds from an arrival to a dispatch that it usually caused, the share of all dispatches that are so
+quick if arrivals cause them, and the maximum seconds in that case."""
+_AT_THE_END = 0.02
+"""An update that arrived in these last seconds of the run may be too late when the run is repeated."""
 _MAX_BYTES = 2**30
 _COLUMNS = ("client", "start", "end", "bytes", "download", "upload")
 _REQUIRED = ("client", "start", "end")
@@ -130,7 +132,7 @@ def from_run(path: Path) -> dict[str, Keys]:
     ]
     groups = dict(zip(devices, map(str, run.devices["group"]), strict=False))
     actions = {name: what_happened(run, name) for name in devices}
-    timed = run.updates.assign(reply=_reply_times(run.updates))
+    timed = run.updates.assign(reply=_reply_times(run))
     updates = {str(name): own for name, own in timed.groupby("client", observed=True)}
     rounds = {
         name: _rounds(run, updates[name], groups.get(name, ""), actions[name])
@@ -318,29 +320,31 @@ def _unapplied(
     it was seen to last."""
     own = run.unfinished[run.unfinished["client"] == name]
     arrived = set(run.rejected["dispatch"][run.rejected["client"] == name]) - {0}
+    over = math.inf if run.ended is None else run.ended.at - _AT_THE_END
     rows: Iterable[Any] = own.itertuples()
     for one in rows:
         lasted = _without(one.dispatched, one.until, held) - usual.download
-        if one.dispatch in arrived:
+        if one.dispatch in arrived and one.until < over:
             train = max(0.0, lasted - usual.think - usual.upload)
         else:
             train = max(usual.train, lasted)
         yield float(one.dispatched), replace(usual, train=train)
 
 
-def _reply_times(updates: pd.DataFrame) -> npt.NDArray[np.float64]:
-    """Return the seconds from the arrival that caused each dispatch to the dispatch, in which the server
-    worked. They are 0 if arrivals do not seem to cause dispatches, as with a rule that waits for a
+def _reply_times(run: Run) -> npt.NDArray[np.float64]:
+    """Return for each update the seconds from what caused its dispatch to the dispatch, in which the
+    server worked. The cause is the last arrival of an update, or of a client's report, before the
+    dispatch. They are 0 if arrivals do not seem to cause dispatches, as with a rule that waits for a
     timer."""
-    arrived = np.sort(updates["arrived"].to_numpy(np.float64))
+    updates = run.updates
+    arrived = np.sort(np.concatenate([updates["arrived"], run.statuses["at"]]).astype(np.float64))
     dispatched = updates["dispatched"].to_numpy(np.float64)
     place = np.searchsorted(arrived, dispatched, side="right")
     later = place > 0
     took = np.zeros(len(updates))
     took[later] = dispatched[later] - arrived[place[later] - 1]
-    quick = took <= _MAX_REPLY
-    if later.any() and quick[later].mean() >= _MOST:
-        return np.where(quick, took, 0.0)
+    if later.any() and (took[later] <= _QUICK_REPLY).mean() >= _MOST:
+        return np.where(took <= _MAX_REPLY, took, 0.0)
     return np.zeros(len(updates))
 
 

@@ -258,3 +258,20 @@ def test_keys_of_the_group_override_recorded_ones() -> None:
     ).devices
     assert device.timing is not None
     assert device.timing.params == {"low": 1.0, "high": 2.0}
+
+
+def test_other_settings_on_the_same_fleet_are_one_command(testbed: Testbed) -> None:
+    original = _original(testbed)
+    Path("again.yaml").write_text(
+        f"name: again\n{_TASK}{_RULE}{_VIRTUAL}devices: {{from_run: {original.path}}}\n"
+    )
+    code, _, err = testbed("up", "again.yaml", "--set", "rule.buffer_size=4", "--set", "seed=2")
+    assert code == 0, err
+    again = load(next(Path("runs").glob("again-*")))
+    assert (again.topology["rule"]["buffer_size"], again.topology["seed"]) == (4, 2)
+    assert len(again.versions) == len(again.updates) // 4
+    code, _, err = testbed("up", "again.yaml", "--set", "rule.bufer_size=4")
+    assert (code, "again.yaml with --set" in err, "buffer_size" in err) == (2, True, True)
+    for wrong in ("seed", "=3", "name.x=3"):
+        code, _, err = testbed("up", "again.yaml", "--set", wrong)
+        assert (code, f"--set {wrong}" in err) == (2, True)

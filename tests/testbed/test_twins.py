@@ -55,7 +55,9 @@ def test_twin_repeats_the_measured_rounds(testbed: Testbed) -> None:
     run = _original(testbed, _TEXT.replace(", {at: 9s, set: fast, cpu: 0.4}", ""))
     code, out, err = testbed("twin", run, "--runtime", "virtual", "--json")
     assert code == 0, err
-    told = json.loads(out)
+    outer = json.loads(out)
+    (told,) = outer["pairs"]
+    assert outer["ranks"] is None
     assert told["remarks"] == ["fast: no rate and no round trip was measured; its link is not limited"]
     for device in told["devices"]:
         assert device["twin_round"] == pytest.approx(device["round"], rel=0.02)
@@ -97,6 +99,21 @@ def test_topology_has_the_measured_figures_with_their_source(
     assert run.name in link.source
     assert run.name in known.devices["slow-1"].source
     assert not Path("runs/desk-twin").exists()
+
+
+def test_configurations_are_ranked_in_runs_and_twins(testbed: Testbed) -> None:
+    Path("desk.yaml").write_text(_TEXT.replace("after: 20s", "after: 10s"))
+    Path("study.yaml").write_text(
+        "topology: desk.yaml\nvariants: {fast: {}, slow: {task.local.lr: 0.01}}\n"
+    )
+    code, _, err = testbed("sweep", "study.yaml", "--jobs", "1")
+    assert code == 0, err
+    assert testbed("twin", "study", "--dry-run").code == 2  # of one run
+    code, out, err = testbed("twin", "study", "--runtime", "virtual")
+    assert code == 0, err
+    assert "Mean time to a test accuracy of" in out
+    assert "Kendall's tau-b: 1.00" in out.rpartition("Mean time")[2]
+    assert len(list(Path("runs").glob("desk-twin-*"))) == 2
 
 
 def test_dry_run_writes_nothing(testbed: Testbed) -> None:
