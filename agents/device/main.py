@@ -47,6 +47,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetLink,
     Unplug,
@@ -384,6 +385,8 @@ class Init:
                 if self._meter is not None and self._meter.account.is_on:
                     self._powered = True
                     self._start_wanted()
+            case SetBackground():
+                self._fail("a device has no background traffic: a segment has")
             case PowerOff():
                 self._fail("a power-off follows from the battery, and cannot be ordered")
             case _:

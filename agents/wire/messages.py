@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from agents import device_actions
-from agents.device_actions import EnergyAction, SetLink, Switching
+from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
 from agents.texts import make_printable
@@ -44,7 +44,7 @@ class MessageError(Exception):
     """A payload that is not a valid message for its topic; the text describes the error."""
 
 
-RemoteAction = SetLink | EnergyAction | Switching
+RemoteAction = SetLink | SetBackground | EnergyAction | Switching
 """Actions that a device's init or the router carries out. CPU limits are set by the controller
 itself."""
 State = Literal["joining", "ready", "over", "offline"]

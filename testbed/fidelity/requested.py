@@ -14,6 +14,7 @@ from agents.device_actions import (
     DeviceState,
     PowerOff,
     PowerOn,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -125,7 +126,7 @@ class _DeviceRequests:
                 self._request_cpu(record.at)
             case SetLink():
                 self._request_link(record.at)
-            case SetBattery() | Charge() | Unplug():
+            case SetBackground() | SetBattery() | Charge() | Unplug():
                 pass
             case PowerOff():  # a device that returns reports when it is ready
                 self._begin_absence("down", record.at - record.lateness)

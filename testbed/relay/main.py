@@ -18,18 +18,21 @@ from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import AccessLink, BrokerAccess, Segment, Way
+from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import make_realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.sockets import LinkLane, Relay
+from testbed.relay.segments import SharedSegments
+from testbed.relay.sockets import Lane, LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
 """Seconds between two records of the queues' use. The controller reads the records once per second."""
+_USE_SECONDS = 1.0
+"""Seconds between two reports of the segments' use."""
 LinkAction = SetLink | Disconnect | Reconnect
 
 
@@ -100,29 +103,10 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     return up, down
 
 
-def shared_lanes(
-    segments: Sequence[Segment], attached: Mapping[str, str]
-) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
-    """Return device -> lanes of its segments, up and down. Devices of the same segment get the same
-    lane. A direction without a rate has no lane. `segments`: the tree. `attached`: device -> segment."""
-    made: dict[tuple[str, Way], LinkLane] = {}
-    by_name = {one.name: one for one in segments}
-
-    def lanes(path: Sequence[Segment], way: Way) -> list[LinkLane]:
-        return [
-            made.setdefault((one.name, way), LinkLane(Shape(rate), random.random))
-            for one in path
-            if (rate := one.rate(way)) is not None
-        ]
-
-    paths = {device: config.path_of(name, by_name) for device, name in attached.items()}
-    return {device: (lanes(path, "up"), lanes(path, "down")) for device, path in paths.items()}
-
-
 def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
-    shared = shared_lanes(cfg.segments, cfg.attached)
+    shared = SharedSegments(cfg.segments, cfg.attached, cfg.seed, cfg.dilation)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
     own = {
         name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
@@ -130,16 +114,20 @@ def main() -> None:
     }
     for name, link in own.items():
         # The segments come first in both directions: no byte is read before it has room.
-        up, down = shared.get(name, ([], []))
-        routes = [*up, link.up], [*down, link.down]
+        up: list[Lane] = [*shared.lane(name, "up"), link.up]
+        down: list[Lane] = [*shared.lane(name, "down"), link.down]
         for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):
-            relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), *routes)
+            relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), up, down)
 
     names = Topics(cfg.run)
 
     def record_uses() -> None:
         for name, link in own.items():
             traffic.record(name, (link.up.use, link.down.use))
+
+    def report_use() -> None:
+        if (use := shared.use()) is not None:
+            connection.publish(names.telemetry(ROUTER), messages.encode(use))
 
     def report_standstill(since: float, at: float) -> None:
         found = messages.Disturbance(ROUTER, at, since, "the relay stood still")
@@ -149,6 +137,12 @@ def main() -> None:
         """Carry out an order, or report that the order is invalid. Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
+            if isinstance(order, messages.NetworkStart):
+                relay.submit(partial(shared.start, order.run_time))
+                return
+            if isinstance(order, messages.DeviceOrder) and order.device in shared.segments:
+                relay.submit(partial(change_segment, order))
+                return
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:
                 raise messages.MessageError("the relay takes orders about the devices of its run only")
             action = order.action
@@ -158,6 +152,15 @@ def main() -> None:
             refusals.add(event.topic, error)
             return
         relay.submit(partial(own[order.device].apply, action))
+
+    def change_segment(order: messages.DeviceOrder) -> None:
+        match order.action:
+            case SetLink(changes):
+                shared.change(shared.segments[order.device].with_changes(changes))
+            case Disconnect():
+                shared.cut(order.device)
+            case Reconnect():
+                shared.restore(order.device)
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")
@@ -172,6 +175,8 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
+    if cfg.attached:
+        relay.repeat(_USE_SECONDS, report_use)
     make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
     relay.serve()
 

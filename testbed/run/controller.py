@@ -156,6 +156,7 @@ class Controller:
             self._orders.append,
             self._record_failure,
             self._dilation,
+            spec.plan.segments,
         )
         counts_energy = any(device.energy is not None for device in spec.plan.devices)
         self._energy = RoundEnergies(spec.plan, model_bytes(spec.topology) if counts_energy else 0)
@@ -720,6 +721,9 @@ class Controller:
         device, action = parse_command(command)
         if self._is_over:
             raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
+        if device in self._spec.plan.segments:
+            self._player.execute(device, action)
+            return
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, EnergyAction):

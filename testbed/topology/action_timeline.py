@@ -36,6 +36,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -152,6 +153,8 @@ def _scenario_steps(
                 dues.append(_CausedStep(Step(at, device, SetCpu(entry.cpu))))
             if entry.link is not None:
                 dues.append(_CausedStep(Step(at, device, SetLink(entry.link.changes))))
+            if entry.background is not None:
+                dues.append(_CausedStep(Step(at, device, SetBackground(entry.background))))
             if entry.battery is not None:
                 dues.append(_CausedStep(Step(at, device, SetBattery(entry.battery))))
             if entry.verb == "charge":
@@ -249,7 +252,7 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
     for step, cause in dues:
         device, action = step.device, step.action
         match action:
-            case SetCpu() | SetLink() | SetBattery() | Charge() | Unplug():
+            case SetCpu() | SetLink() | SetBackground() | SetBattery() | Charge() | Unplug():
                 yield step
             case Join():
                 if device in gone:

@@ -48,7 +48,10 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
             parameters.check(clients)
         except ValueError as error:
             yield validation_errors.conflict(document, (part,), error)
-    yield from scenario.problems(topology.scenario, topology.churn, topology.devices, document.source)
+    segments = {*topology.network, *(one.access.name for one in topology.devices if one.access)}
+    yield from scenario.problems(
+        topology.scenario, topology.churn, topology.devices, document.source, segments
+    )
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)
 

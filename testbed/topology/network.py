@@ -376,6 +376,13 @@ def problems(
         elif len(above) >= _MAX_DEPTH:
             yield where, f"is level {len(above) + 1} of the tree, expected at most {_MAX_DEPTH} levels"
     rates: dict[str, tuple[int | None, int | None]] = {}
+    devices = {name for group in groups for name in (group.group_name, *group.device_names)}
+    for name in network:
+        if name in devices:
+            yield (
+                ("network", name),
+                f"{name} is the name of a device or group, too: rename one of the two",
+            )
     for index, group in enumerate(groups):
         if group.segment is not None and group.segment not in network:
             yield (

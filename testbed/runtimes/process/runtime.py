@@ -33,6 +33,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -276,6 +277,8 @@ class ProcessRuntime:
                     self.limit(device)
             case Resume():
                 pass  # it is running already
+            case SetBackground():
+                raise ValueError(f"{device} is a device, and only segments have background traffic")
             case SetBattery() | Charge() | Unplug():
                 self._energy.act(device, action)
             case PowerOff():
