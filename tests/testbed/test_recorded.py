@@ -275,3 +275,22 @@ def test_other_settings_on_the_same_fleet_are_one_command(testbed: Testbed) -> N
     for wrong in ("seed", "=3", "name.x=3"):
         code, _, err = testbed("up", "again.yaml", "--set", wrong)
         assert (code, f"--set {wrong}" in err) == (2, True)
+
+
+def test_trainings_of_another_length_are_pointed_out(testbed: Testbed) -> None:
+    original = _original(testbed)
+    again = _again(testbed, original)
+    assert _load(f"{{from_run: {again.path}}}").hints == ()  # a record of a record
+    longer = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
+    assert longer.hints == (
+        "slow-1 was recorded with trainings of 4 steps, and has trainings of 8: they last as long as "
+        "the recorded ones",
+    )
+
+
+def test_record_of_a_dilated_run_has_the_times_of_devices(testbed: Testbed) -> None:
+    original = _original(testbed)
+    before = _load(f"{{from_run: {original.path}}}").devices
+    manifest = original.path / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "dilation": 4.0}))
+    assert _load(f"{{from_run: {original.path}}}").devices == before
