@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from agents.config import RouterConfig, Segment, Way
 from agents.device.delayline import Impairment
 from agents.device.link import LinkError, run
-from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.device_actions import Disconnect, Reconnect, SegmentAction, SetBackground, SetLink
 from agents.links.background import is_flows
 from agents.mqtt import topics
 from agents.router import background
@@ -100,7 +100,7 @@ class Network:
         """Segments on the ways of this router's devices, as they are now, by name."""
         return self._shaped.tree.segments
 
-    def act(self, segment: str, action: SetLink | Disconnect | Reconnect) -> set[str]:
+    def act(self, segment: str, action: SegmentAction) -> set[str]:
         """Carry out `action` on the segment. Return the devices below the segment, whose impairments may
         have changed."""
         match action:
@@ -110,16 +110,12 @@ class Network:
                 self._cut.add(segment)
             case Reconnect():
                 self._cut.discard(segment)
+            case SetBackground(on):
+                numbers = {n for n, one in enumerate(self._sources) if one.segment == segment}
+                self._off = self._off - numbers if on else self._off | numbers
         self._order()
         below = self._tree.below(segment)
         return {device for device, name in self._config.attached.items() if name in below}
-
-    def switch_background(self, segment: str, *, on: bool) -> None:
-        """Switch the background traffic of the segment on or off."""
-        for number, source in enumerate(self._sources):
-            if source.segment == segment:
-                (self._off.discard if on else self._off.add)(number)
-        self._order()
 
     def use(self, now: float) -> NetworkUse | None:
         """Return the use of the segments since the last call; None if nothing has passed. Raises
