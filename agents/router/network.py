@@ -14,7 +14,7 @@ from agents.device_actions import Disconnect, Reconnect, SegmentAction, SetBackg
 from agents.links.background import is_flows
 from agents.mqtt import topics
 from agents.router import background
-from agents.router.background import Source, States
+from agents.router.background import RoutedTraffic, TrafficStates
 from agents.router.segments import FIELDS, FIRST_LEAF, INTERFACES, Leaf, SegmentTree, ShapedSegments
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentUse
 
@@ -38,7 +38,7 @@ class Network:
             for way in ways:
                 leaves[way].append(Leaf(number, attached, FIELDS[way], cfg.addresses[device]))
         number = FIRST_LEAF + len(cfg.attached)
-        self._sources: list[Source] = []
+        self._sources: list[RoutedTraffic] = []
         for segment in used:
             for traffic in segment.background:
                 count = _FLOW_LEAVES if is_flows(traffic) else 1
@@ -50,7 +50,7 @@ class Network:
                 leaves[traffic.way] += made
                 addresses = [leaf.address for leaf in made]
                 self._sources.append(
-                    Source(segment.name, traffic, cfg.background_seed, addresses, cfg.dilation)
+                    RoutedTraffic(segment.name, traffic, cfg.background_seed, addresses, cfg.dilation)
                 )
         self._shaped = ShapedSegments(SegmentTree(used, leaves))
         self._epoch: float | None = None
@@ -145,12 +145,14 @@ class Network:
         cut = {name for one in self._cut for name in self._tree.below(one)}
         halted = [number for number, one in enumerate(self._sources) if one.segment in cut]
         try:
-            self._generator.stdin.write(background.line(States(self._epoch, sorted(self._off), halted)))
+            self._generator.stdin.write(
+                background.line(TrafficStates(self._epoch, sorted(self._off), halted))
+            )
             self._generator.stdin.flush()
         except BrokenPipeError as error:
             raise LinkError("the background traffic has ended") from error
 
-    def _loop(self, sources: Sequence[Source]) -> None:
+    def _loop(self, sources: Sequence[RoutedTraffic]) -> None:
         """Redirect the transfers' packets, on the loopback interface, to the classes."""
         run(["ip", "link", "set", "dev", "lo", "mtu", "1500", "gso_max_segs", "1"])
         run(["ip", "address", "add", f"{background.SINK[0]}/32", "dev", "lo"])
