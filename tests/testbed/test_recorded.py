@@ -234,6 +234,8 @@ def test_keys_that_do_not_fit_together_are_refused() -> None:
     assert "cannot be combined" in _error("[{name: x, count: 2, from_log: log.csv}]")
     assert "columns: has no effect" in _error("[{name: x, cpu: 1, columns: {client: y}}]")
     assert "link.up has no effect" in _error("{from_log: log.csv, link: {up: 1mbit}}")
+    with pytest.raises(BadInputError, match="include the server's link"):
+        _load("{from_log: log.csv}", f"{_TASK_OF_ONE}server: {{link: {{up: 1mbit}}}}\n")
     assert "a, a name that another group has" in _error(
         "[{name: r, from_log: log.csv}, {name: a, cpu: 1}]"
     )
