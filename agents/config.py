@@ -279,7 +279,7 @@ class ClientConfig:
     shard: str
     """Path of the client's training data (`agents.shards`)."""
     threads: int
-    """Number of torch's threads."""
+    """Number of torch's threads; 0 for torch's own choice."""
     parameters: int
     """Number of model parameters that are sent."""
     buffers: int = 0
@@ -421,21 +421,64 @@ class AggregatorConfig:
     one step of each kind."""
 
 
+Way = Literal["up", "down"]
+"""Direction of traffic: from the devices to the server (`up`), or to the devices (`down`)."""
+
+
 @dataclass(frozen=True, slots=True)
-class SharedLink:
-    """A link that several devices share, such as a Wi-Fi cell. At least one of the link's rates is
-    limited."""
+class Background:
+    """Other people's traffic on a segment, in one direction, in device time
+    (`agents.links.background`)."""
 
-    name: Annotated[str, "name"]
-    """Name of the link. Devices that give the same name share the link."""
-    up: Rate | None = None
-    """Total rate in bit/s from all devices of the link; None if the rate is not limited."""
-    down: Rate | None = None
-    """Total rate in bit/s to all devices of the link; None if the rate is not limited."""
+    number: int
+    """Position in the segment's list of background traffic, from 0."""
+    way: Way
+    kind: str
+    """Name in `agents.links.background.KINDS`."""
+    params: Mapping[str, Any]
+    """Values of the fields of the kind's dataclass."""
 
-    def __post_init__(self) -> None:
-        if self.up is None and self.down is None:
-            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A link that several devices share, such as a Wi-Fi cell or a backhaul. The segments of a run form
+    a tree; the server is behind the roots."""
+
+    name: str
+    parent: str | None = None
+    """Name of the next segment on the way to the server; None if the server comes next."""
+    up: int | None = None
+    """Total rate in bit/s from the devices; None if it is not limited."""
+    down: int | None = None
+    """Total rate in bit/s to the devices; None if it is not limited."""
+    rtt: float = 0.0
+    """Round-trip time in seconds that the segment adds, half of it in each direction."""
+    jitter: float = 0.0
+    """Maximum deviation of the delay in each direction, in seconds. Deviations are uniform."""
+    loss: float = 0.0
+    """Share of packets lost in each direction, from 0 to 1."""
+    queue: int | None = None
+    """Length of the queue in each direction in bytes; None for 200 ms of the rate."""
+    background: tuple[Background, ...] = ()
+
+    def rate(self, way: Way) -> int | None:
+        """Return the total rate in the direction `way` in bit/s; None if it is not limited."""
+        return self.up if way == "up" else self.down
+
+    def with_changes(self, changes: Mapping[str, float | None]) -> Segment:
+        """Return this segment with the fields in `changes` replaced."""
+        values: dict[str, Any] = dict(changes)
+        return dataclasses.replace(self, **values)
+
+
+def path_of(name: str | None, segments: Mapping[str, Segment]) -> tuple[Segment, ...]:
+    """Return the segments from the segment `name` to the root; empty for None. `segments`: the tree, by
+    name."""
+    found = []
+    while name is not None:
+        found.append(segments[name])
+        name = segments[name].parent
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,19 +507,24 @@ class AccessLink:
         values: dict[str, Any] = dict(changes)
         return dataclasses.replace(self, **values)
 
-    def limited_by(self, access: SharedLink | None) -> AccessLink:
-        """Return this link with rates that are at most as high as the rates of the shared link `access`.
-        `access` is None if the device has no shared link."""
-        if access is None:
+    def through(self, path: Sequence[Segment]) -> AccessLink:
+        """Return the link that consists of this link and the segments of `path`: the lowest rates, the
+        sums of delay and jitter, and the combined loss."""
+        if not path:
             return self
-        return dataclasses.replace(
-            self, up=_slower(self.up, access.up), down=_slower(self.down, access.down)
+        passed = (1 - self.loss) * math.prod(1 - one.loss for one in path)
+        return AccessLink(
+            up=_slower(self.up, *(one.up for one in path)),
+            down=_slower(self.down, *(one.down for one in path)),
+            rtt=self.rtt + math.fsum(one.rtt for one in path),
+            jitter=self.jitter + math.fsum(one.jitter for one in path),
+            loss=self.loss if not any(one.loss for one in path) else 1 - passed,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """Configuration of a device's init (PID 1 of its container)."""
+    """Configuration of a device's init."""
 
     run: str
     device: str
@@ -496,13 +544,17 @@ class DeviceConfig:
     client_config: str
     """Path of the ClientConfig of the client process that the init starts."""
     isolated: str
-    """Path of a file that is created when the device is isolated. No client starts before that."""
-    user: int
-    """Numeric id of the client process's user and group."""
+    """Path of a file that is created when the device is isolated or, on a real device, when its clock
+    has been compared. No client starts before that."""
+    user: int | None
+    """Numeric id of the client process's user and group; None on a real device, where the client runs as
+    the user of the init."""
     hashes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """SHA-256 hash of each file that was sent to this device's host, by path."""
     present: bool = True
     """Whether the client starts with the run. Otherwise an order starts the client later."""
+    paused: bool = False
+    """Whether the client is frozen from its start on, until an order continues it."""
     telemetry_every: float = 1.0
     """Host seconds between two telemetry samples. Each sample uses some of the device's own CPU
     share."""
@@ -539,12 +591,19 @@ class RouterConfig:
     """IPv4 address of each device."""
     links: Mapping[str, Mapping[str, float]]
     """`rtt`, `jitter` and `loss` of each device's link, in the units of `AccessLink`."""
-    access: Mapping[str, SharedLink]
-    """Shared link of each device. A device without a shared link has no entry."""
+    segments: Sequence[Segment]
+    """Tree of the shared links, in host time except for their background traffic. A parent comes before
+    its children."""
+    attached: Mapping[str, str]
+    """Segment that each device is attached to. A device without a segment has no entry."""
     seed: int
     """Seed of the packet losses and delays."""
+    background_seed: int = 0
+    """Seed of the background traffic: that of the run."""
     several: bool = False
     """Whether there are other routers for other devices. Orders are sent to all routers."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
 
 
 def _slower(*rates: int | None) -> int | None:

@@ -13,6 +13,7 @@ cut off, or unpowered.
 - `PowerOff` and `PowerOn` follow from the level of the battery: nobody orders them. A power-off kills
   the process as a crash does. A device that is restarted or joins while it is unpowered starts when its
   power returns.
+- `SetLink`, `SetBackground`, `Disconnect` and `Reconnect` may also name a segment of the network.
 - `SetCpu`, `SetLink`, `SetBattery`, `Charge` and `Unplug` apply to the device, not to its process: they
   persist over crashes and absence.
 
@@ -73,6 +74,12 @@ class SetBattery(_DeviceAction, frozen=True, tag="battery"):
     """Level as a share of the battery's capacity, from 0 to 1."""
 
 
+class SetBackground(_DeviceAction, frozen=True, tag="background"):
+    """Switch the background traffic of a segment on or off."""
+
+    on: bool
+
+
 class Charge(_DeviceAction, frozen=True, omit_defaults=True):
     """Plug in a charger."""
 
@@ -128,7 +135,9 @@ Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | 
 """Actions without a value. Each of them begins or ends a hold."""
 EnergyAction = SetBattery | Charge | Unplug
 """Actions on the battery and its charger."""
-Action = SetCpu | SetLink | EnergyAction | Switching
+Action = SetCpu | SetLink | SetBackground | EnergyAction | Switching
+SegmentAction = SetLink | SetBackground | Disconnect | Reconnect
+"""Actions on a segment, which is named in place of a device. `Disconnect` cuts it."""
 
 
 class _Set(_DeviceAction, frozen=True, tag="set"):
@@ -139,7 +148,7 @@ class _Set(_DeviceAction, frozen=True, tag="set"):
 class _AnyAction(Struct):
     """Wrapper for the union of actions, which `parse` validates."""
 
-    action: _Set | EnergyAction | Switching
+    action: _Set | SetBackground | EnergyAction | Switching
 
 
 Hold = Literal["down", "frozen", "cut off", "unpowered"]
@@ -223,6 +232,9 @@ class DeviceState:
     link: Mapping[str, float | None] = field(default_factory=dict)
     """Current values of the link's fields that have changed since the start of the run, as in
     `SetLink`."""
+    background: bool | None = None
+    """Whether a segment's background traffic is on; None if it is unchanged since the start of the
+    run."""
     charger: Charge | Unplug | None = None
     """Last action on the charger; None if it is unchanged since the start of the run."""
     switched: Mapping[Hold, Switching] = field(default_factory=dict)
@@ -239,6 +251,8 @@ class DeviceState:
                 return dataclasses.replace(self, link={**self.link, **changes})
             case SetBattery():
                 return self
+            case SetBackground(on):
+                return dataclasses.replace(self, background=on)
             case Charge() | Unplug():
                 return dataclasses.replace(self, charger=action)
             case _:
@@ -257,6 +271,8 @@ class DeviceState:
             yield SetCpu(self.cpu)
         if self.link:
             yield SetLink(self.link)
+        if self.background is not None:
+            yield SetBackground(self.background)
         if self.charger is not None:
             yield self.charger
         yield from self.switched.values()

@@ -1,4 +1,5 @@
-"""Convert names to spawn keys of random generators."""
+"""Random generators by name. There is one per name and purpose, so that the draws are independent of
+each other."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 import hashlib
 
 import numpy as np
+from numpy.random import SeedSequence
 
 _BYTES = 16
 """Number of bytes of the hash that are used. A short checksum such as CRC-32 is not sufficient, because
@@ -18,3 +20,9 @@ def key_of(name: str) -> tuple[int, ...]:
     generator."""
     digest = hashlib.sha256(name.encode()).digest()[:_BYTES]
     return tuple(np.frombuffer(digest, "<u4").tolist())
+
+
+def generator(seed: int, name: str, purpose: str) -> np.random.Generator:
+    """Return a generator that depends only on the arguments. Different arguments give independent
+    generators."""
+    return np.random.default_rng(SeedSequence(seed, spawn_key=(*key_of(name), *key_of(purpose))))

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from testbed.api.templates import new as new
     from testbed.api.traces import convert_trace as convert_trace
     from testbed.api.traces import fedscale_devices as fedscale_devices
+    from testbed.api.twins import TwinPair as TwinPair
+    from testbed.api.twins import twin as twin
     from testbed.errors import BadInputError as BadInputError
     from testbed.errors import HostError as HostError
     from testbed.errors import RunFailedError as RunFailedError
@@ -118,6 +120,8 @@ _WHERE = {
     "examples": "testbed.api.templates",
     "convert_trace": "testbed.api.traces",
     "fedscale_devices": "testbed.api.traces",
+    "twin": "testbed.api.twins",
+    "TwinPair": "testbed.api.twins",
     "BadInputError": "testbed.errors",
     "HostError": "testbed.errors",
     "RunFailedError": "testbed.errors",

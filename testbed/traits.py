@@ -48,6 +48,8 @@ class Traits:
     unresumable_reason: str = ""
     """Reason why an interrupted run cannot be resumed, and what to do instead; empty if runs can be
     resumed."""
+    real_devices: bool = False
+    """Whether real devices (`hosts` with SSH destinations) can join a run."""
     counts_energy: bool = False
     """Whether the energy of devices is counted, so that their batteries run empty."""
     lack: str = ""
@@ -59,6 +61,7 @@ class Traits:
 RUNTIMES: dict[str, Traits] = {
     "docker": Traits(
         module="testbed.runtimes.docker.runtime",
+        real_devices=True,
         cgroups=True,
         images=True,
         gpus=True,
@@ -79,6 +82,7 @@ RUNTIMES: dict[str, Traits] = {
     ),
     "process": Traits(
         module="testbed.runtimes.process.runtime",
+        real_devices=True,
         lossless_reason="whose links are TCP relays",
         shaper="relay",
         shaper_why="processes have no network of their own",

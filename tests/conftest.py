@@ -68,6 +68,7 @@ WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
     *("test_recovery_runs.py", "test_dashboard.py", "test_documents.py", "test_wheel.py"),
     *("test_papers.py", "test_cli_outputs.py", "test_flower.py", "test_resume.py"),
+    "test_real_devices.py",
 )
 """Long files whose tests share a run or a process, or are runs of containers, whose devices would take
 each other's cores."""

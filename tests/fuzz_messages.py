@@ -323,7 +323,8 @@ def _router(run: str) -> Router:
             targets={"broker": 1883},
             addresses={"d-1": "10.0.0.2"},
             links={"d-1": {"rtt": 0.2}},
-            access={},
+            segments=[],
+            attached={},
             seed=1,
         )
     )

@@ -325,7 +325,7 @@ class AggregatorCore:
         self._phase, self._epoch = RunPhase.RUNNING, started.epoch
         self._server.began = at
         self.progress.restart_silence(at)
-        self._members.admit(self._members.ready)
+        self._members.admit({*self._members.ready})
         self._timers.set_periodic("evaluate", self._settings.evaluate_every, at)
         if self._settings.checkpoint_every is not None:
             self._timers.set_periodic("checkpoint", self._settings.checkpoint_every, at)

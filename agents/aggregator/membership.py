@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 
 from agents.rules.interface import Server
@@ -64,7 +65,7 @@ class Membership:
         self._ready.discard(client)
         return MembershipChange.LEFT if was_ready and client not in self._idle else None
 
-    def admit(self, clients: Container[str]) -> None:
+    def admit(self, clients: AbstractSet[str]) -> None:
         """Make exactly `clients` present. The rule's mapping of clients is changed in place, and stays
         in device order."""
         present = {client: p for client, p in self._importance.items() if client in clients}

@@ -333,7 +333,8 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
 
         from agents.client.training import make_trainer
 
-        torch.set_num_threads(cfg.threads)
+        if cfg.threads:
+            torch.set_num_threads(cfg.threads)
         accelerator.prepare(cfg)
         task = user_code.build(cfg.task, TASKS, Task)
         trainer = make_trainer(task, shard, cfg.setup.local, cfg.start, cfg.device)

@@ -1,5 +1,5 @@
-"""A delay line in userspace: delay, jitter and loss of a link on kernels without sch_netem, and the rate
-that several devices share, as in a Wi-Fi cell.
+"""A delay line in userspace: delay, jitter and loss of a link on kernels without sch_netem, and of the
+segments that devices share.
 
 The delay line works on the receiving side. An iptables rule sends received packets to an NFQUEUE, where
 the kernel holds each packet until the packet is due. (On the sending side, TCP would slow down, because
@@ -19,9 +19,8 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from agents.device.nfqueue import PacketQueues
 from agents.timing.realtime import make_realtime
@@ -39,12 +38,6 @@ to 0.5 % late."""
 _EARLY_MAX = 0.0005
 """Maximum time in seconds by which a packet may be accepted early. Early packets compensate for late
 packets, so that the mean delay is right."""
-_FRAME = 14
-"""Length of the Ethernet header in bytes. A link's rate includes this header; the length of an IP packet
-does not."""
-_WAITING, _PACKETS = 0.2, 12 * 1514
-"""Maximum length of the queue for a shared rate: _WAITING seconds at that rate or _PACKETS bytes,
-whichever is longer. Further packets are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +75,9 @@ class QueueTally:
 
 
 @dataclass(slots=True)
-class SharedRate:
-    """The rate of one direction of a link that devices share. Packets pass one after the other, in order
-    of arrival."""
-
-    rate: float
-    """Rate in bit/s on the wire."""
-    free: float = 0.0
-    """Time in seconds at which the last packet of the queue will have passed."""
-
-    def time_through(self, now: float, size: int) -> float | None:
-        """Add a packet with an IP length of `size` bytes to the queue. Return the time at which the
-        packet will have passed. If the queue is full, do not add the packet, and return None."""
-        wait = self.free - now
-        if wait > max(_WAITING, 8 * _PACKETS / self.rate):
-            return None
-        self.free = max(now, self.free) + 8 * (size + _FRAME) / self.rate
-        return self.free
-
-
-@dataclass(slots=True)
 class _DelayedQueue:
-    impairment: Impairment
-    shared: SharedRate | None = None
-    """Rate that this queue shares with other queues; None if the queue has no shared rate."""
+    impairments: Sequence[Impairment]
+    """Impairments that a packet passes one after the other."""
     held: deque[tuple[float, float, int]] = field(default_factory=deque)
     """(due time, arrival time, packet number) of each held packet, oldest first; due times never
     decrease."""
@@ -119,44 +91,37 @@ class DelayLine:
     Packets of a queue never overtake each other. A packet may have a smaller jitter than the previous
     packet, or the delay may have been reduced. If such a packet would be due before the previous packet,
     both are due at the same time. `uniform` returns random numbers in [0, 1). Times are seconds of any
-    clock that never goes back. `shared_rates`: shared rate by queue; a queue without a shared rate has
-    no entry.
+    clock that never goes back. `impairments`: for each queue, the impairments that its packets pass one
+    after the other.
     """
 
     def __init__(
         self,
-        impairments: Mapping[int, Impairment],
+        impairments: Mapping[int, Sequence[Impairment]],
         uniform: Callable[[], float],
-        shared_rates: Mapping[int, SharedRate] = MappingProxyType({}),
     ) -> None:
-        self._queues = {
-            queue: _DelayedQueue(impairment, shared_rates.get(queue))
-            for queue, impairment in impairments.items()
-        }
+        self._queues = {queue: _DelayedQueue(passed) for queue, passed in impairments.items()}
         self._uniform = uniform
         self._heads: list[tuple[float, int]] = []  # heap of (due time of oldest packet, queue)
 
-    def change(self, queue: int, impairment: Impairment) -> None:
-        """Set the impairment of packets that arrive from now on. Held packets keep their due time. May
+    def change(self, queue: int, impairments: Sequence[Impairment]) -> None:
+        """Set the impairments of packets that arrive from now on. Held packets keep their due time. May
         be called from any thread."""
-        self._queues[queue].impairment = impairment
+        self._queues[queue].impairments = impairments
 
-    def arrive(self, queue: int, packet: int, now: float, size: int = 0) -> bool:
-        """Add `packet` to `queue`. `size`: IP length in bytes, needed if the queue has a shared rate.
-        Return False if the packet must be dropped now."""
+    def arrive(self, queue: int, packet: int, now: float) -> bool:
+        """Add `packet` to `queue`. Return False if the packet must be dropped now."""
         delayed = self._queues[queue]
         delayed.tally.arrived += 1
-        impairment = delayed.impairment  # read once: another thread may change it
-        passed: float | None = None
-        if not impairment.loss or self._uniform() >= impairment.loss:
-            passed = now if delayed.shared is None else delayed.shared.time_through(now, size)
-        if passed is None:
-            delayed.tally.dropped += 1
-            return False
-        delay = impairment.delay
-        if impairment.jitter:
-            delay = max(0.0, delay + impairment.jitter * (2 * self._uniform() - 1))
-        due = passed + delay
+        due = now
+        for impairment in delayed.impairments:  # read once: another thread may change it
+            if impairment.loss and self._uniform() < impairment.loss:
+                delayed.tally.dropped += 1
+                return False
+            delay = impairment.delay
+            if impairment.jitter:
+                delay = max(0.0, delay + impairment.jitter * (2 * self._uniform() - 1))
+            due += delay
         if delayed.held:
             due = max(due, delayed.held[-1][0])
         else:
@@ -206,6 +171,14 @@ def _release(delayed: _DelayedQueue, now: float, early: float) -> int:
     return last
 
 
+def _may_be_merged(impairments: Sequence[Impairment]) -> bool:
+    """Whether the kernel may hand over several packets merged into one. A merged packet consists of up
+    to 45 consecutive packets, which are then lost together. Merging makes no difference if all or no
+    packets are lost."""
+    losses = {impairment.loss for impairment in impairments}
+    return 1 in losses or losses <= {0}
+
+
 class DelayServer:
     """A delay line that serves queues of the kernel. The constructor binds the queues.
 
@@ -215,24 +188,21 @@ class DelayServer:
 
     def __init__(
         self,
-        impairments: Mapping[int, Impairment],
+        impairments: Mapping[int, Sequence[Impairment]],
         uniform: Callable[[], float],
-        shared_rates: Mapping[int, SharedRate] = MappingProxyType({}),
         length: int = _LENGTH,
     ) -> None:
         """`length`: maximum number of packets in each queue; choose at least 1.5 × packets per second ×
         delay."""
-        self._line = DelayLine(impairments, uniform, shared_rates)
-        self._sized = frozenset(shared_rates)
+        self._line = DelayLine(impairments, uniform)
         self._stopping = False
         self._early = 0.0001
         self._queues = PacketQueues()
         self._wake = os.eventfd(0)
         self._sources = [self._queues.fileno(), self._wake]
         try:
-            for queue, impairment in impairments.items():
-                merged = self._may_be_merged(queue, impairment)
-                self._queues.bind(queue, length, merged=merged, sized=queue in shared_rates)
+            for queue, passed in impairments.items():
+                self._queues.bind(queue, length, merged=_may_be_merged(passed))
         except BaseException:
             self.close()
             raise
@@ -243,17 +213,11 @@ class DelayServer:
         self._queues.close()
         os.close(self._wake)
 
-    def change(self, queue: int, impairment: Impairment) -> None:
-        """Set the impairment of packets that arrive from now on. Raises KeyError for a queue that is
+    def change(self, queue: int, impairments: Sequence[Impairment]) -> None:
+        """Set the impairments of packets that arrive from now on. Raises KeyError for a queue that is
         not served."""
-        self._line.change(queue, impairment)
-        self._queues.set_merged(queue, merged=self._may_be_merged(queue, impairment))
-
-    def _may_be_merged(self, queue: int, impairment: Impairment) -> bool:
-        """Whether the kernel may hand over several packets merged into one. A merged packet consists of
-        up to 45 consecutive packets, which are then lost together or pass a shared link together.
-        Merging makes no difference if all or no packets are lost and the rate is not shared."""
-        return impairment.loss in (0, 1) and queue not in self._sized
+        self._line.change(queue, impairments)
+        self._queues.set_merged(queue, merged=_may_be_merged(impairments))
 
     def tally(self, queue: int) -> QueueTally:
         """Return the counters of `queue`, for the packets received so far."""
@@ -273,7 +237,7 @@ class DelayServer:
         while not self._stopping:
             if readable:
                 packets, now = queues.receive(_BATCH), time.monotonic()
-                queues.drop([(q, n) for q, n, size in packets if not line.arrive(q, n, now, size)])
+                queues.drop([(q, n) for q, n in packets if not line.arrive(q, n, now)])
             self._accept()
             readable = self._wait()
 

@@ -86,7 +86,7 @@ def commands(
         if impaired:
             lines.append(f"{replace_qdisc} parent 1:1 handle 10: {_netem(link)}")
         if netem and rate != old:
-            lines.append(f"{replace_qdisc} parent 10:1 handle 100: bfifo limit {_queue(rate)}")
+            lines.append(f"{replace_qdisc} parent 10:1 handle 100: bfifo limit {queue_bytes(rate)}")
     return [line.split() for line in lines]
 
 
@@ -215,10 +215,10 @@ def full_queue_seconds(link: AccessLink | None) -> float:
     """Return the sum, over both directions, of the seconds that a full queue needs to drain; 0 if `link`
     is None."""
     rates = () if link is None else [rate for rate in (link.up, link.down) if rate is not None]
-    return sum(8 * _queue(rate) / rate for rate in rates)
+    return sum(8 * queue_bytes(rate) / rate for rate in rates)
 
 
-def _queue(rate: int) -> int:
+def queue_bytes(rate: int) -> int:
     """Return the queue length in bytes for `rate`: 200 ms of the rate, as in an access router, but at
     least 12 packets."""
     return max(12 * PACKET, rate // 8 // 5)
@@ -226,7 +226,8 @@ def _queue(rate: int) -> int:
 
 def _tbf(rate: int) -> str:
     return (
-        f"tbf rate {rate}bit burst {burst(rate)} limit {_queue(rate)} peakrate {_PEAK}bit mtu {PACKET}"
+        f"tbf rate {rate}bit burst {burst(rate)} limit {queue_bytes(rate)} peakrate {_PEAK}bit "
+        f"mtu {PACKET}"
     )
 
 
@@ -268,9 +269,9 @@ def _check(link: AccessLink, rate: int, device: str, *, netem: bool) -> None:
     near = all(math.isclose(*pair, rel_tol=1e-3, abs_tol=1e-6) for pair in pairs)
     if not near or "rate" not in made or made.get("limit") != _NETEM_LIMIT:
         raise LinkError(f"requested `{_netem(link)}` on {device}, but the kernel has {made or 'none'}")
-    if (queue := options.get("bfifo", {}).get("limit")) != _queue(rate):
+    if (queue := options.get("bfifo", {}).get("limit")) != queue_bytes(rate):
         raise LinkError(
-            f"requested a queue of {_queue(rate)} bytes on {device}, but the kernel has {queue}"
+            f"requested a queue of {queue_bytes(rate)} bytes on {device}, but the kernel has {queue}"
         )
 
 

@@ -1,13 +1,15 @@
-"""The init process of a device, PID 1 of its container: shapes the link, then runs the client without
-privileges.
+"""The init process of a device: prepares the machine, then starts and ends the client as ordered.
 
     python -m agents.device.main CONFIG
 
-The init has NET_ADMIN only in the network namespace of its container, which is removed with the
-container. The client runs as an ordinary user without capabilities. The init receives orders and sends
-telemetry through a Unix socket of the broker, so that monitoring does not load the emulated link. The
-client has no access to this socket. The init fails closed: it starts no client unless the link is as
-requested.
+In a container, the init is PID 1. It shapes the link, then runs the client without privileges. It has
+NET_ADMIN only in the network namespace of its container, which is removed with the container. The client
+runs as an ordinary user without capabilities. The init receives orders and sends telemetry through a
+Unix socket of the broker, so that monitoring does not load the emulated link. The client has no access
+to this socket. The init fails closed: it starts no client unless the link is as requested.
+
+On a real device, the init shapes nothing (`agents.device.real_machine`). It reaches the broker over the
+device's own network.
 """
 
 from __future__ import annotations
@@ -22,19 +24,17 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, assert_never
-
-from msgspec import structs
+from typing import assert_never
 
 from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
 from agents.device import link, resource_usage
-from agents.device.control_group import ControlGroup
+from agents.device.container import DeviceContainer
 from agents.device.energy_meter import CounterReading, EnergyMeter
-from agents.device.netlink import Netlink
+from agents.device.machine import DeviceMachine
+from agents.device.real_machine import RealMachine
 from agents.device_actions import (
     Charge,
     Crash,
@@ -47,11 +47,12 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetLink,
     Unplug,
 )
-from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
+from agents.disturbances import STANDSTILL_SECONDS, Ongoing
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
@@ -72,9 +73,6 @@ _NO_NEW_PRIVILEGES = 38
 _METER_SECONDS = 0.1
 """Seconds between two readings for the energy meter before the run clock is known to run. Of the CPU
 time around the start of the clock, the use of at most this many seconds is attributed wrongly."""
-_READ_SECONDS = 0.1
-"""Seconds between two readings of a link's queue while packets wait: half of the time in which a full
-queue drains."""
 
 
 def main() -> None:
@@ -94,22 +92,15 @@ class Init:
     def __init__(self, cfg: DeviceConfig) -> None:
         self._config = cfg
         self._clock = DeviceClock(1.0, cfg.clock)
-        self._link: AccessLink | None = None
-        """Link settings that were applied last; None if the interface was never shaped."""
-        self._interface = link.interface()
-        self._usage: link.LinkUsage | None = None
-        """Measurement of the bytes that the link carries; None while the link is not shaped."""
-        self._reading_due = math.inf
-        """Time in seconds on the monotonic clock at which the link's counters are read next; infinite if
-        no reading is needed before the next sample."""
-        self._plugged = True
-        """Whether the interface should be up according to the last order; True if there was no order."""
+        self._machine: DeviceMachine = (
+            RealMachine(cfg.device)
+            if cfg.user is None
+            else DeviceContainer(cfg.device, netem=cfg.netem, user=cfg.user)
+        )
         self._suspected: dict[str, float] = {}
         """Time in seconds on the monotonic clock at which each present disturbance was first seen, by
         reason."""
         self._disturbances = Ongoing()
-        self._netlink = Netlink()
-        self._group = ControlGroup.of_process()
         self._limits: CgroupLimits | None = None
         """Limits that were sent to the controller last; None if no limits were sent yet."""
         self._client: subprocess.Popen[bytes] | None = None
@@ -118,7 +109,7 @@ class Init:
         after it."""
         self._ending = False
         """Whether the client was ordered to end, so that its exit does not end the container."""
-        self._paused = False
+        self._paused = cfg.paused
         self._meter = (
             None
             if cfg.energy is None
@@ -143,7 +134,10 @@ class Init:
         SIGINT."""
         self._topics = topics.Topics(cfg.run)
         control = self._topics.control(cfg.device)
-        self._connection = Connection(cfg.broker, [control], self._orders.put)
+        # Over a real network, a broken connection must not lose orders.
+        self._connection = Connection(
+            cfg.broker, [control], self._orders.put, keeps_session=cfg.user is None
+        )
         self._refusals = messages.Refusals(self._fail)
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
@@ -154,12 +148,10 @@ class Init:
         arrives. Returns the client's exit code (128 + n if signal n ended the client; 0 if no client
         runs), or 1 if the link could not be measured. Raises LinkError, ConnectionFailedError,
         OSError."""
-        if self._group.limits() is None:
-            raise OSError("the limits are unknown, because the container's control group cannot be read")
-        if self._config.link is not None:
-            self._shape(self._config.link)
+        self._machine.prepare(self._config.link)
         # Wait until the devices are isolated from each other and the router, if any, forwards to the
-        # broker. There is no timeout, because the launch of a large fleet may take long.
+        # broker, or until the clock of a real device is compared. There is no timeout, because the
+        # launch of a large fleet may take long.
         while not Path(self._config.isolated).exists():
             if self._stopped:
                 return 0
@@ -169,7 +161,7 @@ class Init:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
         self._start_wanted()
-        self._connection.open()
+        self._connection.open(self._config.timeout_s)
         if self._config.probed is not None:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
         try:
@@ -177,7 +169,7 @@ class Init:
             return 1 if self._unmeasured else code
         finally:
             self._connection.close()
-            self._netlink.close()
+            self._machine.close()
 
     def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result. End the device if the
@@ -205,31 +197,15 @@ class Init:
         """Publish a telemetry sample, and also limits and disturbances that have not been published
         yet."""
         device, client = self._config.device, self._client.pid if self._client else None
-        queues = {} if self._usage is None else self._usage.uses()
-        sample = resource_usage.sample(device, self._group, client, self._now)
-        sample = structs.replace(sample, uplink=queues.get("up"), downlink=queues.get("down"))
+        sample = self._machine.sample(client, self._now)
         self._connection.publish_lossy(self._topics.telemetry(device), messages.encode(sample))
         if self._meter is not None and self._meter.is_counting:
             energy = messages.encode(self._meter.sample(self._now()))
             self._connection.publish_lossy(self._topics.telemetry(device), energy)
-        if (limits := self._group.limits()) != self._limits:
+        if (limits := self._machine.limits()) != self._limits:
             self._send_limits(limits)
         for reason, since in self._disturbances.update(self._present_disturbances(time.monotonic())):
             self._report(reason, since)
-
-    def _read_usage(self) -> None:
-        """Read the counters of the link. If packets wait, schedule the next reading, because only the
-        time during which packets wait says something about the link."""
-        self._reading_due = math.inf
-        if self._usage is None or self._link is None or not self._plugged:
-            return
-        now = time.monotonic()
-        try:
-            is_waiting = self._usage.read(self._link, now)
-        except (OSError, KeyError):  # the interface or its queue was removed from outside
-            self._usage.pause()
-        else:
-            self._reading_due = now + _READ_SECONDS if is_waiting else math.inf
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
         """Return the time at which each present disturbance began, by the reason of the disturbance."""
@@ -238,18 +214,13 @@ class Init:
             f"the client of {name} was stopped by a signal": client is not None
             and not self._paused
             and resource_usage.is_stopped(client.pid),
-            f"the network interface of {name} was cut off from outside": self._plugged
-            and not link.has_carrier(self._interface),
+            **self._machine.faults(),
         }
         self._suspected = {
             reason: self._suspected.get(reason, now) for reason, holds in seen.items() if holds
         }
         found = {why: at for why, at in self._suspected.items() if now - at >= STANDSTILL_SECONDS}
-        for way, since in ({} if self._usage is None else self._usage.stuck_since()).items():
-            found[f"the {way}link of {name} carried nothing though packets waited"] = since
-        silent = max((one.unanswered for one in self._netlink.connections()), default=0.0)
-        if self._plugged and silent >= UNANSWERED_SECONDS + link.full_queue_seconds(self._link):
-            found[cut(name)] = now - silent
+        found |= self._machine.lasting_faults(now)
         return found
 
     def _report(self, reason: str, since: float) -> None:
@@ -274,10 +245,10 @@ class Init:
         container. The init sleeps in between, because its work uses the device's CPU share."""
         due = time.monotonic()
         while (code := self._exit_code()) is None:
-            now, wake = time.monotonic(), min(due, self._reading_due, self._metering_due)
+            now, wake = time.monotonic(), min(due, self._machine.reading_due, self._metering_due)
             if now >= wake:
-                if now >= min(due, self._reading_due):
-                    self._read_usage()
+                if now >= min(due, self._machine.reading_due):
+                    self._machine.read_queues()
                 if self._meter is not None and now >= min(due, self._metering_due):
                     self._count_energy(self._meter)
                 if now >= due:
@@ -289,7 +260,7 @@ class Init:
                 self._carry_out(self._orders.get(timeout=wake - now))
             except queue.Empty:
                 if time.monotonic() >= wake + STANDSTILL_SECONDS:
-                    self._report(f"the container of {self._config.device} stood still", now)
+                    self._report(f"{self._machine.title} stood still", now)
                 continue
             _reap_orphans(self._client.pid if self._client else None)
         return code
@@ -298,7 +269,7 @@ class Init:
         """Read the counters for the energy meter. If the battery is empty, power off: kill the client as
         a crash does, and report it. If an empty battery is charged, report that."""
         received, sent = resource_usage.traffic()
-        cpu = self._group.cpu_seconds() or 0.0
+        cpu = self._machine.cpu_seconds() or 0.0
         was_starting, self._was_starting = self._was_starting, self._is_starting
         at = self._clock.now()
         reading = CounterReading(at, from_seconds(cpu), sent, received)
@@ -317,7 +288,7 @@ class Init:
     @property
     def _is_starting(self) -> bool:
         """Whether a client is starting. Until it is ready, the engine does not limit its CPU."""
-        return self._client is not None and not self._ending and self._group.cores() is None
+        return self._client is not None and not self._ending and self._machine.cores() is None
 
     def _power_off(self, *, loses_memory: bool) -> None:
         """End the client without warning. It starts again when its power returns, unless an order has
@@ -337,7 +308,7 @@ class Init:
             self._client = None
             self._start_wanted()
             return None
-        if code == -signal.SIGKILL and (limit := self._group.killed_for_memory()) is not None:
+        if code == -signal.SIGKILL and (limit := self._machine.killed_for_memory()) is not None:
             self._fail(
                 f"out of memory: its client was killed, because it needed more than the device's "
                 f"{limit / 2**20:.0f} MiB: raise memory in the topology, or lower batch_size"
@@ -354,7 +325,7 @@ class Init:
                 case DeviceOrder(_, action):
                     self._do(action)
                 case LimitsRequest():
-                    self._send_limits(self._group.limits())
+                    self._send_limits(self._machine.limits())
                 case EnergyStart() as order if self._meter is not None:
                     self._meter.start(order)
                     self._count_energy(self._meter)
@@ -382,7 +353,7 @@ class Init:
             case Join():  # ends earlier pauses and disconnections
                 self._set_counted(is_counted=True)
                 self._resume()
-                self._plug(up=True)
+                self._machine.plug(up=True)
                 self._restart()
             case Crash():
                 self._end(signal.SIGKILL)
@@ -397,14 +368,11 @@ class Init:
             case Resume():
                 self._resume()
             case SetLink(changes):
-                lifted: dict[str, Any] = {
-                    name: link.LIFTED if value is None else value for name, value in changes.items()
-                }
-                self._shape(replace(self._link or AccessLink(), **lifted))
+                self._machine.shape(changes)
             case Disconnect():
-                self._plug(up=False)
+                self._machine.plug(up=False)
             case Reconnect():
-                self._plug(up=True)
+                self._machine.plug(up=True)
             case SetBattery() | Charge() | Unplug():
                 if self._meter is None:
                     self._fail(f"the device has no battery, expected one for {action}")
@@ -417,6 +385,8 @@ class Init:
                 if self._meter is not None and self._meter.account.is_on:
                     self._powered = True
                     self._start_wanted()
+            case SetBackground():
+                self._fail("a device has no background traffic: a segment has")
             case PowerOff():
                 self._fail("a power-off follows from the battery, and cannot be ordered")
             case _:
@@ -442,22 +412,6 @@ class Init:
         self._paused = False
         self._signal(signal.SIGCONT)
 
-    def _shape(self, wanted: AccessLink) -> None:
-        self._read_usage()
-        link.apply(wanted, self._interface, self._link, netem=self._config.netem)
-        self._link = wanted
-        if self._usage is None:
-            self._usage = link.LinkUsage(self._interface, self._netlink)
-        self._usage.pause()  # since the last reading, either rate may have applied
-        self._read_usage()
-
-    def _plug(self, *, up: bool) -> None:
-        self._read_usage()
-        link.plug(self._interface, up=up)
-        self._plugged = up
-        if self._usage is not None:
-            self._usage.pause()
-
     def _end(self, *signals: signal.Signals) -> None:
         self._wanted, self._ending = False, True
         self._signal(*signals)
@@ -467,25 +421,16 @@ class Init:
         if self._memory_lost:
             self._memory_lost = False
             self._erase_memory()
-        self._client = subprocess.Popen(
-            [sys.executable, "-m", "agents.client.main", self._config.client_config],
-            user=self._config.user,
-            group=self._config.user,
-            extra_groups=[],
-        )
+        command = [sys.executable, "-m", "agents.client.main", self._config.client_config]
+        self._client = self._machine.start(command)
         if self._paused:  # paused while no client was running
             self._signal(signal.SIGSTOP)
 
     def _erase_memory(self) -> None:
         """Delete the client's files, with the client's rights. The count of its trainings stays, because
         it belongs to the emulation."""
-        subprocess.run(
-            ["find", self._config.disk, "-mindepth", "1", "!", "-name", BEGUN, "-delete"],
-            user=self._config.user,
-            group=self._config.user,
-            extra_groups=[],
-            check=False,
-        )
+        everything_else = ["-mindepth", "1", "!", "-name", BEGUN, "-delete"]
+        self._machine.start(["find", self._config.disk, *everything_else]).wait()
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

@@ -24,6 +24,12 @@ _STATISTICS, _BASIC, _QUEUE = 7, 1, 3
 """TCA_STATS2, TCA_STATS_BASIC, TCA_STATS_QUEUE (linux/rtnetlink.h, linux/gen_stats.h)."""
 _BYTES, _LENGTH_AND_BACKLOG = struct.Struct("=Q"), struct.Struct("=II")
 
+_GET_CLASS, _ROOT = 42, 0xFFFFFFFF
+_OPTIONS, _HTB_SETTINGS, _HTB_RATE, _HTB_CEIL = 2, 1, 6, 7
+"""TCA_OPTIONS, and in it TCA_HTB_PARMS, TCA_HTB_RATE64 and TCA_HTB_CEIL64 (linux/pkt_sched.h)."""
+_HTB_RATES = struct.Struct("=8xI8xI")
+"""Start of struct tc_htb_opt: the rates of the class and of its ceiling."""
+
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 """NETLINK_SOCK_DIAG and SOCK_DIAG_BY_FAMILY (linux/sock_diag.h)."""
 _TCP_INFO, _ESTABLISHED = 2, 1 << 1
@@ -48,6 +54,19 @@ class QueueCounters(NamedTuple):
     """Bytes that have left the queue so far."""
     waiting: int
     """Bytes that wait in the queue and its child queues."""
+
+
+class ShapedClass(NamedTuple):
+    """Class of an HTB queueing discipline, as the kernel has it."""
+
+    parent: int
+    """Minor number of the class above; 0 if there is none."""
+    rate: int
+    """Guaranteed rate in bytes/s."""
+    ceil: int
+    """Maximum rate in bytes/s."""
+    left: int
+    """Bytes that have left the class and the classes below it."""
 
 
 class TcpConnection(NamedTuple):
@@ -83,6 +102,27 @@ class Netlink:
                     (left,) = _BYTES.unpack_from(values[_BASIC])
                     _, waiting = _LENGTH_AND_BACKLOG.unpack_from(values[_QUEUE])
                     found[interface, handle >> 16] = QueueCounters(left, waiting)
+        return found
+
+    def classes(self, interface: int, major: int = 1) -> dict[int, ShapedClass]:
+        """Return the HTB classes of the interface with the number `interface`, by minor number. `major`:
+        major number of the HTB queueing discipline."""
+        found = {}
+        question = _QDISC.pack(0, interface, 0, 0, 0)
+        for answer in _dump(self._route, _GET_CLASS, question):
+            _, _, handle, parent, _ = _QDISC.unpack_from(answer)
+            values = dict(_attributes(answer[_QDISC.size :]))
+            if handle >> 16 != major or _OPTIONS not in values:
+                continue
+            options = dict(_attributes(values[_OPTIONS]))
+            rate, ceil = _HTB_RATES.unpack_from(options[_HTB_SETTINGS])
+            if _HTB_RATE in options:
+                (rate,) = _BYTES.unpack_from(options[_HTB_RATE])
+            if _HTB_CEIL in options:
+                (ceil,) = _BYTES.unpack_from(options[_HTB_CEIL])
+            (left,) = _BYTES.unpack_from(dict(_attributes(values[_STATISTICS]))[_BASIC])
+            above = parent & 0xFFFF if parent != _ROOT else 0
+            found[handle & 0xFFFF] = ShapedClass(above, rate, ceil, left)
         return found
 
     def connections(self) -> list[TcpConnection]:

@@ -1,10 +1,9 @@
 """Client of the kernel's nfnetlink_queue, which passes the packets of an NFQUEUE rule to a process.
 
-The kernel holds the packets. This process gets only the number of each packet (copy mode META). For some
-queues it also gets the packet's length (copy mode PACKET, four bytes of the IPv4 header). It sends a
-verdict for each packet. Numbers increase within a queue, so one message can accept all packets up to a
-number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs CAP_NET_ADMIN in
-the network namespace: a process that drops the capability can no longer send verdicts.
+The kernel holds the packets. This process gets only the number of each packet (copy mode META), and
+sends a verdict for each packet. Numbers increase within a queue, so one message can accept all packets
+up to a number. Formats and constants: linux/netfilter/nfnetlink_queue.h. Every message needs
+CAP_NET_ADMIN in the network namespace: a process that drops the capability can no longer send verdicts.
 
 Fail closed: the kernel drops packets of a queue that no process is bound to, and packets for which the
 queue or the socket's buffer has no space (provided that the rule has no --queue-bypass). Closing the
@@ -29,10 +28,10 @@ _REQUEST, _ACK = 0x1, 0x4
 _NLMSG_ERROR = 2
 _SUBSYSTEM = 3 << 8  # NFNL_SUBSYS_QUEUE
 _PACKET, _VERDICT, _CONFIG, _VERDICT_BATCH = (_SUBSYSTEM | kind for kind in range(4))
-_PACKET_HDR, _VERDICT_HDR, _PAYLOAD = 1, 2, 10
+_PACKET_HDR, _VERDICT_HDR = 1, 2
 _CFG_CMD, _CFG_PARAMS, _CFG_MAXLEN, _CFG_MASK, _CFG_FLAGS = range(1, 6)
 _BIND = 1
-_COPY_META, _COPY_PACKET = 1, 2
+_COPY_META = 1
 _GSO = 1 << 2
 _DROP, _ACCEPT = 0, 1
 
@@ -52,14 +51,8 @@ _VERDICT_ATTRIBUTE = _ATTRIBUTE.pack(12, _VERDICT_HDR)
 _HDR_ATTRIBUTE = _ATTRIBUTE.pack(11, _PACKET_HDR)
 _NOTICE = struct.Struct(">18xH4xI")
 """Queue and packet number in a notice whose first attribute is the packet header."""
-_COPIED = 4
-"""Number of bytes of each packet that are copied: the beginning of the IPv4 header, with the packet's
-length."""
-_LENGTH = struct.Struct(">2xH")
-_PAYLOAD_ATTRIBUTE = _ATTRIBUTE.pack(_ATTRIBUTE.size + _COPIED, _PAYLOAD)
-Notice = tuple[int, int, int]
-"""Queue number, packet number, and length of the IP packet in bytes. The length is 0 if the queue does
-not report lengths."""
+Notice = tuple[int, int]
+"""Queue number and packet number."""
 
 
 class QueueError(Exception):
@@ -102,18 +95,18 @@ class PacketQueues:
         """File descriptor that is readable while notices wait to be received."""
         return self._socket.fileno()
 
-    def bind(self, queue: int, length: int, *, merged: bool, sized: bool = False) -> None:
+    def bind(self, queue: int, length: int, *, merged: bool) -> None:
         """Bind queue number `queue` and set its length to `length` packets; further packets are dropped.
 
-        `merged`: whether packets that the kernel has merged (GSO) stay merged. `sized`: whether notices
-        include the packet length. Must not be called while another thread receives. Raises QueueError,
-        and ValueError for an impossible queue number.
+        `merged`: whether packets that the kernel has merged (GSO) stay merged. Must not be
+        called while another thread receives. Raises QueueError, and ValueError for an impossible queue
+        number.
         """
         if not 0 <= queue <= 0xFFFF:
             raise ValueError(f"queue number is {queue}, expected 0 to 65535")
         attributes = [
             _attribute(_CFG_CMD, struct.pack(">BxH", _BIND, 0)),
-            _attribute(_CFG_PARAMS, struct.pack(">IB", _COPIED, _COPY_PACKET if sized else _COPY_META)),
+            _attribute(_CFG_PARAMS, struct.pack(">IB", 0, _COPY_META)),
             _attribute(_CFG_MAXLEN, struct.pack(">I", length)),
             *_flags(merged=merged),
         ]
@@ -144,7 +137,7 @@ class PacketQueues:
             for _ in range(limit):
                 data = receive(_NOTICE_SIZE, socket.MSG_DONTWAIT)
                 if data[4:6] == _PACKET_TYPE and data[20:24] == _HDR_ATTRIBUTE:
-                    packets.append((*unpack(data), _size(data)))
+                    packets.append(unpack(data))
                 else:
                     packets += parse(data)
         except BlockingIOError:
@@ -204,15 +197,6 @@ class PacketQueues:
         return f"queue {queue}: {os.strerror(code)}"
 
 
-def _size(notice: bytes) -> int:
-    """Return the length of a packet, from the copied bytes at the end of its notice; 0 if no bytes
-    were copied."""
-    if notice[-8:-4] != _PAYLOAD_ATTRIBUTE:
-        return 0
-    size: int = _LENGTH.unpack_from(notice, len(notice) - _COPIED)[0]
-    return size
-
-
 def parse(data: bytes) -> list[Notice]:
     """Return every packet that a netlink datagram reports. The datagram may hold several messages, with
     attributes in any order.
@@ -240,7 +224,7 @@ def _packet(message: bytes) -> list[Notice]:
         length, kind = _ATTRIBUTE.unpack_from(message, at)
         if kind == _PACKET_HDR:
             (number,) = struct.unpack_from(">I", message, at + _ATTRIBUTE.size)
-            return [(queue, number, _size(message))]
+            return [(queue, number)]
         at += max(_aligned(length), _ATTRIBUTE.size)
     return []
 

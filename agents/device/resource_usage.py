@@ -27,7 +27,7 @@ def sample(
         at=at,
         **_cpu(group),
         **demand,
-        memory=_memory(pid),
+        memory=resident_bytes(pid),
         received=received,
         sent=sent,
     )
@@ -53,7 +53,7 @@ def is_stopped(pid: int) -> bool:
     return state == "T"
 
 
-def _memory(pid: int | None) -> int:
+def resident_bytes(pid: int | None) -> int:
     """Return the resident memory of the client in bytes; 0 if it is not running."""
     try:
         resident = "0 0" if pid is None else Path(f"/proc/{pid}/statm").read_text()

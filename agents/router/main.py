@@ -4,7 +4,8 @@
 
 Devices connect to the router as if it were the broker. The router forwards their connections under its
 own address, so that neither side needs a route. A device whose packets are delayed or lost has two
-queues, one per direction. The delay line holds the device's packets in these queues.
+queues, one per direction. The delay line holds the device's packets in these queues. Segments that
+devices share are shaped by the kernel (`agents.router.segments`).
 
 The router runs outside the devices' CPU quotas, because a delay line that waits for CPU time delivers
 late. The router holds NET_ADMIN only in the network namespace of its container, which is removed with
@@ -26,21 +27,24 @@ from pathlib import Path
 from typing import Any
 
 from agents import config, disturbances
-from agents.config import RouterConfig, SharedLink
-from agents.device.delayline import DelayServer, Impairment, SharedRate
+from agents.config import RouterConfig
+from agents.device.delayline import DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
-from agents.device_actions import SetLink
+from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
+from agents.router.network import Network
 from agents.wire import messages
-from agents.wire.messages import DeviceOrder, MessageError
+from agents.wire.messages import DeviceOrder, MessageError, NetworkStart
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Maximum time in seconds until the name service resolves a host."""
 _LOOK_SECONDS = 0.5
 """Seconds between two checks for a new address of a restarted server."""
+_USE_SECONDS = 1.0
+"""Seconds between two reports of the segments' use."""
 _TABLES = ("iptables", "iptables-legacy")
 
 
@@ -56,23 +60,6 @@ def impairment(link: Mapping[str, float]) -> Impairment:
     """Return the impairment of one direction of a link. The delay is half of the link's round-trip
     time. The link's jitter and loss are already per direction."""
     return Impairment(link.get("rtt", 0.0) / 2, link.get("jitter", 0.0), link.get("loss", 0.0))
-
-
-def shared_cells(
-    access: Mapping[str, SharedLink], queues: Mapping[str, tuple[int, int]]
-) -> dict[int, SharedRate]:
-    """Return the shared rate of each queue, by the queue's number. All queues of a shared link in one
-    direction get the same SharedRate object. Queues without a shared rate are left out. `access`: shared
-    link of each device. `queues`: numbers of each device's queues (up, down)."""
-    made: dict[tuple[str, str], SharedRate] = {}
-    found = {}
-    for device, shared in access.items():
-        for queue, way, rate in zip(
-            queues[device], ("up", "down"), (shared.up, shared.down), strict=True
-        ):
-            if rate is not None:
-                found[queue] = made.setdefault((shared.name, way), SharedRate(rate))
-    return found
 
 
 def forwarding_rules(targets: Mapping[str, int], inside: str, outside: str) -> list[list[str]]:
@@ -148,13 +135,12 @@ class Router:
         its link first needs them."""
         self._iptables = iptables()
         self._topics = topics.Topics(cfg.run)
+        self._network = Network(cfg) if cfg.attached else None
         impairments = {
-            queue: impairment(self._links[name])
-            for name, queues in self._queues.items()
-            for queue in queues
+            queue: self._impairments(name) for name, queues in self._queues.items() for queue in queues
         }
         uniform = random.Random(cfg.seed).random  # noqa: S311
-        self._delays = DelayServer(impairments, uniform, shared_cells(cfg.access, self._queues))
+        self._delays = DelayServer(impairments, uniform)
         control = self._topics.control(topics.ROUTER)
         self._connection = Connection(cfg.broker, [control], self._carry_out)
         self._refusals = messages.Refusals(self._fail)
@@ -170,15 +156,19 @@ class Router:
         inside = interface_towards(next(iter(self._config.addresses.values())))
         # Without segmentation offload: it would lose or delay up to 64 KiB of TCP data as one packet.
         run(f"ip link set dev {inside} gso_max_segs 1".split())
-        for name, link in self._links.items():
-            if impairment(link) != Impairment() or name in self._config.access:
+        for name in self._links:
+            if self._impairments(name):
                 self._send_to_queues(name)
+        probe = None if self._network is None else self._network.set_up(inside)
         # Forwarding is enabled last, so that no packet passes without its impairment.
         for rule in forwarding_rules(self._targets(found), inside, outside):
             run([*self._iptables, *rule])
         self._connection.open()
         ready = messages.encode(messages.Status(topics.ROUTER, "ready"))
         self._connection.publish_status(self._topics.status(topics.ROUTER), ready)
+        if probe is not None:
+            self._connection.publish(self._topics.telemetry(topics.ROUTER), messages.encode(probe))
+            threading.Thread(target=self._report_use, args=(self._network,), daemon=True).start()
         disturbances.watch(self._report_standstill)
         if self._config.several:
             threading.Thread(target=self._follow, args=(found, inside, outside), daemon=True).start()
@@ -187,6 +177,8 @@ class Router:
         finally:
             self._connection.close()
             self._delays.close()
+            if self._network is not None:
+                self._network.close()
 
     def _targets(self, addresses: Mapping[str, str]) -> dict[str, int]:
         """Return the port of each server, by address. `addresses`: IP address of each server, by host
@@ -217,20 +209,40 @@ class Router:
         self._queued.add(name)
 
     def _carry_out(self, message: ReceivedMessage) -> None:
-        """Carry out an order that changes a device's link. Called in paho's thread. If the order fails,
-        report the failure; the link then stays as it was."""
+        """Carry out an order that changes a device's link or a segment. Called in paho's thread. If the
+        order fails, report the failure; the link then stays as it was."""
         try:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
-                case DeviceOrder(_, SetLink()) if self._config.several:
-                    pass  # a device of another router
+                case DeviceOrder(
+                    name, (SetLink() | SetBackground() | Disconnect() | Reconnect()) as action
+                ) if self._network is not None and name in self._network.segments:
+                    for device in self._network.act(name, action):
+                        self._apply(device)
+                case NetworkStart(run_time):
+                    if self._network is not None:
+                        self._network.start(run_time)
+                case DeviceOrder() if self._config.several:
+                    pass  # a device or segment of another router
                 case _:
-                    raise MessageError("expected a link change for a device of the router's run")
+                    raise MessageError("expected a change of a link or segment of the router's run")
         except MessageError as error:
             self._refusals.add(message.topic, error)
-        except LinkError as error:
+        except (LinkError, OSError) as error:
             self._fail(str(error))
+
+    def _report_use(self, network: Network) -> None:
+        """Publish the use of the segments every second."""
+        while True:
+            time.sleep(_USE_SECONDS)
+            try:
+                if (use := network.use(time.monotonic())) is not None:
+                    topic = self._topics.telemetry(topics.ROUTER)
+                    self._connection.publish(topic, messages.encode(use))
+            except (LinkError, OSError, MessageError) as error:
+                self._fail(str(error))
+                return
 
     def _report_standstill(self, since: float, at: float) -> None:
         found = messages.Disturbance(topics.ROUTER, at, since, "the router stood still")
@@ -243,12 +255,21 @@ class Router:
         self._connection.publish(self._topics.failure(topics.ROUTER), messages.encode(failure))
 
     def _change(self, name: str, changes: Mapping[str, Any]) -> None:
-        link = {**self._links[name], **changes}
+        self._links[name] |= changes
+        self._apply(name)
+
+    def _apply(self, name: str) -> None:
+        """Apply the impairments of the device's link and segments to packets from now on."""
         for queue in self._queues[name]:
-            self._delays.change(queue, impairment(link))
-        self._links[name] = link
+            self._delays.change(queue, self._impairments(name))
         if name not in self._queued:
             self._send_to_queues(name)
+
+    def _impairments(self, name: str) -> list[Impairment]:
+        """Return what the packets of the device pass in each direction, on its link and its segments."""
+        own = impairment(self._links[name])
+        shared = [] if self._network is None else self._network.impairments(name)
+        return [*([] if own == Impairment() else [own]), *shared]
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from typing import Any
 from agents.timing.clock_sync import Estimate
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
 
-_TIMES, _RATES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter"), ("up", "down")
+_TIMES = ("at", "since", "ran", "waited", "busy", "rtt", "jitter", "seconds")
+_RATES = ("up", "down", "full", "reach", "alone", "together")
 _POWERS = {**dict.fromkeys(_TIMES, 1), **dict.fromkeys(_RATES, -1)}
 """Exponent n of each field of a link or sample: the value in host time is the value in device time ×
 dilationⁿ. In host time, durations are longer and rates are lower. Fields without an entry have the same
@@ -25,6 +26,8 @@ def in_host_time(values: Mapping[str, Any], dilation: float) -> dict[str, Any]:
     def converted(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return in_host_time(value, dilation)
+        if isinstance(value, list):
+            return [converted(name, one) for one in value]
         return value if value is None or name not in _POWERS else value * dilation ** _POWERS[name]
 
     return {name: converted(name, value) for name, value in values.items()}

@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from agents import device_actions
-from agents.device_actions import EnergyAction, SetLink, Switching
+from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
 from agents.texts import make_printable
@@ -44,7 +44,7 @@ class MessageError(Exception):
     """A payload that is not a valid message for its topic; the text describes the error."""
 
 
-RemoteAction = SetLink | EnergyAction | Switching
+RemoteAction = SetLink | SetBackground | EnergyAction | Switching
 """Actions that a device's init or the router carries out. CPU limits are set by the controller
 itself."""
 State = Literal["joining", "ready", "over", "offline"]
@@ -141,7 +141,8 @@ class DisruptOrder(_AggregatorOrder, frozen=True):
 
 
 class DeviceOrder(_Fields, frozen=True):
-    """Order to the init of `device`, or to the router: carry out `action` on the device."""
+    """Order to the init of `device`, or to the router: carry out `action` on the device. For the router,
+    `device` may be a segment."""
 
     device: Name
     action: RemoteAction
@@ -277,6 +278,60 @@ class LinkProbe(_Fields, frozen=True):
     probe: LinkFigures
 
 
+class SegmentFigures(_Fields, frozen=True):
+    """Measured rate of a segment in one direction before the start of the run clock, in bit/s."""
+
+    segment: Name
+    way: Literal["up", "down"]
+    full: Rate
+    """Requested rate of all senders below the segment together, as far as the segments on their way to
+    the server let them."""
+    reach: Rate
+    """Requested rate of a single sender."""
+    alone: Rate
+    """Measured rate of a single sender."""
+    together: Rate
+    """Measured rate of all senders together."""
+
+
+class NetworkProbe(_Fields, frozen=True):
+    """Measurement of the segments by the router `device`. `at`: seconds on the host's monotonic
+    clock."""
+
+    device: Name
+    at: Seconds
+    segments: Sequence[SegmentFigures]
+
+
+class SegmentUse(_Fields, frozen=True):
+    """Bytes on the wire that passed a segment in one direction. Segments above count them, too."""
+
+    segment: Name
+    way: Literal["up", "down"]
+    devices: Mapping[Name, Count]
+    """Bytes of each device below the segment that sent or received any."""
+    background: Count = 0
+    """Bytes of the background traffic on the segment and on the segments below it."""
+
+
+class NetworkUse(_Fields, frozen=True):
+    """Use of the segments in the `seconds` seconds until `at`, a time in seconds on the host's monotonic
+    clock, in virtual time in seconds of device time. Segments that nothing has passed are left out.
+    `device`: the router."""
+
+    device: Name
+    at: Seconds
+    seconds: Seconds
+    segments: Sequence[SegmentUse]
+
+
+class NetworkStart(_Fields, frozen=True):
+    """Order to the router or the relay: begin the background traffic. `run_time`: device time now, in
+    seconds."""
+
+    run_time: Seconds
+
+
 class CgroupLimits(_Fields, frozen=True, kw_only=True):
     """Limits of a control group. A field is NO_LIMIT if the limit is not set, and None if the kernel has
     no such limit."""
@@ -410,10 +465,19 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
-Telemetry = UsageSample | LinkProbe | LimitsRead | Disturbance | EnergySample | PowerSwitch
+Telemetry = (
+    UsageSample
+    | LinkProbe
+    | LimitsRead
+    | Disturbance
+    | EnergySample
+    | PowerSwitch
+    | NetworkProbe
+    | NetworkUse
+)
 """Messages that devices and the router send to the controller."""
 Message = (
     Order
@@ -475,7 +539,8 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
             fields = _json(payload)
             kinds: dict[str, type[Telemetry]] = {
                 "probe": LinkProbe, "limits": LimitsRead, "disturbance": Disturbance,
-                "energy": EnergySample, "powered": PowerSwitch,
+                "energy": EnergySample, "powered": PowerSwitch, "seconds": NetworkUse,
+                "segments": NetworkProbe,
             }  # fmt: skip
             found = (kinds[field] for field in kinds if field in fields)
             return _of_device(name, next(found, UsageSample), fields)
@@ -488,6 +553,11 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
         case "report":
             return _build(Report, {**_json(payload), "client": name})
     raise MessageError(f"no control messages are expected on {kind}/")
+
+
+def of_telemetry(cls: type[T], fields: Mapping[str, Any]) -> T:
+    """Return the message of the kind `cls` in the fields of a telemetry line. Raises MessageError."""
+    return _build(cls, fields)
 
 
 def limits_from_fields(fields: Any) -> CgroupLimits:
@@ -510,6 +580,8 @@ def _request(client: str, text: str) -> Message:
 def _order(name: str, fields: dict[str, Any]) -> Order:
     if name == topics.AGGREGATOR:
         return _build(_ToAggregator, {"order": fields}).order
+    if name == topics.ROUTER and fields.keys() == {"run_time"}:
+        return _build(NetworkStart, fields)
     alone = fields.keys() == {"device"} and name != topics.ROUTER
     kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
     if "epoch" in fields and name != topics.ROUTER:

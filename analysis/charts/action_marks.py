@@ -10,7 +10,16 @@ from itertools import islice
 
 import numpy as np
 
-from agents.device_actions import Charge, SetBattery, SetCpu, SetLink, Unplug, from_json, name_of
+from agents.device_actions import (
+    Charge,
+    SetBackground,
+    SetBattery,
+    SetCpu,
+    SetLink,
+    Unplug,
+    from_json,
+    name_of,
+)
 from analysis.charts.chart import COLORS, Chart, Layer, arrays
 from analysis.load import Run
 from analysis.names import distinct
@@ -224,6 +233,8 @@ def describe(details_json: str) -> str:
             return "charge" if watts is None else f"charge {watts:g} W"
         case Unplug():
             return "unplug"
+        case SetBackground(on):
+            return f"background {'on' if on else 'off'}"
         case action:
             return name_of(action)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import topology as topologies
 from testbed import tracking
-from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of
+from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of, with_settings
 from testbed.console import Report, silent
 from testbed.dashboard import serving
 from testbed.data import preparation
@@ -112,10 +112,22 @@ class Launch:
         if self.options.nodes is not None:
             return []
         try:
-            planning.check_host(self.plan)
+            planning.check_host(self.topology, self.plan)
         except HostError as error:
             return [f"`testbed up` would refuse it on this host: {error}"]
         return []
+
+    def dry_run(self) -> list[str]:
+        """Return lines with the commands that the run would run on its real devices. Raises
+        BadInputError if it has none."""
+        if not self.plan.real_devices:
+            raise BadInputError(
+                "--dry-run shows the commands for real devices, and this topology has none: `testbed "
+                "plan` shows the rest"
+            )
+        from testbed.runtimes.ssh import inspection
+
+        return inspection.dry_run(self.plan, self.topology.requirements)
 
     def memory(self) -> str:
         """Return a sentence on the memory that the components of the run need."""
@@ -148,7 +160,7 @@ class Launch:
     def directory(self) -> RunDirectory:
         """Create and return a new run directory, or return the directory of the run that is resumed.
         Raises BadInputError. Raises HostError if this host would refuse the run."""
-        planning.check_host(self.plan)
+        planning.check_host(self.topology, self.plan)
         return self.resumed or RunDirectory.new(self.runs, self.topology.name)
 
     def run(self, directory: RunDirectory, view: View) -> None:
@@ -209,6 +221,7 @@ def plan_run(
     metrics: int | None = None,
     verbose: bool = False,
     resume: str | None = None,
+    settings: Sequence[str] = (),
     runs: str | Path = "runs",
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
@@ -217,6 +230,7 @@ def plan_run(
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
     run; 0 for any free port; None for no page or no metrics. `verbose`: whether clients log each round.
     `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
+    `settings`: changes of the topology, each as `PATH=VALUE` such as `rule.buffer_size=8`.
     For the other parameters see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
@@ -241,7 +255,9 @@ def plan_run(
         raise BadInputError(
             "Give a topology file or --resume RUN, and not both (`testbed runs` lists the runs)."
         )
-    launch = _plan(text_of(topology), options, Path(runs), resumed)
+    if resumed is not None and settings:
+        raise BadInputError("--set cannot change a run that is resumed: start a new run")
+    launch = _plan(with_settings(text_of(topology), settings), options, Path(runs), resumed)
     serving.check_ports(options)
     return launch
 

@@ -20,6 +20,7 @@ import psutil
 from agents.texts import quantity
 from testbed import images
 from testbed.broker import programs
+from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel, rapl
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
@@ -28,6 +29,7 @@ from testbed.images import Images, debian, inventory, torch_companions, torch_in
 from testbed.images.inventory import StoredImage
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
+from testbed.topology.real_devices import is_destination
 from testbed.view import View
 
 Status = Literal["ok", "warn", "missing"]
@@ -72,6 +74,24 @@ def doctor() -> list[Finding]:
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
     found.append(energy(rapl.survey()))
     return [*found, disk(info), broker(has_engine=bool(info)), python(), torch()]
+
+
+def doctor_hosts(hosts: Sequence[str], *, clean: bool = False) -> list[Finding]:
+    """Check real devices, one finding per SSH destination of `hosts`. `clean`: instead, remove the
+    environments and left-over files of the testbed there. Raises BadInputError for an invalid
+    destination."""
+    from testbed.runtimes.ssh import inspection  # uses a process per device
+
+    for host in hosts:
+        if not is_destination(host):
+            raise BadInputError(f"{host}: expected user@host, or ssh://[user@]host[:port]")
+    found = inspection.clean(hosts) if clean else inspection.describe(hosts)
+    return [
+        Finding(host, "missing", str(one).removeprefix(f"{host}: "))
+        if isinstance(one, HostError)
+        else Finding(host, "ok", one)
+        for host, one in found.items()
+    ]
 
 
 def engine(info: Mapping[str, Any]) -> Finding:

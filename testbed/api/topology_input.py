@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from testbed.errors import BadInputError
+from testbed.sweeps import cells
 from testbed.topology import Topology, yamlfile
 
 TopologyLike = str | Path | Mapping[str, Any] | Topology
@@ -63,6 +64,28 @@ def text_of(
     if not isinstance(data, Mapping):
         raise BadInputError(f"{given.name}: expected a mapping of the topology's entries")
     return TopologyInput(given.name, yamlfile.write(plain_values({**data, **changes}), "<topology>"))
+
+
+def with_settings(given: TopologyInput, settings: Sequence[str]) -> TopologyInput:
+    """Return `given` with the values in `settings`, each as `PATH=VALUE` with a path such as
+    `rule.buffer_size` or `devices[0].cpu`, and a value in YAML. Raises BadInputError."""
+    if not settings:
+        return given
+    data = yamlfile.parse(given.text, given.name).data
+    for text in settings:
+        path, equals, value = text.partition("=")
+        where = cells.parse_path(path.strip())
+        if not equals or where is None:
+            raise BadInputError(
+                f"--set {text}: expected a key and a value such as rule.buffer_size=8 or "
+                "'devices[0].cpu=0.2'"
+            )
+        try:
+            data = yamlfile.replace_value(data, where, yamlfile.parse(value, f"--set {path}").data)
+        except LookupError as error:
+            raise BadInputError(f"--set {text}: {error.args[0]}") from None
+    changed = yamlfile.write(plain_values(data), given.name)
+    return TopologyInput(f"{given.name} with --set", changed)
 
 
 def plain_values(value: Any) -> Any:

@@ -109,6 +109,14 @@ class Listeners:
     """TCP port with TLS, for the clients; None if clients use `port`."""
     socket: str | None = None
     """Path of a Unix socket for processes of the broker's user and group; None for no socket."""
+    remote: tuple[str, int] | None = None
+    """Address and TCP port with TLS for real devices; None if no real device connects."""
+
+    @property
+    def with_tls(self) -> tuple[tuple[str, int], ...]:
+        """Addresses and ports with TLS."""
+        own = () if self.tls_port is None else ((self.host, self.tls_port),)
+        return own if self.remote is None else (*own, self.remote)
 
     @property
     def clients_port(self) -> int:
@@ -141,9 +149,9 @@ def mosquitto_conf(at: Listeners, directory: str, limits: BrokerLimits) -> str:
     # Otherwise a client could use the id of another client, and end or take over that client's session.
     named = "use_username_as_clientid true\n"
     listeners = f"listener {at.port} {at.host}\n{named}"
-    if at.tls_port is not None:
+    for host, port in at.with_tls:
         files = f"certfile {directory}/{_CERTIFICATE}\nkeyfile {directory}/{_KEY}\n"
-        listeners += f"listener {at.tls_port} {at.host}\n{named}{files}tls_version tlsv1.3\n"
+        listeners += f"listener {port} {host}\n{named}{files}tls_version tlsv1.3\n"
     if at.socket is not None:
         listeners += f"listener 0 {at.socket}\n{named}"
     return f"""\
@@ -233,10 +241,10 @@ def write_embedded(
         for account in accounts.values()
     ]
     listeners: dict[str, dict[str, Any]] = {"default": {"type": "tcp", "bind": f"{at.host}:{at.port}"}}
-    if at.tls_port is not None:
-        listeners["tls"] = {
+    for number, (host, port) in enumerate(at.with_tls):
+        listeners[f"tls-{number}"] = {
             "type": "tcp",
-            "bind": f"{at.host}:{at.tls_port}",
+            "bind": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             "ssl": True,
             "certfile": str(directory / _CERTIFICATE),
             "keyfile": str(directory / _KEY),

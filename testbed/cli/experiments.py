@@ -30,6 +30,7 @@ from testbed.errors import BadInputError, RunFailedError, writable_file
 if TYPE_CHECKING:
     from analysis import load
     from analysis.agreement import RankAgreement
+    from testbed.api.twins import TwinPair
 
 RunsGiven = Annotated[
     list[str],
@@ -84,7 +85,7 @@ _PANEL = "Many runs"
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    for command in (sweep, agree, compare, report, export):
+    for command in (sweep, agree, twin, compare, report, export):
         app.command(rich_help_panel=_PANEL)(command)
 
 
@@ -174,6 +175,149 @@ def agree(
         print_text(f"\nMean energy of all devices to {accuracy}:")
         _show(found.by_energy, found.runtime, "J")
     print_last_line(_verdicts(found.real), f"testbed report {found.folder}")
+
+
+def twin(
+    given: RunsGiven,
+    runtime: RuntimeName = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Only write the topology and its profiles to this folder."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the topology and its profiles.")
+    ] = False,
+    target: Target = None,
+    oversubscribe: Oversubscribe = False,
+    data: DataRoot = None,
+    as_json: AsJson = False,
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Emulate the devices of runs as they were measured in them, and compare each run with its twin.
+
+    The runs may have real devices, or be any other runs. A twin has the step times, rates and delays of
+    its run. For several configurations, the command says whether runs and twins rank them alike.
+    """
+    from testbed.api import results, twins
+
+    share = _share(target)
+
+    def report(text: str) -> None:
+        _print(text, quiet=as_json)
+
+    found = [run.path for run in results.load_all(given, runs, slim=True)]
+    if dry_run or to is not None:
+        if len(found) > 1:
+            raise BadInputError("--to and --dry-run take one run")
+        _write_twin(found[0], runtime, None if dry_run else to, data, as_json=as_json)
+        return
+    pairs = []
+    with _explaining_twins(quiet=as_json):
+        for path in found:
+            pair = twins.twin(
+                path,
+                runtime=runtime,
+                target=share,
+                data=data,
+                oversubscribe=oversubscribe,
+                on_progress=report,
+                runs=runs,
+            )
+            pairs.append(pair)
+            if not as_json:
+                _show_pair(pair)
+    ranked = twins.rank(pairs, share) if len(pairs) > 1 else None
+    if as_json:
+        console.print_json(
+            {
+                "pairs": [_plain_pair(pair) for pair in pairs],
+                "target": None if ranked is None else ranked[1],
+                "ranks": None if ranked is None else _plain(ranked[0], "s", ("twin", "original")),
+            }
+        )
+        return
+    if ranked is not None:
+        from analysis import comparison
+
+        print_text(f"\nMean time to a test accuracy of {comparison.percent(ranked[1])}:")
+        _show(ranked[0], "the runs", "s", other="the twins", where="the twins")
+    both = [run for pair in pairs for run in (pair.original, pair.twin)]
+    print_last_line(_verdicts(both), f"testbed report {' '.join(str(one.path) for one in both)}")
+
+
+def _write_twin(
+    run: Path, runtime: str | None, to: Path | None, data: Path | None, *, as_json: bool
+) -> None:
+    """Write the topology of a twin to the folder `to`, or print it if `to` is None."""
+    from testbed.api import twins
+
+    def report(text: str) -> None:
+        _print(text, quiet=as_json)
+
+    made = twins.make(run, runtime=runtime, data=data, on_progress=report)
+    if to is None:
+        print_text(f"{made.topology}\n# {twins.PROFILES}:\n{made.profiles}".rstrip())
+    else:
+        print_files([made.write(to)], as_json=as_json)
+    for one in made.remarks:
+        report(one)
+    if to is not None:
+        report(f"Next: testbed up {to / twins.FILE}")
+
+
+def _plain_pair(pair: TwinPair) -> dict[str, Any]:
+    """Return `pair` for JSON."""
+    ranks = None
+    if pair.ranks is not None:
+        ranks = _plain(pair.ranks, "s_per_update", ("twin", "original"))
+    return {
+        "original": pair.original.name,
+        "twin": pair.twin.name,
+        "target": pair.target,
+        "remarks": pair.remarks,
+        "figures": [{**dataclasses.asdict(row), "difference": row.difference} for row in pair.figures],
+        "devices": pair.devices.to_dict("records"),
+        "ranks": ranks,
+    }
+
+
+def _show_pair(pair: TwinPair) -> None:
+    """Print the figures of a run and of its twin, and the ranks of the devices."""
+    print_text("")
+    names = (pair.original.manifest["runtime"], f"twin, {pair.twin.manifest['runtime']}")
+    rows = [
+        [row.name, f"{row.original:.4g}", f"{row.twin:.4g}", _percent(row.difference)]
+        for row in pair.figures
+    ]
+    console.show_numbers(["", *names, "difference"], rows)
+    print_text("")
+    columns = ("updates", "twin_updates", "staleness", "twin_staleness", "round", "twin_round")
+    lines = [
+        [str(row["device"]), *(_figure(row[key]) for key in columns)]
+        for row in pair.devices.to_dict("records")
+    ]
+    console.show_numbers(["device", *(key.replace("_", " ") for key in columns)], lines)
+    if pair.ranks is not None:
+        print_text("\nDevices by seconds per update:")
+        _show(pair.ranks, names[0], "s", other="twin", where="the twin", digits=3)
+
+
+@contextmanager
+def _explaining_twins(*, quiet: bool) -> Iterator[None]:
+    """Print what remains if the `with` block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _print("Interrupted: finished twins stay among the runs", quiet=quiet)
+        raise
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{100 * share:+.1f}%"
+
+
+def _figure(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"
 
 
 def compare(
@@ -308,22 +452,36 @@ def _verdicts(found: Sequence[load.Run]) -> str:
     return f"Verdicts: {told}" if counts.keys() - {"simulated"} else ""
 
 
-def _plain(result: RankAgreement, unit: str) -> dict[str, Any]:
-    """Return `result` for JSON. The names of the costs end with `unit`."""
+def _plain(
+    result: RankAgreement, unit: str, names: tuple[str, str] = ("virtual", "real")
+) -> dict[str, Any]:
+    """Return `result` for JSON. The names of the costs end with `unit`. `names`: the two kinds of
+    runs."""
     rows = [dataclasses.asdict(one) for one in result.configurations]
     for row in rows:
-        for way in ("virtual", "real"):
-            row[f"{way}_{unit}"] = row.pop(f"{way}_cost")
+        for way, name in zip(("virtual", "real"), names, strict=True):
+            row[f"{name}_{unit}"] = row.pop(f"{way}_cost")
+            row[f"{name}_rank"] = row.pop(f"{way}_rank")
     return dataclasses.asdict(result) | {"configurations": rows}
 
 
-def _show(result: RankAgreement, runtime: str, unit: str) -> None:
-    headings = (f"virtual {unit}", f"{runtime} {unit}", "rank in virtual", f"rank in {runtime}")
+def _show(
+    result: RankAgreement,
+    runtime: str,
+    unit: str,
+    *,
+    other: str = "virtual",
+    where: str = "virtual time",
+    digits: int = 1,
+) -> None:
+    """Print the two rankings. `runtime` and `other`: names of the two kinds of runs. `where`: name of
+    the second kind in a sentence. `digits`: decimals of the costs."""
+    headings = (f"{other} {unit}", f"{runtime} {unit}", f"rank in {other}", f"rank in {runtime}")
     table = console.number_table("", *headings)
     table.columns[0].justify = "left"
     for one in result.configurations:
         pair = (one.virtual_cost, one.real_cost)
-        costs = ("–" if math.isinf(cost) else f"{cost:.1f}" for cost in pair)
+        costs = ("–" if math.isinf(cost) else f"{cost:.{digits}f}" for cost in pair)
         table.add_row(one.name, *costs, str(one.virtual_rank), str(one.real_rank))
     out().print(table)
     if math.isnan(result.tau):
@@ -335,7 +493,7 @@ def _show(result: RankAgreement, runtime: str, unit: str) -> None:
     print_text(f"Kendall's tau-b: {result.tau:.2f} ({interval})")
     better, worse = ("is faster", "slower") if unit == "s" else ("needs fewer joules", "more")
     for first, second in result.swapped:
-        print_text(f"Swapped: {first} {better} than {second} in virtual time, but {worse} in {runtime}.")
+        print_text(f"Swapped: {first} {better} than {second} in {where}, but {worse} in {runtime}.")
     if not result.swapped:
         print_text("No two configurations swap.")
 

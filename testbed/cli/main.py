@@ -109,8 +109,20 @@ def up_command(
         Path | None, typer.Argument(help="The topology file.", metavar="TOPOLOGY", show_default=False)
     ] = None,
     runtime: RuntimeName = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a key of the topology, such as rule.buffer_size=8 or seed=2; repeatable.",
+        ),
+    ] = None,
     detached: Annotated[
         bool, typer.Option("--detach", "-d", help="Return as soon as the run has started.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print the commands for real devices."),
     ] = False,
     oversubscribe: Oversubscribe = False,
     data: DataRoot = None,
@@ -149,8 +161,12 @@ def up_command(
         metrics=metrics_port,
         verbose=verbose,
         resume=resume,
+        settings=settings or (),
         runs=runs,
     )
+    if dry_run:
+        print_text("\n".join(launch.dry_run()))
+        return
     if not detached:
         if _up(launch, as_json=as_json) == "not valid" and strict:
             raise typer.Exit(1)
@@ -419,8 +435,8 @@ def plan_command(
             f"Next: testbed up {topology}"
         )
     elif not as_json:
-        total = sum(device.host_cpu for device in plan.devices)
-        asking = quantity(len(plan.devices), "device asks", "devices ask")
+        total = sum(device.host_cpu for device in plan.emulated_devices)
+        asking = quantity(len(plan.emulated_devices), "device asks", "devices ask")
         cores = "core" if plan.device_capacity == 1 else "cores"
         print_text(
             f"{plan.runtime}: {asking} for {total:g} of {plan.device_capacity:g} "

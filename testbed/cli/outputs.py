@@ -158,7 +158,7 @@ class PlannedDeviceOutput(Output):
     loss: str | None = None
     """Share of lost packets."""
     access: str | None = None
-    """Link that the device shares with other devices."""
+    """Segment that the device is attached to, which it may share with other devices."""
     think: str | None = None
     """Pause between trainings."""
     local: str | None = None
@@ -488,6 +488,92 @@ class AgreementOutput(RankingsOutput):
     """Agreement of the rankings by energy; null if a run counted no energy."""
 
 
+class TwinFigureOutput(Output):
+    """A figure of a run and of its twin."""
+
+    name: str
+    """Meaning of the figure, with its unit."""
+    original: float | None
+    twin: float | None
+    difference: float | None
+    """Difference of the twin as a share of the original; null if a value is unknown."""
+
+
+class TwinDeviceOutput(Output):
+    """A device in a run and in the run of its twin."""
+
+    device: str
+    updates: int
+    twin_updates: int
+    staleness: float | None
+    """Mean staleness in versions; null without updates."""
+    twin_staleness: float | None
+    round: float | None
+    """Mean seconds from the dispatch to the arrival of the update; null without updates."""
+    twin_round: float | None
+
+
+class RankedDeviceOutput(Output):
+    """Ranks of a device by the seconds of the run per update."""
+
+    name: str
+    twin_s_per_update: float | None
+    original_s_per_update: float | None
+    twin_rank: int
+    original_rank: int
+
+
+class DeviceRanksOutput(RankingsOutput):
+    """Agreement of the rankings of devices; configurations are devices, and virtual time is the twin."""
+
+    configurations: list[RankedDeviceOutput]
+
+
+class TwinPairOutput(Output):
+    """A run beside the run of its twin."""
+
+    original: str
+    """Id of the run."""
+    twin: str
+    """Id of the twin's run."""
+    target: float | None
+    """Target accuracy, 0 to 1; null if there is none."""
+    remarks: list[str]
+    """A sentence for each figure that the run's records lack."""
+    figures: list[TwinFigureOutput]
+    devices: list[TwinDeviceOutput]
+    ranks: DeviceRanksOutput | None
+    """Ranks of the devices; null for a single device."""
+
+
+class TwinConfigurationOutput(Output):
+    """Times and ranks of a configuration in runs and in those of their twins."""
+
+    name: str
+    twin_s: float | None
+    """Mean time to the target with the twins, in seconds; null if a seed did not reach the target."""
+    original_s: float | None
+    """Mean time to the target in the runs, in seconds; null if a seed did not reach the target."""
+    twin_rank: int
+    original_rank: int
+
+
+class TwinRanksOutput(RankingsOutput):
+    """Agreement of the rankings of configurations; virtual time is the twins."""
+
+    configurations: list[TwinConfigurationOutput]
+
+
+class TwinOutput(Output):
+    """Runs beside the runs of their twins."""
+
+    pairs: list[TwinPairOutput]
+    target: float | None
+    """Target accuracy of `ranks`, 0 to 1; null without ranks."""
+    ranks: TwinRanksOutput | None
+    """Ranks of the configurations; null if there is only one, or if no run reached an accuracy."""
+
+
 class WrittenFilesOutput(Output):
     """Files or folders that were written."""
 
@@ -592,6 +678,7 @@ OUTPUTS: dict[str, Any] = {
     "sweep": ComparisonOutput,
     "compare": ComparisonOutput,
     "agree": AgreementOutput,
+    "twin": TwinOutput | WrittenFilesOutput,
     "report": WrittenFilesOutput,
     "export": WrittenFilesOutput | TrackerOutput,
     "rules": list[RuleOutput] | RuleOutput,

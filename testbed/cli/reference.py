@@ -14,6 +14,7 @@ from testbed.cli import completion
 from testbed.cli.app import App
 from testbed.cli.arguments import AsJson
 from testbed.console import print_files, print_json, print_text, quantity, remark, show, table
+from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -146,11 +147,26 @@ def _show_profiles(name: str | None, *, as_json: bool) -> None:
         print_text(catalog.profile_text(known, whole=name is not None, populations=populations))
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Check what this host can do, and show the commands that fix what it cannot."""
+def doctor(
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[HOST]...",
+            help="Real devices to check instead, as in `hosts` of a topology: pi@raspi-1.",
+        ),
+    ] = None,
+    clean: Annotated[
+        bool,
+        typer.Option("--clean", help="Remove the testbed's Python environment and files from HOST."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check what this host, or a real device, can do, and show the commands that fix what it cannot."""
     from testbed.api import machine
 
-    findings = machine.doctor()
+    if clean and not hosts:
+        raise BadInputError("--clean needs the devices to clean, such as pi@raspi-1")
+    findings = machine.doctor_hosts(hosts, clean=clean) if hosts else machine.doctor()
     if as_json:
         print_json([asdict(finding) for finding in findings])
         return

@@ -218,6 +218,30 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentFidelity:
+    """Requested and measured figures of one direction of a segment, in bit/s on the wire."""
+
+    segment: str
+    way: str
+    """Direction: `up` or `down`."""
+    alone: Figure
+    """Rate of a single sender, measured before the run clock started."""
+    together: Figure
+    """Rate of all senders of the segment at once, measured before the run clock started."""
+    background: Figure
+    """Mean rate of the segment's own background traffic: offered and delivered."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the entry in `fidelity.json`."""
+        figures = (("alone", self.alone), ("together", self.together), ("background", self.background))
+        return {
+            name: {"asked": _round(one.requested), "got": _round(one.got), "error": _round(one.error)}
+            for name, one in figures
+            if one != Figure()
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceFidelity:
     """Requested and measured figures of a device."""
 
@@ -391,6 +415,8 @@ class Fidelity:
     on that host. Empty if there is only one host."""
     energy: EnergyComparison | None = None
     """Emulated energy beside that of the host; None if no device's energy is counted."""
+    segments: tuple[SegmentFidelity, ...] = ()
+    """Requested and measured figures of the segments that devices share."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -403,13 +429,20 @@ class Fidelity:
 
         `clocks` has the `uncertainty` of the clock of each other host, in seconds. `clocks` is left out
         if there is only one host. `energy` has `emulated` and `host` of EnergyComparison. `energy` is
-        left out if no device's energy is counted.
+        left out if no device's energy is counted. `segments` has an entry per segment, and in it one per
+        direction, with the figures of SegmentFidelity. It is left out if devices share no segment.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
-        found = {"format": FORMAT, "devices": devices, **({"clocks": clocks} if clocks else {})}
+        found: dict[str, Any] = {
+            "format": FORMAT,
+            "devices": devices,
+            **({"clocks": clocks} if clocks else {}),
+        }
         if (energy := self.energy) is not None:
             found["energy"] = {"emulated": _round(energy.emulated), "host": _round(energy.host)}
+        for one in self.segments:
+            found.setdefault("segments", {}).setdefault(one.segment, {})[one.way] = one.as_dict()
         return found
 
     def save(self, path: Path) -> None:

@@ -14,6 +14,7 @@ from agents.device_actions import (
     DeviceState,
     PowerOff,
     PowerOn,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -30,7 +31,7 @@ from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
-    """Return the resources that were requested for each device, in device order."""
+    """Return the resources that were requested for each emulated device, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
         device.name: _DeviceRequests(
@@ -39,12 +40,12 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
             alone=bool(spec.plan.nodes),
             away=device.name in absent,
         )
-        for device in spec.plan.devices
+        for device in spec.plan.emulated_devices
     }
     for record in records:
-        if isinstance(record, events.Acted):
+        if isinstance(record, events.Acted) and record.device in found:
             found[record.device].on_action(record)
-        elif isinstance(record, events.ClientStatus):
+        elif isinstance(record, events.ClientStatus) and record.client in found:
             found[record.client].on_status(record)
         elif isinstance(record, events.RunStarted) and record.at > 0:  # resumed
             for name, device in found.items():
@@ -66,11 +67,12 @@ def steps(records: Iterable[events.Record]) -> list[StepDone]:
 def trainings(
     requested: Iterable[Requested], records: Iterable[events.Record]
 ) -> dict[str, list[TrainingSpan]]:
-    """Return device -> trainings of the device for updates that were applied."""
+    """Return device -> trainings of the device for updates that were applied, for each device in
+    `requested`."""
     by_device = {one.device: one for one in requested}
     found: dict[str, list[TrainingSpan]] = {name: [] for name in by_device}
     for record in records:
-        if isinstance(record, events.UpdateApplied):
+        if isinstance(record, events.UpdateApplied) and record.client in by_device:
             pace = _pace(by_device[record.client], record)
             found[record.client].append(TrainingSpan(record.train_start, record.train_end, pace))
     return found
@@ -124,7 +126,7 @@ class _DeviceRequests:
                 self._request_cpu(record.at)
             case SetLink():
                 self._request_link(record.at)
-            case SetBattery() | Charge() | Unplug():
+            case SetBackground() | SetBattery() | Charge() | Unplug():
                 pass
             case PowerOff():  # a device that returns reports when it is ready
                 self._begin_absence("down", record.at - record.lateness)
@@ -192,7 +194,7 @@ class _DeviceRequests:
         if self._link and link == self._current_link:
             return  # the link did not change, as at the first step of a trace
         self._current_link = link
-        way = link.limited_by(self.planned.access)
+        way = link.through(self.planned.path)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
     def _begin_absence(self, what: str, at: float) -> None:

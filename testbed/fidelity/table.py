@@ -21,6 +21,7 @@ from testbed.fidelity.figures import (
     DeviceFidelity,
     Fidelity,
     Figure,
+    SegmentFidelity,
 )
 
 _MAX_ROWS = 20  # more devices are shown by group, as in the other tables
@@ -92,6 +93,8 @@ def render(fidelity: Fidelity) -> RenderableType:
             parts += [Text(), _link_table(shown, columns)]
     if any(one.share is not None for device in shown for one in device.carried.values()):
         parts += [Text(), _carried_table(shown)]
+    if fidelity.segments:
+        parts += [Text(), _segment_table(fidelity.segments)]
     if on_gpu := [one for one in fidelity.devices if one.gpu is not None]:
         parts += [Text(), _gpu_table(on_gpu[:_MAX_ROWS])]
     return Group(*parts, Text(), Text(summary(fidelity)))
@@ -196,6 +199,21 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
             else:
                 cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
         table.add_row(console.shorten(one.device), *cells)
+    return table
+
+
+def _segment_table(segments: Sequence[SegmentFidelity]) -> Table:
+    """Return the table of segments: the rates that were measured before the start, and the background
+    traffic."""
+    names = ("alone", "together", "background")
+    shown = [name for name in names if any(getattr(one, name) != Figure() for one in segments)]
+    titles = {"alone": "alone Mbit/s", "together": "all Mbit/s", "background": "background Mbit/s"}
+    table = console.number_table(
+        "segment", *(title for name in shown for title in (titles[name], "got", "error"))
+    )
+    for one in segments:
+        cells = [cell for name in shown for cell in _cells(getattr(one, name), 1e-6)]
+        table.add_row(console.shorten(f"{one.segment} {one.way}"), *cells)
     return table
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from agents.events import Disrupted, Note, WrongSum
 from agents.texts import quantity
-from testbed.fidelity.figures import CPU, RATES, Fidelity, Worst
+from testbed.fidelity.figures import CPU, RATES, Fidelity, SegmentFidelity, Worst
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
@@ -57,6 +57,8 @@ a measured share by up to 10 % (`measuring`)."""
 _LINK_ERROR_PERCENT = 10.0
 """Maximum error of a link's figure, in %. Queues and TCP's slow start cost a probe some per cent of the
 rate."""
+_SEGMENT_ERROR_PERCENT = 5.0
+"""Maximum error of a segment's rate, in %."""
 FAILED_LINK_PERCENT = 25.0
 """Error of a link's rate, in %, above which a run does not start. A busy host causes smaller errors:
 with twice as many busy processes as cores, rates were within 1 %. Round trips are not checked, because a
@@ -191,6 +193,8 @@ def verdict(
     for name, samples in others.items():
         reasons += [f"{name}: {reason}" for reason in load(samples)]
     if (doubt := link_doubt(fidelity)) is not None:
+        reasons.append(doubt)
+    if (doubt := segment_doubt(fidelity.segments)) is not None:
         reasons.append(doubt)
     reasons += [
         *_slow_links(fidelity),
@@ -406,6 +410,27 @@ def link_doubt(
         return None
     title, device = _TITLES[worst.name], worst.device.device
     return f"the {title} of {device} was {worst.deviation} than requested{_more_text(off)}"
+
+
+def segment_doubt(
+    segments: Sequence[SegmentFidelity], limit: float = _SEGMENT_ERROR_PERCENT
+) -> str | None:
+    """Return a sentence on the segments whose rate, measured before the start, is off by more than
+    `limit` (%); None if there is no such segment."""
+    off = [
+        (figure.distance, one, figure)
+        for one in segments
+        for figure in (one.alone, one.together)
+        if figure.distance > limit
+    ]
+    if not off:
+        return None
+    _, worst, figure = max(off, key=lambda entry: entry[0])
+    senders = "one sender" if figure is worst.alone else "all senders"
+    return (
+        f"the rate {worst.way} of segment {worst.segment} for {senders} was {figure.error:+.1f} % off "
+        f"the requested one{_more_text(len(off))}"
+    )
 
 
 def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from agents import pipeline
 from agents.config import (
@@ -32,7 +33,7 @@ from agents.timing import durations
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
-from testbed.plan.planned_devices import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice, segment_in_host_time
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, seeds
 
@@ -111,6 +112,10 @@ class Places:
     are_files_mounted: bool = False
     """Whether files are mounted in containers. If files are not mounted, processes use the host's
     paths."""
+    are_paths_relative: bool = False
+    """Whether paths are relative to the working directory of the process, as on a real device."""
+    real: Places | None = None
+    """Places of the real devices of the run; None if there is none."""
 
     def client_broker(self, client: str) -> tuple[str, int]:
         """Return host and port of the broker for `client`."""
@@ -119,6 +124,8 @@ class Places:
 
     def path(self, on_host: Path, in_container: str) -> str:
         """Return the path of a file or folder as the processes see it."""
+        if self.are_paths_relative:
+            return Path(in_container).name
         return in_container if self.are_files_mounted else str(on_host)
 
 
@@ -138,6 +145,20 @@ def container_places(certificate: str | None) -> Places:
         inits=(f"{CONTROL_FOLDER}/{SOCKET}", MQTT_PORT),
         certificate=certificate,
         are_files_mounted=True,
+    )
+
+
+def real_places(server: tuple[str, int], certificate: str) -> Places:
+    """Return the places of real devices. `server`: address and port at which they reach the broker.
+    `certificate`: the broker's certificate, as PEM."""
+    return Places(
+        clients=server,
+        aggregator=server,
+        router=server,
+        inits=server,
+        certificate=certificate,
+        clock=CLOCK,
+        are_paths_relative=True,
     )
 
 
@@ -233,10 +254,12 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     buffers = model_check.buffers(topology)
     for index, device in enumerate(spec.plan.devices):
         setup = client_setup(spec, device, index, common)
-        client = _client(spec, device, setup, accounts[device.name], places, parameters - buffers)
+        seen = places if device.host is None or places.real is None else places.real
+        client = _client(spec, device, setup, accounts[device.name], seen, parameters - buffers)
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
-        dump(_device(spec, device, account, places, present=present), file(init_name(device.name)))
+        init = _device(spec, device, account, seen, present=present)
+        dump(init if device.host is None else _on_real_device(init, seen), file(init_name(device.name)))
 
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
@@ -271,8 +294,11 @@ def router_config(
             for name, link in links.items()
             if not spec.plan.uses_netem
         },
-        access={d.name: d.host_access for d in devices if d.host_access is not None},
+        segments=[segment_in_host_time(one, spec.plan.dilation) for one in spec.plan.segments.values()],
+        attached={d.name: d.segment for d in devices if d.segment is not None},
+        dilation=spec.plan.dilation,
         seed=seed if node is None else int(seeds.generator(seed, node, "router").integers(2**62)),
+        background_seed=seed,
         several=node is not None,
     )
 
@@ -382,11 +408,17 @@ def _client(
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,
-        device=spec.topology.runtime.device if device.gpu is None else "cuda",
+        device=_torch_device(spec, device),
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         keepalive=keepalive(spec.topology.task.build()),
         verbose=spec.verbose,
     )
+
+
+def _torch_device(spec: RunSpec, device: PlannedDevice) -> Literal["cpu", "cuda"]:
+    if device.host is not None:
+        return "cpu"
+    return spec.topology.runtime.device if device.gpu is None else "cuda"
 
 
 def _code(spec: RunSpec, places: Places) -> str | None:
@@ -425,6 +457,18 @@ def _device(
         cpu=None if device.energy is None else device.cpu,
         dilation=device.dilation,
         disk=DISK,
+    )
+
+
+def _on_real_device(init: DeviceConfig, places: Places) -> DeviceConfig:
+    """Return the configuration `init` for a real device, where nothing is isolated or limited."""
+    return replace(
+        init,
+        broker=replace(init.broker, certificate=places.certificate),
+        client_config=Path(CLIENT_CONFIG).name,
+        isolated=CLOCK,
+        user=None,
+        hashes={},
     )
 
 

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from agents import config
+from agents.config import Segment
 from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
@@ -22,10 +24,10 @@ from testbed.plan.placement import (
     divide_node,
     place,
 )
-from testbed.plan.planned_devices import Plan, PlannedDevice
+from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers
 from testbed.plan.shaper import choose_shaper
-from testbed.topology import Topology, link_traces, scenario
-from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup
+from testbed.topology import Topology, link_traces, network, scenario
+from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
 from testbed.topology.yamlfile import Problem
 from testbed.traits import Traits, traits
 
@@ -57,12 +59,16 @@ def plan(
     found = traits(runtime)
     message = memory.message(catalog.model, topology.rule.build().client_side)
     reserved = memory.server_memory(message, len(topology.device_names))
-    groups = _groups(topology, found, host, catalog, reserved)
+    segments = network.to_segments(topology.segments, catalog.background)
+    groups = _groups(topology, found, host, catalog, reserved, segments)
     problems = list(feasibility.without_gpu(topology, runtime, host.lack_of_cuda))
     problems += feasibility.without_energy(topology, runtime)
+    problems += feasibility.without_real_devices(topology, runtime)
     made = Plan(
         runtime=runtime,
         devices=(),
+        segments=segments,
+        server=_server(topology),
         is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_profiles(topology),
@@ -76,9 +82,9 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
+    if problems and (found.simulated or found.many_hosts):
+        raise topology.source.error(problems)
     if found.simulated:
-        if problems:
-            raise topology.source.error(problems)
         made = replace(made, devices=tuple(_devices(topology, groups)))
     elif found.many_hosts:
         made = _on_nodes(topology, made, host, catalog, groups, reserved)
@@ -172,7 +178,7 @@ def _on_nodes(
         *feasibility.too_little_memory(topology, groups),
     ]
     if not isinstance(placed, UnplacedDevice):
-        problems += feasibility.split_access_links(topology, placed)
+        problems += feasibility.split_segments(topology, made.segments, placed)
     if isinstance(placed, UnplacedDevice):
         problems.append(feasibility.no_node_fits(topology, placed.request.device, placed.why))
     if problems or isinstance(placed, UnplacedDevice):
@@ -248,7 +254,12 @@ def _dilation(topology: Topology, capacity: float, cpu: Sequence[float]) -> floa
 
 
 def _groups(
-    topology: Topology, runtime: Traits, host: HostResources, catalog: Catalog, reserved: int
+    topology: Topology,
+    runtime: Traits,
+    host: HostResources,
+    catalog: Catalog,
+    reserved: int,
+    segments: Mapping[str, Segment],
 ) -> tuple[PlannedDevice, ...]:
     """Return one device per group, before placement and dilation."""
     free = None if runtime.simulated else host.memory - reserved
@@ -260,7 +271,7 @@ def _groups(
         cpu = group.cpu
         if group.profile is not None and cpu is None:
             cpu = catalog.cpu.get(group.name, {}).get(here, known.get(group.name))
-        planned.append(_device(group, cpu, limit, catalog))
+        planned.append(_device(group, cpu, limit, catalog, segments))
     return tuple(planned)
 
 
@@ -281,16 +292,24 @@ def _memory_limits(topology: Topology, catalog: Catalog, free: int | None) -> li
         size = None if profile is None or group.memory is not None else profile.memory
         own.append(size)
         if size is None:
-            given += (group.memory or group.default_memory) * len(group.device_names)
+            given += _limit_of(group) * len(group.device_names)
     pairs = list(zip(topology.devices, own, strict=True))
     sizes = [size for group, size in pairs if size is not None for _ in group.device_names]
     most = max(sizes, default=0)
     if free is not None:
         most = max(DEFAULT_MEMORY, memory.equal_limit(sizes, free - given))
-    return [
-        group.memory or group.default_memory if size is None else min(size, most)
-        for group, size in pairs
-    ]
+    return [_limit_of(group) if size is None else min(size, most) for group, size in pairs]
+
+
+def _server(topology: Topology) -> tuple[str, int] | None:
+    """Return address and port at which real devices reach the broker; None without real devices."""
+    address, is_real = topology.server.address, any(group.is_real for group in topology.devices)
+    return None if address is None or not is_real else (address, topology.server.port)
+
+
+def _limit_of(group: DeviceGroup) -> int:
+    """Return the memory limit in bytes of a device without a profile; 0 for a real device."""
+    return 0 if group.is_real else group.memory or group.default_memory
 
 
 def _measured_cpu(
@@ -307,7 +326,23 @@ def _measured_cpu(
     }
 
 
-def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: Catalog) -> PlannedDevice:
+def _transfers(settings: TransferSettings) -> PlannedTransfers:
+    download, upload = settings.download, settings.upload
+    return PlannedTransfers(
+        download=None if download is None else download.plain(),
+        upload=None if upload is None else upload.plain(),
+        model_bytes=settings.model_bytes,
+        update_bytes=settings.update_bytes,
+    )
+
+
+def _device(
+    group: DeviceGroup,
+    cpu: float | None,
+    memory_limit: int,
+    catalog: Catalog,
+    segments: Mapping[str, Segment],
+) -> PlannedDevice:
     profile = catalog.profile(group.profile)
     power, thermal = group.power, group.thermal
     if profile is not None:
@@ -322,13 +357,18 @@ def _device(group: DeviceGroup, cpu: float | None, memory_limit: int, catalog: C
         local=group.local.build(),
         link=None if link is None else link_traces.link_at_start(link, trace),
         trace=trace,
-        access=None if group.access is None else group.access.build(),
+        path=config.path_of(group.segment_name, segments),
+        transfers=None if group.transfers is None else _transfers(group.transfers),
         think=None if group.think is None else group.think.plain(),
         timing=None if group.timing is None else group.timing.plain(),
         gflops=group.gflops,
         steps=tuple(group.update_steps),
         power=None if power is None else power.plain(),
-        energy=energy_of(group, profile, cpu, catalog.chargers.get(group.name)),
+        energy=(
+            None
+            if group.energy is None
+            else energy_of(group.energy, group.cpu, profile, catalog.chargers.get(group.name))
+        ),
         thermal=thermal,
         origin=group.origin or None,
     )
@@ -340,4 +380,5 @@ def _devices(
     for group, planned in zip(topology.devices, groups, strict=True):
         slowed = replace(planned, dilation=dilation)
         for name in group.device_names:
-            yield replace(slowed, name=name, speed=group.speed.draw(topology.seed, name))
+            speed, host = group.speed.draw(topology.seed, name), group.real_host(name)
+            yield replace(slowed, name=name, speed=speed, host=host, python=group.python)

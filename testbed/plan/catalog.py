@@ -19,10 +19,11 @@ from testbed.plan.measurements import Measurements
 from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, energy, link_traces, profiles
+from testbed.topology import Topology, energy, link_traces, network, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.energy import ChargerSettings
 from testbed.topology.link_traces import LinkSeries
+from testbed.topology.network import SegmentSettings, TracedTraffic
 from testbed.topology.profiles import DeviceProfile, LinkClass, Profiles
 from testbed.topology.yamlfile import Problem, Where
 
@@ -50,6 +51,8 @@ class Catalog:
     """Device group -> its link traces. Groups without traces are left out."""
     chargers: Mapping[str, ChargerConfig] = field(default_factory=dict)
     """Device group -> content of its charger's trace. Groups without such a trace are left out."""
+    background: Mapping[TracedTraffic, tuple[LinkSeries, ...]] = field(default_factory=dict)
+    """Traced background traffic of segments -> content of its files."""
     hints: tuple[str, ...] = ()
     """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
@@ -127,9 +130,32 @@ def read(topology: Topology) -> Catalog:
         except (ValueError, OSError) as error:
             where = ("devices", index, "link", "trace")
             problems.append(topology.source.problem(where, _reason(error)))
+    background: dict[TracedTraffic, tuple[LinkSeries, ...]] = {}
+    for name, segment in topology.network.items():
+        try:
+            background |= _read_background(segment, folder)
+        except (ValueError, OSError) as error:
+            where = ("network", name, "background")
+            problems.append(topology.source.problem(where, _reason(error), at_key=True))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, traces=found, chargers=chargers, hints=tuple(hints))
+    return replace(catalog, traces=found, chargers=chargers, background=background, hints=tuple(hints))
+
+
+def _read_background(
+    segment: SegmentSettings, folder: Path
+) -> dict[TracedTraffic, tuple[LinkSeries, ...]]:
+    """Read the files of the segment's traced traffic, relative to `folder`. Raises OSError, and
+    ValueError that names the file."""
+    found = {}
+    for traffic in segment.background:
+        if not isinstance(traffic, TracedTraffic):
+            continue
+        traces = tuple(link_traces.read(traffic, folder))
+        if not any(trace.columns.get(way) for trace in traces for way in network.WAYS):
+            raise ValueError(f"{folder / (traffic.csv or '')}: found neither column up nor down")
+        found[traffic] = traces
+    return found
 
 
 def _reason(error: ValueError | OSError) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
-from agents.config import AccessLink, SharedLink
+from agents.config import AccessLink, Segment
 from testbed.plan.fleet_tables import KeyDistribution
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
@@ -64,9 +64,9 @@ def picture(topology: Topology, plan: Plan) -> Picture:
         devices = members[group.group_name]
         device = devices[0]
         cell = None
-        if device.access is not None:
-            cell = device.access.name
-            cells[cell] = _rates(device.access)
+        if device.path:
+            cell = device.path[0].name
+            cells[cell] = _rates(device.path[0])
         count, name = len(devices), group.group_name
         image = f", image {group.image}" if group.image and plan.traits.images else ""
         gpu = f", {device.gpu.summary}" if device.gpu else ""
@@ -232,7 +232,7 @@ def _text(x: float, y: float, text: str, anchor: str, *, small: bool = False) ->
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
 
 
-def _rates(link: AccessLink | SharedLink) -> str:
+def _rates(link: AccessLink | Segment) -> str:
     found = [f"{name} {format_rate(rate)}" for name in ("up", "down") if (rate := getattr(link, name))]
     return ", ".join(found)
 

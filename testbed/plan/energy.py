@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from agents.energy.settings import ChargerConfig, EnergyConfig
 from testbed.topology import Topology, scenario
-from testbed.topology.devices import DeviceGroup
-from testbed.topology.energy import PowerFigures
+from testbed.topology.energy import EnergySettings, PowerFigures
 from testbed.topology.profiles import DeviceProfile
 from testbed.topology.scenario import ScenarioEntry
 from testbed.topology.yamlfile import Problem, Where
@@ -17,23 +16,17 @@ _EXAMPLES = {"idle": "idle: 2W", "core": "core: 1.5W", "battery.capacity": "capa
 
 
 def energy_of(
-    group: DeviceGroup,
-    profile: DeviceProfile | None,
-    cpu: float | None,
-    trace: ChargerConfig | None,
-) -> EnergyConfig | None:
-    """Return the energy settings of a device of `group`; None if the group's energy is not counted.
+    energy: EnergySettings, cpu: float | None, profile: DeviceProfile | None, trace: ChargerConfig | None
+) -> EnergyConfig:
+    """Return the energy settings of a device whose group has the settings `energy`.
 
-    `profile`: the group's profile; None if the group has no profile. `cpu`: the device's CPU share in
-    host cores; None if the device has no share. `trace`: content of the charger's trace file; None if
-    there is no file.
+    `cpu`: the group's CPU share in cores; None if the group has none. `profile`: the group's profile;
+    None if the group has none. `trace`: content of the charger's trace file; None if there is no file.
     """
-    if group.energy is None:
-        return None
-    cores = max(1, math.ceil(group.cpu or 1.0))
+    cores = max(1, math.ceil(cpu or 1.0))
     if profile is not None:
         cores = profile.cores or cores
-    return group.energy.plain(_figures(profile), cores, trace)
+    return energy.plain(_figures(profile), cores, trace)
 
 
 def energy_problems(topology: Topology, profiles: Mapping[str, DeviceProfile]) -> Iterator[Problem]:

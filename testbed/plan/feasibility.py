@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from agents.config import Segment, path_of
 from agents.texts import quantity
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
@@ -36,7 +37,14 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
         yield from _lossy(topology, groups, runtime)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
-        if planned.cpu is None:
+        if group.transfers is not None:
+            yield topology.source.problem(
+                where,
+                "the durations of transfers are given, which the "
+                f"{runtime_names(lambda t: t.simulated)} runtime alone can keep: use that runtime, or "
+                "emulate the devices of a run with testbed twin RUN",
+            )
+        elif planned.cpu is None and not group.is_real:
             yield topology.source.problem(
                 where,
                 f"has no cpu, which the {runtime} runtime needs: add one such as cpu: 0.25 (a share of "
@@ -60,6 +68,23 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
                 f"the {runtime} runtime starts no containers; its devices use this host's packages: "
                 "remove it, and install the image's packages on this host, or use the "
                 f"{runtime_names(lambda t: t.images)} runtime",
+                at_key=True,
+            )
+
+
+def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
+    """Yield a problem for each group of real devices that cannot join a run of `runtime`."""
+    found = traits(runtime)
+    if found.real_devices:
+        return
+    others = runtime_names(lambda t: t.real_devices)
+    why = "simulates its devices" if found.simulated else "cannot reach real devices yet"
+    for index, group in enumerate(topology.devices):
+        if group.is_real:
+            yield topology.source.problem(
+                ("devices", index, "hosts"),
+                f"the {runtime} runtime {why}: use the {others} runtime, or replace the real devices by "
+                "emulated ones",
                 at_key=True,
             )
 
@@ -118,6 +143,7 @@ def _lossy(topology: Topology, groups: Groups, runtime: str) -> Iterator[Problem
             found.append(("devices", index, "link", "trace", "csv"))
         elif planned.link is not None and planned.link.loss:
             found.append(("devices", index, "link", "loss"))
+    found += [("network", name, "loss") for name, one in topology.network.items() if one.loss]
     for index, entry in enumerate(topology.scenario):
         if entry.link is not None and entry.link.loss:
             found.append(("scenario", index, "link", "loss"))
@@ -282,21 +308,27 @@ def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
     )
 
 
-def split_access_links(topology: Topology, placement: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem for each group that shares an access link with devices on another node.
-    `placement`: device -> node."""
+def split_segments(
+    topology: Topology, segments: Mapping[str, Segment], placement: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Yield a problem for each group that shares a segment with devices on another node. `segments`: the
+    tree, by name. `placement`: device -> node."""
     first: dict[str, str] = {}
     for index, group in enumerate(topology.devices):
-        access = None if group.access is None else group.access.build()
-        for name in group.device_names if access is not None else ():
-            if access and placement[name] != first.setdefault(access.name, placement[name]):
-                yield topology.source.problem(
-                    ("devices", index, "access"),
-                    f"{access.name} is shared by devices on several nodes, which cannot share a link: "
-                    "put all of them on one node, with hosts: [NODE]",
-                    at_key=True,
-                )
-                break
+        path = path_of(group.segment_name, segments)
+        split = (
+            segment.name
+            for name in group.device_names
+            for segment in path
+            if placement[name] != first.setdefault(segment.name, placement[name])
+        )
+        if (shared := next(split, None)) is not None:
+            yield topology.source.problem(
+                ("devices", index, "segment" if group.access is None else "access"),
+                f"{shared} is shared by devices on several nodes, which cannot share a link: put all of "
+                "them on one node, with hosts: [NODE]",
+                at_key=True,
+            )
 
 
 def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
@@ -305,7 +337,7 @@ def too_little_memory(topology: Topology, groups: Groups) -> Iterator[Problem]:
     A memory limit in the topology is checked when the topology is loaded.
     """
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
-        if planned.memory < LEAST_MEMORY:
+        if planned.memory < LEAST_MEMORY and not group.is_real:
             yield topology.source.problem(
                 ("devices", index, "profile"),
                 f"{group.profile} has {format_size(planned.memory)} of memory, too little for a client: "

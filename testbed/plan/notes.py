@@ -14,7 +14,7 @@ from testbed.plan.catalog import Catalog
 from testbed.plan.feasibility import gib
 from testbed.plan.host import HostResources
 from testbed.plan.planned_devices import Plan, PlannedDevice
-from testbed.topology import Topology
+from testbed.topology import Topology, network
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.profiles import DeviceProfile
 from testbed.topology.units import format_duration, format_size
@@ -54,6 +54,15 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
             "with the same results up to rounding."
         )
     yield from _selection_notes(topology)
+    used = frozenset(segment.name for _, device in groups for segment in device.path)
+    yield from network.notes(plan.segments, used)
+    if plan.server is not None:
+        address, port = plan.server
+        yield (
+            f"Real devices reach the broker at {address}, port {port}, with TLS and a login each: a "
+            f"firewall of this host must let them, such as sudo ufw allow proto tcp to {address} port "
+            f"{port}. Nothing of them is limited or shaped."
+        )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (
             "Models are evaluated after the run (evaluate.when: after): until then no accuracy is "

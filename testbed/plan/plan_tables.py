@@ -14,7 +14,7 @@ from testbed.traits import Traits
 
 _OPTIONAL = (
     *("cpu", "quota", "memory", "gpu", "gflops", "timing", "speed", "rtt", "jitter", "loss", "access"),
-    *("compression", "byzantine", "origin", "node"),
+    *("compression", "byzantine", "origin", "node", "host"),
 )
 
 
@@ -57,12 +57,13 @@ def node_table(plan: Plan) -> list[dict[str, Any]]:
 
 def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
     link = device.link or AccessLink()
-    quota = None if traits.simulated else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
+    real = device.host is not None
+    quota = None if traits.simulated or real else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
     return {
         "device": device.name,
         "cpu": device.cpu,
         "quota": quota,
-        "memory": format_size(device.memory) if traits.cgroups else None,
+        "memory": format_size(device.memory) if traits.cgroups and not real else None,
         "gpu": None if device.gpu is None else device.gpu.summary,
         "gflops": device.gflops,
         "timing": duration_text(device.timing),
@@ -72,12 +73,13 @@ def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
         "rtt": format_duration(link.rtt) if link.rtt else None,
         "jitter": format_duration(link.jitter) if link.jitter else None,
         "loss": f"{link.loss:.3g}" if link.loss else None,
-        "access": None if device.access is None else device.access.name,
+        "access": device.segment,
         "think": duration_text(device.think),
         "local": _local(device.local),
         "compression": device.step_kind("compression"),
         "byzantine": device.step_kind("byzantine"),
         "origin": device.origin,
+        "host": device.host,
     }
 
 

@@ -40,7 +40,7 @@ def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
         device.name: [
             *(
                 rate
-                for link in (device.link, device.access)
+                for link in (device.link, *device.path)
                 if link is not None
                 for rate in (link.up, link.down)
             ),
@@ -54,10 +54,15 @@ def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
         for device in plan.devices
     }
     by_name = scenario.devices_by_name(topology.devices)
+    below: dict[str, list[str]] = {name: [] for name in plan.segments}
+    for device in plan.devices:
+        for segment in device.path:
+            below[segment.name].append(device.name)
     for entry in topology.scenario:
         if entry.link is not None:
-            for name in scenario.expand(entry.targets, by_name):
-                rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
+            for target in scenario.expand(entry.targets, by_name):
+                for name in below.get(target, (target,)):
+                    rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
     return {
         name: min((rate for rate in found if rate and rate >= OUTAGE_RATE), default=math.inf)
         for name, found in rates.items()

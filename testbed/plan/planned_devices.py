@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, SharedLink
+from agents.config import AccessLink, DrawnDuration, LocalTraining, Named, Segment
 from agents.energy.settings import EnergyConfig
 from agents.timing.clock import in_host_time
 from testbed.host.cpusets import cpu_numbers
@@ -46,6 +46,20 @@ def weight_alone(weight: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTransfers:
+    """Durations of a device's transfers."""
+
+    download: DrawnDuration | None = None
+    """Time from the sending of a model to its arrival; None if it takes no time."""
+    upload: DrawnDuration | None = None
+    """Time from the sending of an update to its arrival; None if it takes no time."""
+    model_bytes: int | None = None
+    """Size of the model in bytes that `download` refers to; None if the size has no influence."""
+    update_bytes: int | None = None
+    """Size of the update in bytes that `upload` refers to; None if the size has no influence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
     """Plan of one device, with every value that the host needs to emulate the device."""
 
@@ -54,9 +68,9 @@ class PlannedDevice:
     group: str
     """Name of the device's group."""
     cpu: float | None
-    """CPU share in device time, in cores; None only in virtual time."""
+    """CPU share in device time, in cores; None only in virtual time, and for a real device."""
     memory: int
-    """Memory limit in bytes."""
+    """Memory limit in bytes; 0 for a real device, which has none."""
     local: LocalTraining
     """Settings of the device's local training."""
     cores: str = ""
@@ -67,8 +81,11 @@ class PlannedDevice:
     """The device's own link at the start of the run; None if the device has no link of its own."""
     trace: tuple[LinkSeries, ...] = ()
     """Changes of the device's own link during the run."""
-    access: SharedLink | None = None
-    """Access link that the device shares with other devices; None if the device shares none."""
+    path: tuple[Segment, ...] = ()
+    """Segments that the device shares with other devices, from its own one to the root; empty if the
+    device shares none."""
+    transfers: PlannedTransfers | None = None
+    """Durations of transfers, in place of a link; None if a link or nothing gives them."""
     think: DrawnDuration | None = None
     """Pause after each update; None if there is no pause."""
     timing: DrawnDuration | None = None
@@ -93,6 +110,10 @@ class PlannedDevice:
     origin: str | None = None
     """Source of the keys of a drawn device, such as `survey.csv:7`; None if the device was not
     drawn."""
+    host: str | None = None
+    """SSH destination of a real device; None for an emulated device."""
+    python: str | None = None
+    """Python interpreter on the real device; None for a virtual environment that is made there."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
@@ -116,36 +137,37 @@ class PlannedDevice:
         )
 
     @property
-    def host_access(self) -> SharedLink | None:
-        """The shared access link in the host's time; None if the device shares none."""
-        return (
-            None
-            if self.access is None
-            else SharedLink(**to_host_time(asdict(self.access), self.dilation))
-        )
+    def segment(self) -> str | None:
+        """Name of the segment that the device is attached to; None if it is attached to none."""
+        return self.path[0].name if self.path else None
+
+    @property
+    def host_path(self) -> tuple[Segment, ...]:
+        """The device's segments in the host's time, as in `path`."""
+        return tuple(segment_in_host_time(one, self.dilation) for one in self.path)
 
     @property
     def end_to_end(self) -> AccessLink | None:
         """The whole path between device and server at the start of the run, as if no other device used
         the path. None if the path is not shaped."""
-        return None if self.is_direct else (self.link or AccessLink()).limited_by(self.access)
+        return None if self.is_direct else (self.link or AccessLink()).through(self.path)
 
     @property
     def host_end_to_end(self) -> AccessLink | None:
         """The whole path between device and server in the host's time; None if the path is not
         shaped."""
-        return None if self.is_direct else (self.host_link or AccessLink()).limited_by(self.host_access)
+        return None if self.is_direct else (self.host_link or AccessLink()).through(self.host_path)
 
     @property
     def is_direct(self) -> bool:
         """Whether the device's path to the server is not shaped."""
-        return self.link is None and self.access is None
+        return self.link is None and not self.path
 
     @property
     def shared_name(self) -> str:
-        """Name of the access link that the device shares with other devices; the device's own name if
-        the device shares none."""
-        return self.name if self.access is None else self.access.name
+        """Name of the root of the device's segments; the device's own name if the device shares none.
+        Only devices with the same name may disturb each other's links."""
+        return self.path[-1].name if self.path else self.name
 
     @property
     def period(self) -> int:
@@ -176,8 +198,9 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads. Threads beyond the number of cores in the quota would only wait."""
-        return max(1, -(-self.quota // self.period))
+        """Number of torch threads; 0 for torch's own choice, on a real device. Threads beyond the number
+        of cores in the quota would only wait."""
+        return 0 if self.host is not None else max(1, -(-self.quota // self.period))
 
     @property
     def profile(self) -> str:
@@ -186,6 +209,7 @@ class PlannedDevice:
             f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
             f"timing {duration_text(self.timing)}" if self.timing is not None else "",
+            f"real, {self.host}" if self.host is not None else "",
         )
         return ", ".join(filter(None, facts))
 
@@ -199,6 +223,8 @@ class Plan:
     """Name of the runtime in `testbed.traits.RUNTIMES`."""
     devices: tuple[PlannedDevice, ...]
     """The devices, in the topology's order."""
+    segments: Mapping[str, Segment] = field(default_factory=dict)
+    """Links that devices share, in device time, by name. A parent comes before its children."""
     infrastructure_cpus: str = ""
     """cpuset of broker and aggregator, such as `0` or `0-1`."""
     device_cpus: str = ""
@@ -211,6 +237,9 @@ class Plan:
     """Host seconds per second of device time."""
     shaper: Shaper | None = None
     """The links' shaper; None if no device has a link."""
+    server: tuple[str, int] | None = None
+    """Address and port of this host at which real devices reach the broker; None without real
+    devices."""
     is_oversubscribed: bool = False
     """Whether the devices may request more than `device_capacity`."""
     hints: tuple[str, ...] = ()
@@ -239,6 +268,16 @@ class Plan:
     """Names of the devices that join during the run."""
 
     @property
+    def emulated_devices(self) -> tuple[PlannedDevice, ...]:
+        """The devices that a runtime emulates."""
+        return tuple(device for device in self.devices if device.host is None)
+
+    @property
+    def real_devices(self) -> tuple[PlannedDevice, ...]:
+        """The real devices, which are reached by SSH."""
+        return tuple(device for device in self.devices if device.host is not None)
+
+    @property
     def cpus(self) -> set[int]:
         """Numbers of the CPUs of broker, aggregator and devices."""
         return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
@@ -259,7 +298,7 @@ class Plan:
 
     def node_of(self, device: str) -> PlannedNode | None:
         """Return the node of `device`; None if the runtime uses one machine."""
-        return next((node for node in self.nodes if node.id == self.placement[device]), None)
+        return next((node for node in self.nodes if node.id == self.placement.get(device)), None)
 
     @property
     def measures_steps(self) -> bool:
@@ -316,6 +355,14 @@ class Plan:
     def too_little(self, cpu: float) -> str | None:
         """Return why a device cannot have `cpu` cores (device time); None if it can."""
         return feasibility.too_little(cpu, self.dilation) if self.traits.cgroups else None
+
+
+def segment_in_host_time(segment: Segment, dilation: float) -> Segment:
+    """Return `segment` in the host's time. Its background traffic stays in device time."""
+    fields = ("up", "down", "rtt", "jitter")
+    return segment.with_changes(
+        to_host_time({name: getattr(segment, name) for name in fields}, dilation)
+    )
 
 
 def to_host_time(changes: Mapping[str, Any], dilation: float) -> dict[str, Any]:

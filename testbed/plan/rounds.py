@@ -166,12 +166,16 @@ def _transfer(
     `in_packets`: whether to count packets as `testbed.virtual.network` does. The links are assumed to be
     idle before the transfer.
     """
-    link, access = device.link or AccessLink(), device.access or AccessLink()
-    seconds = link.rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
-    ways = zip(
-        sizes, (link.down, link.up), (access.down, access.up), (server.up, server.down), strict=True
+    if (timed := device.transfers) is not None:
+        return sum(_mean(one) or 0.0 for one in (timed.download, timed.upload))
+    link = device.link or AccessLink()
+    seconds = link.through(device.path).rtt + (2 * HOPS if in_packets and not device.is_direct else 0.0)
+    path = device.path
+    ways = (
+        (sizes[0], link.down, [server.up, *(one.down for one in path)]),
+        (sizes[1], link.up, [server.down, *(one.up for one in path)]),
     )
-    for size, own, *shared in ways:
+    for size, own, shared in ways:
         bits = 8 * (bytes_on_link(size) if in_packets else size)
         rate = goodput(own, link.rtt, link.loss)
         at_once = 8 * burst(int(rate)) if rate and in_packets else 0

@@ -11,25 +11,28 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 from agents import config, disturbances
-from agents.config import AccessLink, BrokerAccess, SharedLink
-from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.config import AccessLink, BrokerAccess, Segment
+from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import make_realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.sockets import LinkLane, Relay
+from testbed.relay.segments import SharedSegments
+from testbed.relay.sockets import Lane, LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
 _RECORD_SECONDS = 0.5
 """Seconds between two records of the queues' use. The controller reads the records once per second."""
+_USE_SECONDS = 1.0
+"""Seconds between two reports of the segments' use."""
 LinkAction = SetLink | Disconnect | Reconnect
 
 
@@ -46,19 +49,24 @@ class RelayConfig:
     listeners: Mapping[str, tuple[int, ...]]
     """Inherited file descriptors of each device's listening sockets, one per target."""
     links: Mapping[str, AccessLink]
-    """Link of each device, without its shared access link. Devices without a link of their own are left
+    """Link of each device, without its segments. Devices without a link of their own are left
     out."""
-    access: Mapping[str, SharedLink]
-    """Shared access link of each device. Devices without a shared access link are left out."""
+    segments: Sequence[Segment]
+    """Tree of the shared links, in host time except for their background traffic. A parent comes before
+    its children."""
+    attached: Mapping[str, str]
+    """Segment that each device is attached to. Devices without a segment are left out."""
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
     `listeners`."""
     seed: int
     """Seed of the delays' jitter."""
+    dilation: float = 1.0
+    """Host seconds per second of device time."""
 
 
 class OwnLink:
-    """A device's own link, without the access link that the device may share with other devices."""
+    """A device's own link, without the segments that the device may share with other devices."""
 
     def __init__(self, link: AccessLink, seed: int, device: str, traffic: Traffic) -> None:
         self.link = link
@@ -95,43 +103,31 @@ def _shapes(link: AccessLink) -> tuple[Shape, Shape]:
     return up, down
 
 
-def shared_lanes(access: Mapping[str, SharedLink]) -> dict[str, tuple[list[LinkLane], list[LinkLane]]]:
-    """Return device -> lanes of its shared access link, up and down. Devices with the same shared access
-    link get the same lanes. A direction without a rate has no lane."""
-    made: dict[tuple[str, str], LinkLane] = {}
-
-    def lanes(shared: SharedLink, direction: str, rate: int | None) -> list[LinkLane]:
-        if rate is None:
-            return []
-        return [made.setdefault((shared.name, direction), LinkLane(Shape(rate), random.random))]
-
-    return {
-        device: (lanes(shared, "up", shared.up), lanes(shared, "down", shared.down))
-        for device, shared in access.items()
-    }
-
-
 def main() -> None:
     cfg = config.load(RelayConfig, Path(sys.argv[1]))
     relay = Relay()
-    shared = shared_lanes(cfg.access)
+    shared = SharedSegments(cfg.segments, cfg.attached, cfg.seed, cfg.dilation)
     traffic = Traffic(Path(cfg.traffic), cfg.listeners)
     own = {
         name: OwnLink(cfg.links.get(name, AccessLink()), cfg.seed, name, traffic)
         for name in cfg.listeners
     }
     for name, link in own.items():
-        # The shared access link comes first in both directions: no byte is read before it has room.
-        up, down = shared.get(name, ([], []))
-        routes = [*up, link.up], [*down, link.down]
+        # The segments come first in both directions: no byte is read before it has room.
+        up: list[Lane] = [*shared.lane(name, "up"), link.up]
+        down: list[Lane] = [*shared.lane(name, "down"), link.down]
         for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):
-            relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), *routes)
+            relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), up, down)
 
     names = Topics(cfg.run)
 
     def record_uses() -> None:
         for name, link in own.items():
             traffic.record(name, (link.up.use, link.down.use))
+
+    def report_use() -> None:
+        if (use := shared.use()) is not None:
+            connection.publish(names.telemetry(ROUTER), messages.encode(use))
 
     def report_standstill(since: float, at: float) -> None:
         found = messages.Disturbance(ROUTER, at, since, "the relay stood still")
@@ -141,6 +137,12 @@ def main() -> None:
         """Carry out an order, or report that the order is invalid. Called in paho's thread."""
         try:
             order = messages.decode(names, event.topic, event.payload)
+            if isinstance(order, messages.NetworkStart):
+                relay.submit(partial(shared.start, order.run_time))
+                return
+            if isinstance(order, messages.DeviceOrder) and order.device in shared.segments:
+                relay.submit(partial(change_segment, order))
+                return
             if not isinstance(order, messages.DeviceOrder) or order.device not in own:
                 raise messages.MessageError("the relay takes orders about the devices of its run only")
             action = order.action
@@ -150,6 +152,17 @@ def main() -> None:
             refusals.add(event.topic, error)
             return
         relay.submit(partial(own[order.device].apply, action))
+
+    def change_segment(order: messages.DeviceOrder) -> None:
+        match order.action:
+            case SetLink(changes):
+                shared.change(shared.segments[order.device].with_changes(changes))
+            case Disconnect():
+                shared.cut(order.device)
+            case Reconnect():
+                shared.restore(order.device)
+            case SetBackground(on):
+                shared.switch_background(order.device, on=on)
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")
@@ -164,6 +177,8 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
+    if cfg.attached:
+        relay.repeat(_USE_SECONDS, report_use)
     make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
     relay.serve()
 

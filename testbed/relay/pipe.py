@@ -28,7 +28,7 @@ _QUEUE_SECONDS = 0.2
 """Size of the queue, as seconds of traffic at the link's rate. The kernel's queue has the same size
 (agents.device.link)."""
 _MIN_QUEUE_BYTES = 12 * _PACKET
-_MAX_PIECE_BYTES = 64 * 1024
+MAX_PIECE_BYTES = 64 * 1024
 """Maximum payload of an item in bytes, even on the fastest link."""
 _MAX_BYTES = 64 * 2**20
 """Maximum number of payload bytes in the pipe, bytes in flight included. This limit applies even if the
@@ -104,8 +104,8 @@ class LinkPipe(Generic[T]):
         """Maximum payload of an item, in bytes. A full token bucket has enough tokens for an item of
         this size."""
         if self._shape.rate is None:
-            return _MAX_PIECE_BYTES
-        return min(burst(self._shape.rate) // _PACKET * SEGMENT, _MAX_PIECE_BYTES)
+            return MAX_PIECE_BYTES
+        return min(burst(self._shape.rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
 
     @property
     def is_full(self) -> bool:

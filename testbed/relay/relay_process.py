@@ -22,6 +22,7 @@ from agents.wire.messages import LinkFigures, LinkProbe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
+from testbed.plan.planned_devices import segment_in_host_time
 from testbed.relay import relay_probe
 from testbed.relay.main import RelayConfig
 from testbed.relay.traffic import Traffic
@@ -51,7 +52,7 @@ def is_needed(spec: RunSpec) -> bool:
         spec.plan.is_routed
         or any(one.energy is not None and one.energy.counts_bytes for one in spec.plan.devices)
         or any(entry.disconnect is not None for entry in spec.topology.scenario)
-        or any(group.availability is not None for group in spec.topology.devices)
+        or any(group.availability or group.actions for group in spec.topology.devices)
     )
 
 
@@ -64,7 +65,7 @@ def launch_relay(
     which the process inherits. `broker`: the relay's login. `port`: the broker's port for clients.
     Raises OSError if no relay answers, and HostError if a link cannot be measured.
     """
-    devices = spec.plan.devices
+    devices = spec.plan.emulated_devices
     host = broker.host
     with relay_probe.probe_server(host) as probe_port, ExitStack() as opened:
         listeners = {
@@ -78,7 +79,11 @@ def launch_relay(
             targets=(port, probe_port),
             listeners={name: tuple(map(socket.socket.fileno, own)) for name, own in listeners.items()},
             links={d.name: d.host_link for d in devices if d.host_link is not None},
-            access={d.name: d.host_access for d in devices if d.host_access is not None},
+            segments=[
+                segment_in_host_time(one, spec.plan.dilation) for one in spec.plan.segments.values()
+            ],
+            attached={d.name: d.segment for d in devices if d.segment is not None},
+            dilation=spec.plan.dilation,
             traffic=str(spec.directory.work / "traffic"),
             seed=spec.topology.seed,
         )

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
+from typing import Protocol
 
 from testbed.relay.pipe import LinkPipe, Shape
 
@@ -32,6 +33,25 @@ _READ_AHEAD_BYTES = 4 * 1024
 """Read limit of asyncio, in bytes. If asyncio's own buffer has more than twice this number of bytes, the
 relay stops reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
+
+
+class Lane(Protocol):
+    """Part of the way of a connection's bytes in one direction."""
+
+    @property
+    def rate(self) -> int | None: ...
+
+    @property
+    def piece(self) -> int: ...
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def put(self, item: Callable[[], None], size: int, now: float) -> None: ...
+
+    def advance(self) -> None: ...
+
+    async def wait_for_room(self) -> None: ...
 
 
 class LinkLane(LinkPipe[Callable[[], None]]):
@@ -82,8 +102,8 @@ class Relay:
         self,
         listener: socket.socket,
         target: tuple[str, int],
-        up: Sequence[LinkLane],
-        down: Sequence[LinkLane],
+        up: Sequence[Lane],
+        down: Sequence[Lane],
     ) -> None:
         """Accept connections on `listener`, and connect each of them with `target`.
 
@@ -129,8 +149,8 @@ class _PreciseSelector(selectors.DefaultSelector):
 
 async def _accept(
     target: tuple[str, int],
-    up: Sequence[LinkLane],
-    down: Sequence[LinkLane],
+    up: Sequence[Lane],
+    down: Sequence[Lane],
     device_reader: asyncio.StreamReader,
     device_writer: asyncio.StreamWriter,
 ) -> None:
@@ -147,7 +167,7 @@ async def _accept(
         )
 
 
-def _buffer(route: Sequence[LinkLane]) -> int:
+def _buffer(route: Sequence[Lane]) -> int:
     """Return the size, in bytes, of the kernel's receive buffer in front of `route`."""
     second = min((lane.rate / 8 for lane in route if lane.rate is not None), default=_MAX_BUFFER_BYTES)
     return max(_MIN_BUFFER_BYTES, min(round(second), _MAX_BUFFER_BYTES))
@@ -172,7 +192,7 @@ async def _connect(
 async def _move(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    route: Sequence[LinkLane],
+    route: Sequence[Lane],
     source: socket.socket,
 ) -> None:
     """Move the data of one direction of a connection from `source` through `route`. Return when the end
@@ -206,7 +226,7 @@ async def _move(
     await ended.wait()
 
 
-def _pass(data: bytes, route: Sequence[LinkLane], deliver: Callable[[bytes], None]) -> None:
+def _pass(data: bytes, route: Sequence[Lane], deliver: Callable[[bytes], None]) -> None:
     """Pass `data` through `route`, lane by lane, then `deliver` it. Empty data means that the stream has
     ended."""
     if route:

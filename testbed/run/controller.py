@@ -38,11 +38,11 @@ from agents.wire import messages
 from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import SegmentClock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested, segments
 from testbed.fidelity.figures import RATES, EnergyComparison
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt
+from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt, segment_doubt
 from testbed.host import rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
@@ -127,7 +127,8 @@ class Controller:
         self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link has not been measured yet."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Planned limits of each device's container; None if no control group limits the container."""
+        """Planned limits of each emulated device's container; None if no control group limits the
+        container."""
         self._limited: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which the limits of each device were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
@@ -155,6 +156,7 @@ class Controller:
             self._orders.append,
             self._record_failure,
             self._dilation,
+            spec.plan.segments,
         )
         counts_energy = any(device.energy is not None for device in spec.plan.devices)
         self._energy = RoundEnergies(spec.plan, model_bytes(spec.topology) if counts_energy else 0)
@@ -341,7 +343,7 @@ class Controller:
         """Return one text per limit of the device that is not as requested, or one text if the limits
         have not been read yet. The list is empty if all limits are as requested, or if no control group
         limits the device."""
-        if (wanted := self._requested_limits[device]) is None:
+        if (wanted := self._requested_limits.get(device)) is None:
             return []
         if (read := self._limits.get(device)) is None:
             return ["they have not been read yet"]
@@ -374,7 +376,13 @@ class Controller:
                 f"{why}, as measured before the run clock started. Request a link that this host can "
                 "emulate, or try again when the host is less busy."
             )
-        return link_doubt(found)
+        rates = segments.of_run(self._spec, 0.0, 0.0, 0.0)
+        if (why := segment_doubt(rates, FAILED_LINK_PERCENT)) is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started: request rates that this host can "
+                "emulate, or try again when the host is less busy."
+            )
+        return link_doubt(found) or segment_doubt(rates)
 
     def _fail_early(self) -> None:
         names = sorted(self._exit_codes)
@@ -438,6 +446,9 @@ class Controller:
                     for sample in self._runtime.meter.telemetry():
                         telemetry.write(_line(sample))
                     telemetry.flush()
+                    for one in self._runtime.meter.disturbances():
+                        disrupt = messages.DisruptOrder(one.at, one.since, one.disturbance)
+                        self._orders.append((AGGREGATOR, disrupt))
                     self._check_processes()
                     self._check_stopped()
                     self._sample_host(lateness)
@@ -505,6 +516,8 @@ class Controller:
                     | messages.Disturbance(at=at)
                     | messages.EnergySample(at=at)
                     | messages.PowerSwitch(at=at)
+                    | messages.NetworkProbe(at=at)
+                    | messages.NetworkUse(at=at)
                 ) if at > now:  # both clocks are the same
                     raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
@@ -516,6 +529,8 @@ class Controller:
                     if device in self._unmeasured:  # else it is a retained message, sent again
                         self._unmeasured.discard(device)
                         write_telemetry(_line(probe))
+                case messages.NetworkProbe() | messages.NetworkUse() as network:
+                    write_telemetry(_line(network))
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
@@ -678,6 +693,9 @@ class Controller:
                 self._read_host_energy(starts=True)
                 for order in self._energy.start(self.epoch, record.at, earlier):
                     self._orders += self._runtime.start_energy(order)
+                if self._spec.plan.segments:
+                    run_time = max(0.0, (time.monotonic() - self.epoch) / self._dilation)
+                    self._orders.append((ROUTER, messages.NetworkStart(run_time)))
                 self._player.start(self.epoch, record.at)
             if isinstance(record, events.RunEnded):
                 self._ended = record
@@ -703,6 +721,9 @@ class Controller:
         device, action = parse_command(command)
         if self._is_over:
             raise BadInputError(f"{self._spec.directory.run} is over except for its last evaluation.")
+        if device in self._spec.plan.segments:
+            self._player.execute(device, action)
+            return
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
         if isinstance(action, EnergyAction):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import SegmentClock, measure, requested
+from testbed.fidelity import SegmentClock, measure, requested, segments
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
@@ -38,7 +38,12 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         SegmentClock(epoch / dilation, begin=begin, end=end),
         trainings,
     )
-    fidelity = replace(fidelity, clocks=controller.clocks, energy=controller.energy_comparison())
+    fidelity = replace(
+        fidelity,
+        clocks=controller.clocks,
+        energy=controller.energy_comparison(),
+        segments=segments.of_run(spec, epoch / dilation, begin, end),
+    )
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))
     last = verdict(

@@ -54,8 +54,9 @@ def _runtime(directory: RunDirectory | None) -> str | None:
 
 
 def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
-    """Return the runs of this host whose `work/` still exists: the runs in `runs`, and `run` (an id or a
-    path).
+    """Return the runs of this host that have left something: the runs in `runs`, and `run` (an id or a
+    path). They have left something if their `work/` still exists, or if processes and files may be left
+    on real devices.
 
     A run has only the folder `work/` left if its controller was killed before it had started anything.
     The same holds if the controller had started only local processes, because local processes end with
@@ -68,7 +69,8 @@ def leftovers(run: str | None, runs: Path) -> list[LiveRun]:
     return [
         LiveRun(one.run, None, 0, one.path)
         for one in found
-        if one.work.is_dir() and not one.work.is_symlink() and _is_of_this_host(one)
+        if (one.hosts.exists() or (one.work.is_dir() and not one.work.is_symlink()))
+        and _is_of_this_host(one)
     ]
 
 
@@ -177,6 +179,7 @@ def take_down(live: LiveRun) -> None:
     """
     # Imported here because it imports the broker, which virtual time does not use.
     from testbed.runtimes.process import runtime as process
+    from testbed.runtimes.ssh import removal
 
     directory = _own_directory(live)
     if directory is not None:
@@ -190,6 +193,8 @@ def take_down(live: LiveRun) -> None:
                     f"{live.run}: {RUNTIMES[name].lack}, so that its processes or containers could not "
                     f"be removed. See `testbed doctor` for the fix, then run `testbed down {live.run}`."
                 )
+        if directory is not None:
+            removal.remove(directory)
     finally:
         if directory is not None:
             directory.remove_work()

@@ -98,7 +98,9 @@ def _center_weights(run: Run, importance: Vector) -> Vector | None:
 def _is_same_training(run: Run) -> bool:
     """Whether all updates come from the same local training, with the same number of steps, and
     `_is_linear` is true for this training."""
-    locals_ = [group["local"] for group in run.topology["devices"]]
+    general = run.topology["task"].get("local", {})
+    # A group whose devices are drawn or recorded has only the keys of the file.
+    locals_ = [{**general, **group.get("local", {})} for group in run.topology["devices"]]
     alike = all(local == locals_[0] for local in locals_) and _is_linear(locals_[0])
     return alike and run.updates["steps"].nunique() == 1
 

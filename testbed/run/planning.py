@@ -49,10 +49,15 @@ def choose_runtime(options: Options, requested: str = "auto") -> str:
     return runtime
 
 
-def check_host(plan: Plan) -> None:
-    """Raise HostError if a quick check shows that this host cannot run `plan`."""
-    if not plan.traits.simulated:
-        emulator(plan.runtime).check_host()
+def check_host(topology: Topology, plan: Plan) -> None:
+    """Raise HostError if a quick check shows that this host, or a real device, cannot run `plan`."""
+    if plan.traits.simulated:
+        return
+    emulator(plan.runtime).check_host()
+    if plan.real_devices:
+        from testbed.runtimes.ssh import hosts
+
+        hosts.check_hosts(plan, topology.requirements)
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:

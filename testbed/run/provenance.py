@@ -50,6 +50,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
                 **({"energy": _energy(device.energy)} if device.energy is not None else {}),
                 **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
                 **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
+                **({"host": device.host} if device.host is not None else {}),
                 "samples": spec.samples[device.name],
                 "importance": weights.get(device.name, 0.0),
                 "labels": labels[device.name],
@@ -77,7 +78,7 @@ def _cpus(plan: Plan) -> dict[str, Any] | None:
         "devices": plan.device_cpus,
         **({"evaluation": plan.evaluation_cpus} if plan.evaluation_cpus else {}),
         "device_capacity": plan.device_capacity,
-        "asked": sum(device.host_cpu for device in plan.devices),
+        "asked": sum(device.host_cpu for device in plan.emulated_devices),
     }
 
 

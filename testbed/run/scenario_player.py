@@ -8,14 +8,25 @@ the due time to the time at which the action was done.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from agents.device_actions import Action, DeviceState, Join, Switching, from_json, holds, to_json
-from agents.mqtt.topics import AGGREGATOR
+from agents.device_actions import (
+    Action,
+    DeviceState,
+    Join,
+    SegmentAction,
+    SetLink,
+    Switching,
+    from_json,
+    holds,
+    to_json,
+)
+from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
-from agents.wire.messages import AddressedOrder, LogOrder, Source
+from agents.wire.messages import AddressedOrder, DeviceOrder, LogOrder, Source
 from testbed.errors import BadInputError
+from testbed.plan.planned_devices import to_host_time
 from testbed.topology.action_timeline import Step
 
 
@@ -68,9 +79,23 @@ def _only_ends(action: Action) -> bool:
     return isinstance(action, Switching) and not any(holds(action).values())
 
 
+def segment_orders(segment: str, action: Action, dilation: float) -> list[AddressedOrder]:
+    """Return the orders that carry out `action` on `segment`. Raises BadInputError if the action applies
+    to devices only."""
+    if not isinstance(action, SegmentAction):
+        raise BadInputError(
+            f"{segment} is a segment: only its link and its background traffic change, and it can be "
+            "disconnected and connected"
+        )
+    if isinstance(action, SetLink):
+        action = SetLink(to_host_time(action.changes, dilation))
+    return [(ROUTER, DeviceOrder(segment, action))]
+
+
 class ScenarioPlayer:
     """Player that carries out `steps` on the devices of `actuator`, in the order of time.
 
+    `segments`: names of the segments, on which the router or the relay acts.
     `send`: called with each order for another process. `failed`: called with a sentence on each step
     that failed. `dilation`: host seconds per second of device time.
     """
@@ -82,8 +107,10 @@ class ScenarioPlayer:
         send: Callable[[AddressedOrder], None],
         failed: Callable[[str], None],
         dilation: float = 1.0,
+        segments: Collection[str] = (),
     ) -> None:
         self._dilation = dilation
+        self._segments = segments
         self._steps = steps
         self._actuator = actuator
         self._send = send
@@ -134,7 +161,11 @@ class ScenarioPlayer:
             self._failed(str(error))
 
     def _do(self, device: str, action: Action, planned: float | None) -> None:
-        for order in self._actuator.act(device, action):
+        if device in self._segments:
+            orders = segment_orders(device, action, self._dilation)
+        else:
+            orders = self._actuator.act(device, action)
+        for order in orders:
             self._send(order)
         if self._epoch is None:
             return

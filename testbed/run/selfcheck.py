@@ -29,7 +29,7 @@ def run(runtime: str | None, runs: Path, view: View) -> list[RunDirectory]:
             devices = tuple(filter(_loses_nothing, topology.devices))
             topology = topology.model_copy(update={"devices": devices})
         plan = planning.plan_topology(topology, options)
-        planning.check_host(plan)
+        planning.check_host(topology, plan)
         directory = RunDirectory.new(runs, topology.name)
         up.run(topology, plan, directory, options, view)
         made.append(directory)

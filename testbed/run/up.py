@@ -23,7 +23,8 @@ from testbed.plan.agent_configs import RunSpec
 from testbed.run import judging, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes import emulator, simulator
+from testbed.runtimes import simulator
+from testbed.runtimes.ssh import mixed
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -84,7 +85,7 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
     preparation.write(prepared, spec.directory)
     preparation.write_device_set(prepared, spec.topology, spec.directory)
     spec.directory.begin_telemetry()
-    with emulator(spec.plan.runtime).launcher(spec, view) as runtime, keep_awake() as awake:
+    with mixed.launcher(spec, view) as runtime, keep_awake() as awake:
         spec.directory.write_manifest(cores_awake=awake)
         if not awake:
             view.progress("Idle cores may sleep, which slows small CPU shares: see `testbed doctor`")

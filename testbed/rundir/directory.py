@@ -62,6 +62,9 @@ class RunDirectory:
         self.start = path / "start.safetensors"
         """Initial state of the model. This file exists only if the topology gives `task.initial`, or if
         some parameters are not trained."""
+        self.hosts = path / "hosts.json"
+        """Real devices of the run. This file exists only while anything of the run may be left on
+        them."""
         self.logs = path / "logs"
         """Folder with one `<process name>.log` per process: aggregator, broker, controller and every
         device."""

@@ -16,6 +16,7 @@ from agents.imports import without_garbage_collection
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.wire.messages import (
     AddressedOrder,
+    Disturbance,
     EnergySample,
     EnergyStart,
     GpuSample,
@@ -110,6 +111,11 @@ class Meter(Protocol):
     def energy(self) -> Sequence[EnergySample | PowerSwitch]:
         """Energy samples that are due, and the devices that power off or return now; empty if the
         devices send these messages themselves. Called several times per second."""
+        return ()
+
+    def disturbances(self) -> Sequence[Disturbance]:
+        """Disturbances that the runtime has noticed since the last call, such as a real device that was
+        out of contact."""
         return ()
 
     def externally_stopped(self) -> set[str]:

@@ -204,8 +204,8 @@ def run(
         to_repeat = [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]
         if target is None or not (todo or to_repeat):
             cluster = None
-            for plan in {cell.plan.runtime: cell.plan for cell in todo}.values():
-                planning.check_host(plan)
+            for cell in {cell.plan.runtime: cell for cell in todo}.values():
+                planning.check_host(cell.topology, cell.plan)
         else:
             cluster = ClusterPool(target, folder, jobs)
         virtual = [cell for cell in todo if cell.plan.traits.simulated]

@@ -72,7 +72,7 @@ def validate(document: Document) -> Topology:
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])
-    document = old_words.translate(_without_extensions(document))
+    document = old_words.translate(_with_list_of_groups(_without_extensions(document)))
     problems = list(_name_problems(document))
     code, classes, wrong = _read_user_code(document)
     problems += wrong
@@ -82,7 +82,9 @@ def validate(document: Document) -> Topology:
     local = topology.task.local
     fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
     if fleet.drawn:
-        document = replace(document, source=replace(document.source, members=fleet.members))
+        hints = (*document.source.hints, *fleet.hints)
+        source = replace(document.source, members=fleet.members, hints=hints)
+        document = replace(document, source=source)
         topology = topology.with_fleet(fleet, document.source)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:
@@ -98,6 +100,16 @@ def _without_extensions(document: Document) -> Document:
         return document
     data = {key: value for key, value in document.data.items() if not key.startswith("x-")}
     return replace(document, data=data)
+
+
+def _with_list_of_groups(document: Document) -> Document:
+    """Replace the short form of a recorded fleet, `devices: {from_run: RUN}`, by a list with one
+    group."""
+    devices = document.data.get("devices") if isinstance(document.data, dict) else None
+    if not isinstance(devices, dict) or not {"from_run", "from_log"} & devices.keys():
+        return document
+    groups = ({"name": "recorded", **devices},)
+    return replace(document, data={**document.data, "devices": groups})
 
 
 def _read_user_code(
@@ -203,7 +215,7 @@ def _names(group: Any) -> tuple[str, ...]:
     """Return the names of an unvalidated group and of its devices. Commands accept the names of groups
     and of devices."""
     try:
-        fields = {key: group[key] for key in ("name", "count") if key in group}
+        fields = {key: group[key] for key in ("name", "count", "hosts") if key in group}
         made = DeviceGroup.model_validate({**fields, "cpu": 1.0})
         return made.name, *made.device_names
     except (TypeError, ValidationError):

@@ -36,6 +36,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -103,15 +104,21 @@ def timeline(
     `horizon`: yield only the steps before this time; None to yield all steps. `heat`: the devices that
     slow down by heat, by name.
 
-    Steps of the same time are sorted: first scenario entries in the order of the file, then heat, churn
-    and availability, each in device order. The iterator is lazy, and endless under churn. The iterator's
-    memory grows with the number of devices and the size of the file, not with time. The same arguments
-    give the same steps.
+    Steps of the same time are sorted: first scenario entries in the order of the file, then heat, the
+    groups' own actions, churn and availability, each in device order. The iterator is lazy, and endless
+    under churn. The iterator's memory grows with the number of devices and the size of the file, not
+    with time. The same arguments give the same steps.
     """
     by_name = devices_by_name(groups)
     ends = _ends(scenario, by_name)
     scripted = _scenario_steps(scenario, by_name)
     streams: list[Iterable[_CausedStep]] = [scripted, _heat_steps(scripted, heat)]
+    streams += [
+        _listed_steps(group.actions, device)
+        for group in groups
+        if group.actions
+        for device in group.device_names
+    ]
     for device, drawn in _random_steps(churn, groups, by_name, seed):
         # No random steps after a device has left for good: dropping them one by one would never end.
         streams.append(_before(ends.get(device), drawn))
@@ -146,6 +153,8 @@ def _scenario_steps(
                 dues.append(_CausedStep(Step(at, device, SetCpu(entry.cpu))))
             if entry.link is not None:
                 dues.append(_CausedStep(Step(at, device, SetLink(entry.link.changes))))
+            if entry.background is not None:
+                dues.append(_CausedStep(Step(at, device, SetBackground(entry.background))))
             if entry.battery is not None:
                 dues.append(_CausedStep(Step(at, device, SetBattery(entry.battery))))
             if entry.verb == "charge":
@@ -183,6 +192,21 @@ def _span(
         _CausedStep(Step(at, device, begin), cause),
         _CausedStep(Step(at + duration, device, _ENDED_BY[begin]), cause),
     )
+
+
+def _listed_steps(actions: Sequence[tuple[float, str]], device: str) -> list[_CausedStep]:
+    """Return the steps of the key `actions` of a group for `device`. A crash that no restart follows is
+    for good, as in the scenario."""
+    cause = object()
+    moves = [name for _, name in actions if name in ("crash", "restart", "leave", "join")]
+    restarted = iter([*moves, ""][1:])  # what follows each move
+    dues = []
+    for at, name in actions:
+        lasts = name in ("leave", "join") or (name == "crash" and next(restarted) != "restart")
+        if name in ("restart", "leave", "join"):
+            next(restarted)
+        dues.append(_CausedStep(Step(from_seconds(at), device, BY_NAME[name]), None if lasts else cause))
+    return dues
 
 
 def _random_steps(
@@ -228,7 +252,7 @@ def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iter
     for step, cause in dues:
         device, action = step.device, step.action
         match action:
-            case SetCpu() | SetLink() | SetBattery() | Charge() | Unplug():
+            case SetCpu() | SetLink() | SetBackground() | SetBattery() | Charge() | Unplug():
                 yield step
             case Join():
                 if device in gone:

@@ -11,7 +11,7 @@ from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
 from agents.selection.uniform import UniformSelection
 from agents.wire.messages import MAX_SUMMANDS
-from testbed.topology import scenario, validation_errors
+from testbed.topology import network, real_devices, scenario, validation_errors
 from testbed.topology.schema import Topology
 from testbed.topology.yamlfile import Document, Problem, Where
 
@@ -48,7 +48,10 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
             parameters.check(clients)
         except ValueError as error:
             yield validation_errors.conflict(document, (part,), error)
-    yield from scenario.problems(topology.scenario, topology.churn, topology.devices, document.source)
+    segments = {*topology.network, *(one.access.name for one in topology.devices if one.access)}
+    yield from scenario.problems(
+        topology.scenario, topology.churn, topology.devices, document.source, segments
+    )
     for where, message in _contradictions(topology):
         yield document.source.problem(where, message, at_key=True)
 
@@ -227,6 +230,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
     if topology.requirements and topology.code is None:
         yield ("requirements",), "only your own code imports these packages: add code, or remove this"
+    yield from real_devices.problems(topology)
     yield from _local_problems(topology)
     yield from _privacy_problems(topology)
     yield from _selection_problems(topology)
@@ -241,7 +245,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {topology.rule.name} does not accept normalised updates: remove this, or "
                 "choose a rule that does (see testbed rules)",
             )
-    accesses: dict[str, config.SharedLink] = {}
+    yield from network.problems(topology.network, groups)
     for place in _compression_places(topology) if side.kind == "residual" else ():
         yield (
             place,
@@ -255,12 +259,11 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 ("devices", index),
                 f"both {' and '.join(encoding)} encode the updates: keep one of them",
             )
-        access = None if group.access is None else group.access.build()
-        if access is not None and accesses.setdefault(access.name, access) != access:
+        if group.transfers is not None and topology.server.link is not None:
             yield (
-                ("devices", index, "access"),
-                f"{access.name} has other rates in an earlier group: use the same rates, or another "
-                "name",
+                ("server", "link"),
+                "the durations of transfers are given, as of a recorded run, and include the server's "
+                "link: remove this",
             )
         if group.gflops is not None and task.flops_per_step is None:
             yield (

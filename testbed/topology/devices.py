@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +30,7 @@ from testbed.topology.data_settings import DeviceDataSettings
 from testbed.topology.draw_settings import DrawSettings
 from testbed.topology.energy import EnergySettings, energy_settings
 from testbed.topology.fields import (
+    Count,
     Cpu,
     Duration,
     FilePath,
@@ -174,10 +176,71 @@ class LinkSettings(ServerLink):
         )
 
 
-@with_fields_of(config.SharedLink)
-class AccessSettings(Parameters):
-    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Needs up, down, or
+class TransferSettings(Model):
+    """Durations of transfers, in place of a link. In virtual time only. Needs download, upload, or
     both."""
+
+    download: Duration | None = Field(
+        default=None, description="Time from the server's sending of a model to its arrival. Default: 0s"
+    )
+    upload: Duration | None = Field(
+        default=None, description="Time from the sending of an update to its arrival. Default: 0s"
+    )
+    model_bytes: Count | None = Field(
+        default=None,
+        description="Size of the model that `download` refers to, in bytes. The duration changes in "
+        "proportion if a model has another size. Default: the size has no influence",
+    )
+    update_bytes: Count | None = Field(
+        default=None, description="Size of the update that `upload` refers to, likewise"
+    )
+
+    @model_validator(mode="after")
+    def _has_duration(self) -> Self:
+        if self.download is None and self.upload is None:
+            raise ValueError("found neither download nor upload, expected one such as upload: 200ms")
+        return self
+
+
+ActionName = Literal["crash", "restart", "pause", "resume", "disconnect", "reconnect", "leave", "join"]
+
+
+def _timed_action(value: Any) -> Any:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError("expected a time and an action such as [10s, crash]")
+    return value
+
+
+TimedAction = Annotated[tuple[Seconds, ActionName], BeforeValidator(_timed_action)]
+
+
+def _increasing(actions: tuple[TimedAction, ...]) -> tuple[TimedAction, ...]:
+    for (before, _), (after, _) in itertools.pairwise(actions):
+        if after < before:
+            raise ValueError(f"{after:g} s follows {before:g} s: sort the actions by time")
+    return actions
+
+
+LogColumn = Literal["client", "start", "end", "bytes", "download", "upload"]
+
+
+class AccessSettings(Model):
+    """Link that is shared by all devices whose groups name it, such as a Wi-Fi cell. Short form of a
+    segment without a parent (key `network`). Needs up, down, or both."""
+
+    name: Name
+    up: Rate | None = Field(
+        default=None, description="Total rate from the devices to the server. Default: unlimited"
+    )
+    down: Rate | None = Field(
+        default=None, description="Total rate from the server to the devices. Default: unlimited"
+    )
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> Self:
+        if self.up is None and self.down is None:
+            raise ValueError("found neither up nor down, expected a rate such as down: 50mbit")
+        return self
 
 
 class _Speed(Variant):
@@ -278,6 +341,11 @@ def _image(image: str, info: ValidationInfo) -> str:
     return from_file(image, info) if _is_dockerfile(image) else image
 
 
+def is_ssh_host(host: str) -> bool:
+    """Whether an entry of `hosts` is a real device, and not the name of a node."""
+    return "@" in host or host.startswith("ssh://")
+
+
 _STEPS_WITH_KEYS = ("byzantine", "compression", "differential", "secure")
 """Steps of `agents.pipeline.STEPS` that have their own key in a topology. The key `steps` does not
 accept these steps."""
@@ -285,7 +353,7 @@ accept these steps."""
 
 class DeviceGroup(Model):
     """A device, or `count` devices, which are equal or drawn from a distribution. Needs at least one of
-    cpu, profile, timing, gflops and draw."""
+    cpu, profile, timing, gflops, draw, from_run and from_log, unless `hosts` names real devices."""
 
     name: Name = Field(description="Name of the device, or of the group if count is set")
     count: (
@@ -301,6 +369,24 @@ class DeviceGroup(Model):
         exclude_if=lambda draw: draw is None,
         description="Draw the keys of each device from a survey, a named population, FedScale's traces, "
         "or distributions. Default: the devices are equal",
+    )
+    from_run: FilePath | None = Field(
+        default=None,
+        exclude_if=lambda path: path is None,
+        description="Directory of a run, relative to the topology file. Each of its devices becomes a "
+        "device with the recorded durations and absences (docs/guide/traces.md)",
+    )
+    from_log: FilePath | None = Field(
+        default=None,
+        exclude_if=lambda path: path is None,
+        description="CSV file with a row per training, relative to the topology file. Each client in it "
+        "becomes a device. Columns: client, start, end (s, or ISO 8601), and optionally bytes (size of "
+        "the update), download and upload (s within start and end)",
+    )
+    columns: dict[LogColumn, str] | None = Field(
+        default=None,
+        exclude_if=lambda columns: columns is None,
+        description="With from_log: names of the columns in the file, such as {client: device_id}",
     )
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
@@ -354,8 +440,23 @@ class DeviceGroup(Model):
         default=None,
         description="Link shared with all devices whose group has an access of the same name",
     )
+    segment: Name | None = Field(
+        default=None,
+        exclude_if=lambda segment: segment is None,
+        description="Segment of `network` that the devices are attached to. Default: none, each device "
+        "has a path of its own to the server",
+    )
     think: Duration | None = Field(
         default=None, description="Extra delay between the end of a training and sending its update"
+    )
+    transfers: TransferSettings | None = Field(
+        default=None, exclude_if=lambda transfers: transfers is None
+    )
+    actions: Annotated[tuple[TimedAction, ...], AfterValidator(_increasing)] | None = Field(
+        default=None,
+        exclude_if=lambda actions: actions is None,
+        description="Actions on each device of the group, as [time, action]: crash, restart, leave, "
+        "join, pause, resume, disconnect or reconnect. Default: none",
     )
     availability: Availability | None = Field(
         default=None, description="When a device is connected. Default: always"
@@ -388,8 +489,21 @@ class DeviceGroup(Model):
         default=None,
         min_length=1,
         exclude_if=lambda hosts: hosts is None,
-        description="Names of the nodes on which the devices may run, with several machines. Default: "
-        "any",
+        description="With a Swarm: names of the nodes on which the devices may run; default: any. Or "
+        "real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]",
+    )
+    python: (
+        Annotated[
+            str,
+            Field(pattern=r"^[A-Za-z0-9/~._+-]+$"),
+            expecting("a Python interpreter such as /usr/bin/python3.11"),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        exclude_if=lambda python: python is None,
+        description="With real devices: Python interpreter there that has the agents' packages. "
+        "Default: a virtual environment that is made there once",
     )
     placement: dict[str, str] | None = Field(
         default=None,
@@ -405,8 +519,8 @@ class DeviceGroup(Model):
 
     @model_validator(mode="after")
     def _has_speed(self) -> Self:
-        if self.draw is not None:
-            return self  # each drawn device is checked
+        if self.is_template or self.is_real:
+            return self  # each drawn or recorded device is checked; a real one is as fast as it is
         speeds = (self.cpu, self.profile, self.timing, self.gflops)
         if all(speed is None for speed in speeds):
             raise ValueError(
@@ -422,6 +536,50 @@ class DeviceGroup(Model):
             raise ValueError("thermal has no effect: it lowers cpu. Add cpu or profile")
         return self
 
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [
+            key for key in ("count", "draw", "from_run", "from_log") if getattr(self, key) is not None
+        ]
+        if self.is_recorded and len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} cannot be combined: keep one of them")
+        if self.columns is not None and self.from_log is None:
+            raise ValueError("columns has no effect without from_log: remove it")
+        if self.transfers is None:
+            return self
+        link = self.link
+        shaped = (
+            []
+            if link is None
+            else [
+                name
+                for name in LinkSettings.model_fields
+                if name != "compression" and getattr(link, name) is not None
+            ]
+        )
+        if shaped or self.segment_name is not None:
+            key = f"link.{shaped[0]}" if shaped else "access" if self.segment is None else "segment"
+            raise ValueError(
+                f"{key} has no effect beside transfers, which are whole durations: remove one of the two"
+            )
+        return self
+
+    @property
+    def segment_name(self) -> str | None:
+        """Name of the segment that the devices are attached to, which may come from `access`; None if
+        they are attached to none."""
+        return self.segment if self.access is None else self.access.name
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the group stands for the devices of a run or of a log."""
+        return self.from_run is not None or self.from_log is not None
+
+    @property
+    def is_template(self) -> bool:
+        """Whether the group is replaced by one group per device, with keys drawn or recorded."""
+        return self.draw is not None or self.is_recorded
+
     @property
     def has_profile_speed(self) -> bool:
         """Whether the CPU share of the group's devices follows from their profile."""
@@ -431,7 +589,7 @@ class DeviceGroup(Model):
         """Return the group with the defaults that it takes from elsewhere. `local`: settings of the
         task, which hold where the group has none."""
         changes: dict[str, Any] = {"local": local.changed_by(self.local)}
-        if self.profile is None and self.draw is None:  # else these may give the memory
+        if self.profile is None and not self.is_template and not self.is_real:  # else these have memory
             changes["memory"] = self.memory or self.default_memory
         return self.model_copy(update=changes)
 
@@ -501,8 +659,29 @@ class DeviceGroup(Model):
         return self.speed.named == config.Named("constant", {"value": 1.0})
 
     @property
+    def joins_first(self) -> bool:
+        """Whether `actions` has the devices join before anything else, so that they are absent at the
+        start of the run."""
+        moves = (name for _, name in self.actions or () if name in ("crash", "leave", "join"))
+        return next(moves, None) == "join"
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the devices of the group are real ones, reached by SSH."""
+        return any(map(is_ssh_host, self.hosts or ()))
+
+    def real_host(self, device: str) -> str | None:
+        """SSH destination of the real device `device`; None if it is emulated."""
+        if not self.is_real or self.hosts is None:
+            return None
+        return dict(zip(self.device_names, self.hosts, strict=True))[device]
+
+    @property
     def device_names(self) -> tuple[str, ...]:
-        return (self.name,) if self.count is None else _numbered_names(self.name, self.count)
+        count = self.count
+        if count is None and self.is_real and len(self.hosts or ()) > 1:
+            count = len(self.hosts or ())
+        return (self.name,) if count is None else _numbered_names(self.name, count)
 
 
 @lru_cache(maxsize=16)  # planning calls this dozens of times, with up to 100,000 names

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import ipaddress
 import itertools
 import textwrap
 import typing
@@ -166,6 +167,22 @@ Name = Annotated[
     Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$"),
     expecting("a name of at most 40 lower-case letters, digits and -, such as pi-4"),
 ]
+
+
+def _ip_address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"found {text}, expected an IP address such as 192.168.1.10") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError(
+            f"found {text}, expected the address of one network of this host, such as 192.168.1.10: "
+            "`ip address` lists them"
+        )
+    return str(address)
+
+
+IpAddress = Annotated[str, AfterValidator(_ip_address)]
 
 
 def _requirement(text: str) -> str:
@@ -441,7 +458,8 @@ def _trim(value: Any) -> Any:
 
 
 @functools.cache
-def _model_of(cls: type) -> type[Parameters]:
+def parameters_of(cls: type) -> type[Parameters]:
+    """Return the model with the fields of the dataclass `cls`."""
     return _create(Parameters, cls, cls)
 
 
@@ -477,7 +495,7 @@ def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:
     """Replace each marked type in `hint`, such as `Annotated[float, "s"]`, by its type in `readers`.
     Replace each dataclass by a model of the dataclass."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _model_of(hint)
+        return parameters_of(hint)
     if get_origin(hint) is Annotated:
         return next((readers[mark] for mark in get_args(hint)[1:] if mark in readers), hint)
     if args := get_args(hint):

@@ -1,15 +1,18 @@
-"""Fleets drawn from distributions: each device of a group with `draw` becomes a group of its own.
+"""Drawn and recorded fleets: each device of a group with `draw`, `from_run` or `from_log` becomes a
+group of its own.
 
 Each device has generators of its own, whose keys are its name and the key that is drawn. The draws of
 one device therefore do not depend on other devices, on the runtime, or on the host.
 
-A run's directory keeps the drawn keys of each device (`FILE`). If the folder of a topology has this
-file, its devices are used instead of new draws, so that a run can be repeated without the survey.
+A run's directory keeps the drawn or recorded keys of each device (`FILE`). If the folder of a topology
+has this file, its devices are used instead of new draws and of the recorded run, so that a run can be
+repeated without the survey or the recorded run.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +23,7 @@ import numpy as np
 
 from agents.disk import files
 from testbed.errors import BadInputError
-from testbed.topology import fedscale, profiles, seeds, surveys, validation_errors
+from testbed.topology import fedscale, profiles, recorded, seeds, surveys, validation_errors
 from testbed.topology.devices import DeviceGroup, LocalSettings
 from testbed.topology.draw_settings import DrawSettings, population_names
 from testbed.topology.surveys import Survey
@@ -35,7 +38,7 @@ _SPEEDS = ("cpu", "profile", "timing", "gflops")
 """Keys that say how fast a device is. A device needs at least one of them."""
 _FEDSCALE_FILES = ("client_device_capacity", "client_behave_trace")
 _FEDSCALE_FOLDER = "github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info"
-_UNWRITTEN = ("name", "count", "draw")
+_UNWRITTEN = ("name", "count", "draw", "from_run", "from_log", "columns")
 """Keys of a group that its devices do not have."""
 
 Keys = dict[str, Any]
@@ -47,12 +50,14 @@ class DrawnFleet:
     """The device groups of a topology after the draw."""
 
     groups: tuple[DeviceGroup, ...]
-    """Device groups, in the topology's order. A group with `draw` is replaced by one group per
-    device."""
+    """Device groups, in the topology's order. A group that is drawn or recorded is replaced by one group
+    per device."""
     members: tuple[DrawnPlace, ...] = ()
     """Written group of each of `groups`; empty if nothing was drawn."""
     drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
-    """Written group -> device -> drawn keys. Groups without `draw` are left out."""
+    """Written group -> device -> drawn or recorded keys. Other groups are left out."""
+    hints: tuple[str, ...] = ()
+    """Sentences for the user on recorded devices."""
 
 
 def draw(
@@ -67,7 +72,7 @@ def draw(
     `seed`: the topology's seed. `local`: the task's local training. `context`: validation context.
     Raises BadInputError if a survey or a drawn device has errors.
     """
-    if all(group.draw is None for group in written):
+    if not any(group.is_template for group in written):
         return DrawnFleet(tuple(written))
     kept = _read_kept(Path(document.source.name).parent / FILE)
     groups: list[DeviceGroup] = []
@@ -75,22 +80,28 @@ def draw(
     drawn: dict[str, dict[str, Keys]] = {}
     problems: list[Problem] = []
     for index, group in enumerate(written):
-        if group.draw is None:
+        template: _Drawing | _RecordedGroup
+        if group.draw is not None:
+            template = _Drawing(group, index, document, context, group.draw, local, seed)
+        elif group.is_recorded:
+            template = _RecordedGroup(group, index, document, context)
+        else:
             groups.append(group)
             members.append(DrawnPlace(index))
             continue
-        drawing = _Drawing(group, group.draw, index, document, context, local, seed)
         try:
-            found = list(drawing.devices(kept.get(group.name, {})))
+            found = list(template.devices(kept.get(group.name, {})))
         except _DrawError as error:
             problems += error.problems
             continue
         groups += [device for device, _ in found]
         members += [DrawnPlace(index, device.origin) for device, _ in found]
         drawn[group.name] = {device.name: keys for device, keys in found}
+    problems += _name_problems(written, groups, members, document)
     if problems:
         raise document.source.error(problems)
-    return DrawnFleet(tuple(groups), tuple(members), drawn)
+    hints = tuple(_other_trainings(groups, local, drawn))
+    return DrawnFleet(tuple(groups), tuple(members), drawn, hints)
 
 
 def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -118,6 +129,45 @@ def _read_kept(path: Path) -> Mapping[str, Mapping[str, Keys]]:
         ) from error
 
 
+def _other_trainings(
+    groups: Sequence[DeviceGroup],
+    local: LocalSettings,
+    drawn: Mapping[str, Mapping[str, Keys]],
+) -> Iterator[str]:
+    """Yield a sentence if trainings have another number of steps than those that were recorded."""
+    counts = {
+        name: keys[recorded.STEPS]
+        for devices in drawn.values()
+        for name, keys in devices.items()
+        if recorded.STEPS in keys
+    }
+    for group in groups:
+        steps = local.changed_by(group.local).build().steps
+        if steps is not None and counts.get(group.name, steps) != steps:
+            yield (
+                f"{group.name} was recorded with trainings of {counts[group.name]} steps, and has "
+                f"trainings of {steps}: they last as long as the recorded ones"
+            )
+            return  # once for the fleet
+
+
+def _name_problems(
+    written: Sequence[DeviceGroup],
+    groups: Sequence[DeviceGroup],
+    members: Sequence[DrawnPlace],
+    document: Document,
+) -> Iterator[Problem]:
+    """Yield a problem for each recorded device that has the name of another device or group."""
+    names = Counter(name for group in groups for name in group.device_names)
+    names.update({group.name for group in written if not group.is_template and group.count})
+    for group, member in zip(groups, members, strict=True):
+        if written[member.index].is_recorded and names[group.name] > 1:
+            yield document.source.problem(
+                ("devices", member.index),
+                f"records a device {group.name}, a name that another group has, too: rename that group",
+            )
+
+
 class _DrawError(Exception):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__()
@@ -125,20 +175,85 @@ class _DrawError(Exception):
 
 
 @dataclass(frozen=True)
-class _Drawing:
-    """The draw of the devices of one group."""
+class _GroupTemplate:
+    """A group that is replaced by one group per device."""
 
     group: DeviceGroup
-    settings: DrawSettings
     index: int
     document: Document
     context: Mapping[str, Any]
+
+    def problem(self, message: str, *keys: str) -> Problem:
+        """Make a problem at `keys` of the group."""
+        return self.document.source.problem(("devices", self.index, *keys), message)
+
+    def _written(self) -> Keys:
+        data = self.document.value(("devices", self.index))
+        return {key: value for key, value in data.items() if key not in _UNWRITTEN and value is not None}
+
+    def _validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
+        """Return a device with `keys`, and with the keys that the group has in the file. Raises
+        FaultyFileError."""
+        data = {"name": "drawn", **merged(keys, self._written())}
+        document = Document(data, source or Source(), ())
+        return validation_errors.validate(DeviceGroup, document, context=self.context)
+
+
+@dataclass(frozen=True)
+class _RecordedGroup(_GroupTemplate):
+    """The recorded devices of one group."""
+
+    def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
+        """Yield each device as a group of its own, and its recorded keys. `kept`: recorded keys in the
+        directory of an earlier run, by device. Raises _DrawError."""
+        found, origin = (kept, FILE) if kept else self._read()
+        faulty: list[Problem] = []
+        for name, keys in found.items():
+            own = {
+                key: value for key, value in keys.items() if key not in (recorded.GROUP, recorded.STEPS)
+            }
+            try:
+                device = self._validated(own)
+            except BadInputError as error:
+                faulty += [
+                    self.problem(f"{name} ({origin}): {one.message}")
+                    for one in surveys.problems_of(error)
+                ]
+                if len(faulty) >= _MAX_SHOWN:
+                    break
+                continue
+            yield device.drawn_device(name, keys.get(recorded.GROUP, self.group.name), origin), keys
+        if faulty:
+            raise _DrawError(faulty)
+
+    def _read(self) -> tuple[Mapping[str, Keys], str]:
+        key = "from_log" if self.group.from_run is None else "from_run"
+        path = Path(self.group.from_run or self.group.from_log or "")
+        try:
+            if key == "from_run":
+                found = recorded.from_run(path)
+            else:
+                columns = {str(name): column for name, column in (self.group.columns or {}).items()}
+                found = recorded.from_log(path, columns)
+        except (ValueError, OSError) as error:
+            reason = str(error)
+            if isinstance(error, OSError):
+                reason = f"{path}: cannot be read: {error.strerror or error}"
+            raise _DrawError([self.problem(reason, key)]) from None
+        return {name: surveys.as_written(keys) for name, keys in found.items()}, path.name
+
+
+@dataclass(frozen=True)
+class _Drawing(_GroupTemplate):
+    """The draw of the devices of one group."""
+
+    settings: DrawSettings
     local: LocalSettings
     topology_seed: int
 
     def problem(self, message: str, *keys: str) -> Problem:
         """Make a problem at the key `draw` of the group, or at `keys` below it."""
-        return self.document.source.problem(("devices", self.index, "draw", *keys), message)
+        return super().problem(message, "draw", *keys)
 
     def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
         """Yield each device as a group of its own, and its drawn keys. `kept`: drawn keys of an earlier
@@ -178,17 +293,6 @@ class _Drawing:
         if self.settings.each is not None:
             keys = merged(keys, self.settings.each.draw(generator))
         return keys, origin
-
-    def _written(self) -> Keys:
-        data = self.document.value(("devices", self.index))
-        return {key: value for key, value in data.items() if key not in _UNWRITTEN and value is not None}
-
-    def _validated(self, keys: Keys, source: Source | None = None) -> DeviceGroup:
-        """Return a device with `keys`, and with the keys that the group has in the file. Raises
-        FaultyFileError."""
-        data = {"name": "drawn", **merged(keys, self._written())}
-        document = Document(data, source or Source(), ())
-        return validation_errors.validate(DeviceGroup, document, context=self.context)
 
     def _population(self) -> _Population | None:
         path = self.settings.origin
@@ -333,5 +437,6 @@ def merged(keys: Mapping[str, Any], over: Mapping[str, Any]) -> Keys:
         if value is True and isinstance(before, Mapping):  # energy: true
             continue
         both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        both = both and "distribution" not in value  # else it replaces the parameters of another one
         found[key] = merged(before or {}, value) if both else value
     return found

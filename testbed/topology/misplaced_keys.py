@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_TOP = ("churn", "code", "dilation", "durability", "requirements", "scenario", "seed", "selection")
+_TOP = (
+    "churn",
+    "code",
+    "dilation",
+    "durability",
+    "network",
+    "requirements",
+    "scenario",
+    "seed",
+    "selection",
+)
 _PARTS: Mapping[str, str] = {
     "at the top level": " ".join(_TOP),
     "under task": "frozen importance initial",
@@ -13,7 +23,7 @@ _PARTS: Mapping[str, str] = {
     "under task.partition": "alpha scheme",
     "under rule": "buffer_size mixing server_lr trim",
     "in a device group (devices: [{...}])": "access availability byzantine count cpu gflops gpu hosts "
-    "image memory placement power profile speed thermal think timing",
+    "image memory placement power profile segment speed thermal think timing",
     "under link of a group or of a scenario's set": "compression down jitter loss rtt trace up",
     "under evaluate": "classes cores every samples when",
     "under stop": "after target_accuracy",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import (
@@ -32,6 +32,7 @@ _VERBS: tuple[Verb, ...] = get_args(Verb)
 _VERBS_OF_KEY: dict[str, tuple[Verb, ...]] = {
     "cpu": ("set",),
     "link": ("set",),
+    "background": ("set",),
     "battery": ("set",),
     "watts": ("charge",),
     "restart_after": ("crash",),
@@ -129,12 +130,16 @@ class ScenarioEntry(Model):
     at: Seconds = Field(description="Time of the action, measured from the start of the run clock")
     set: Targets | None = Field(
         default=None,
-        description="Devices whose CPU share, link or battery changes, with any of cpu, link, battery",
+        description="Devices whose CPU share, link or battery changes, with any of cpu, link, battery; "
+        "or segments, with link or background",
     )
     cpu: Cpu | None = Field(
         default=None, description="With set: new CPU share; 1 is one whole core of the host"
     )
     link: LinkChange | None = Field(default=None, description="With set: changes of the link")
+    background: bool | None = Field(
+        default=None, description="With set of segments: whether their background traffic is on"
+    )
     battery: Share | None = Field(default=None, description="With set: new level of the battery")
     crash: Targets | None = Field(default=None, description="Devices to kill")
     restart_after: Seconds | None = Field(
@@ -146,7 +151,8 @@ class ScenarioEntry(Model):
         default=None, description="Devices to freeze. After the pause, they continue where they were"
     )
     disconnect: Targets | None = Field(
-        default=None, description="Devices to cut off: they keep running, but no packet passes"
+        default=None,
+        description="Devices or segments to cut off: devices keep running, but no packet passes",
     )
     for_: PositiveSeconds | None = Field(
         default=None, alias="for", description="With pause or disconnect: its duration"
@@ -188,7 +194,9 @@ class ScenarioEntry(Model):
             if value is not None and verb not in verbs:
                 fix = _INSTEAD.get((key, verb), "remove it")
                 raise ValueError(f"{key} applies to {' and '.join(verbs)}, not to {verb}: {fix}")
-        if verb == "set" and self.cpu is None and self.link is None and self.battery is None:
+        if verb == "set" and all(
+            one is None for one in (self.cpu, self.link, self.battery, self.background)
+        ):
             raise ValueError("set changes nothing: add cpu, link or battery, such as cpu: 0.05")
         if verb in _VERBS_OF_KEY["for"] and self.for_ is None:
             raise ValueError(f"{verb} has no duration: add for, such as for: 3s")
@@ -239,9 +247,9 @@ def devices_by_name(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]
 
 
 def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the devices that `targets` name, without duplicates. `by_name` is the result of
-    `devices_by_name`."""
-    return tuple(dict.fromkeys(device for name in targets for device in by_name[name]))
+    """Return the devices that `targets` name, without duplicates. The name of a segment stands for the
+    segment. `by_name` is the result of `devices_by_name`."""
+    return tuple(dict.fromkeys(device for name in targets for device in by_name.get(name, (name,))))
 
 
 def movements(
@@ -260,7 +268,9 @@ def movements(
 def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGroup]) -> frozenset[str]:
     """Return the devices that are absent when the run starts. A device is absent if its first movement
     is to join."""
-    return frozenset(_join_times(scenario, devices_by_name(groups)))
+    groups = tuple(groups)
+    joining = {device for group in groups if group.joins_first for device in group.device_names}
+    return frozenset(joining).union(_join_times(scenario, devices_by_name(groups)))
 
 
 def _join_times(
@@ -276,9 +286,11 @@ def problems(
     churn: Churn | None,
     groups: Sequence[DeviceGroup],
     source: Source,
+    segments: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Yield the problems of the keys `scenario` and `churn` in a topology read from `source`. Problems
-    are too many actions, unknown or ambiguous names, and actions on devices that are absent."""
+    are too many actions, unknown or ambiguous names, and actions on devices that are absent, or that do
+    not apply to segments. `segments`: names of the segments."""
     by_name = devices_by_name(groups)
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
@@ -299,7 +311,10 @@ def problems(
             item = (*where, position)
             # A single name became a list when it was read.
             place = item if item in source.values else where
-            if name not in by_name:
+            if name in segments and where[0] == "scenario":
+                if problem := _segment_problem(scenario[int(where[1])], name, by_name):
+                    yield source.problem(place, problem)
+            elif name not in by_name:
                 unknown += 1
                 if unknown > _MAX_UNKNOWN:
                     return
@@ -309,25 +324,40 @@ def problems(
                     place, f"found {name!r}, which is both a device and a group: rename one of the two"
                 )
     if not unknown:
-        yield from _too_early(scenario, by_name, source)
+        yield from _too_early(scenario, groups, by_name, source)
+
+
+def _segment_problem(
+    entry: ScenarioEntry, segment: str, by_name: Mapping[str, tuple[str, ...]]
+) -> str | None:
+    """Return why the entry cannot act on `segment`; None if it can."""
+    if entry.verb not in ("set", "disconnect") or entry.cpu is not None or entry.battery is not None:
+        return f"{segment} is a segment: only set with link or background, and disconnect, apply to it"
+    return None
 
 
 def _too_early(
-    scenario: Sequence[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]], source: Source
+    scenario: Sequence[ScenarioEntry],
+    groups: Sequence[DeviceGroup],
+    by_name: Mapping[str, tuple[str, ...]],
+    source: Source,
 ) -> Iterator[Problem]:
     """Yield a problem for each crash, pause or disconnection that would happen while all its devices are
     still absent. Yield one more problem if no device is present when the run starts."""
     joins = _join_times(scenario, by_name)
     for index, entry in enumerate(scenario):
         devices = expand(entry.targets, by_name)
-        if entry.verb in ("crash", "pause", "disconnect") and all(
-            entry.at < joins.get(device, 0.0) for device in devices
+        if (
+            entry.verb in ("crash", "pause", "disconnect")
+            and devices
+            and all(entry.at < joins.get(device, 0.0) for device in devices)
         ):
             reason = f"{devices[0]} is absent until it joins at {joins[devices[0]]:g} s"
             yield source.problem(("scenario", index, "at"), f"{reason}: write a later time")
-    if len(joins) == len({device for devices in by_name.values() for device in devices}):
+    absent = absent_at_start(scenario, groups)
+    if len(absent) == len({device for devices in by_name.values() for device in devices}):
         yield source.problem(
-            ("scenario",),
+            ("scenario",) if joins else ("devices",),
             "every device joins later, expected at least one that is present from the start",
             at_key=True,
         )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from agents import config
 from agents.pipeline import differential
@@ -15,12 +15,13 @@ from agents.pipeline.secure.step import SecureAggregation
 from agents.rules import RULES
 from agents.selection import SELECTIONS
 from agents.tasks import TASKS
-from testbed.topology import yamlfile
+from testbed.topology import network, yamlfile
 from testbed.topology.data_settings import DataSettings
 from testbed.topology.devices import DeviceGroup, LocalSettings, ServerLink
 from testbed.topology.fields import (
     Count,
     FilePath,
+    IpAddress,
     Model,
     Name,
     NameChoice,
@@ -36,6 +37,7 @@ from testbed.topology.fields import (
     with_fields_of,
 )
 from testbed.topology.fleets import DrawnFleet
+from testbed.topology.network import SegmentSettings
 from testbed.topology.partition import SCHEMES
 from testbed.topology.scenario import Churn, ScenarioEntry
 from testbed.topology.yamlfile import Source
@@ -105,10 +107,22 @@ class SelectionSettings(Variant):
 
 
 class ServerSettings(Model):
-    """The server that runs the aggregator. These settings apply in virtual time only."""
+    """The server that runs broker and aggregator."""
 
     link: ServerLink | None = Field(
-        default=None, description="Access link that all transfers share. Default: unlimited"
+        default=None,
+        description="Access link that all transfers share. Default: unlimited. In virtual time only",
+    )
+    address: IpAddress | None = Field(
+        default=None,
+        exclude_if=lambda address: address is None,
+        description="Address of this host on which the broker listens for real devices (`hosts`), such "
+        "as 192.168.1.10",
+    )
+    port: Annotated[int, Field(ge=1, le=65_535), expecting("a port from 1 to 65535")] = Field(
+        default=8883,
+        exclude_if=lambda port: port == 8883,
+        description="Port at `address`. A firewall of this host must let the real devices reach it",
     )
 
 
@@ -116,6 +130,27 @@ def _at_least_one(groups: tuple[DeviceGroup, ...]) -> tuple[DeviceGroup, ...]:
     if not groups:
         raise ValueError("found no device, expected at least one such as {name: nano, cpu: 0.25}")
     return groups
+
+
+class RecordedFleet(Model):
+    """Short form of a fleet that consists of one group with recorded devices."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={"oneOf": [{"required": [key]} for key in ("from_run", "from_log")]},
+    )
+
+    from_run: str | None = Field(default=None, description="Directory of a run")
+    from_log: str | None = Field(default=None, description="CSV file with a row per training")
+
+
+def _groups(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError(
+            "expected a list of groups, or a recorded fleet such as {from_run: runs/x} or "
+            "{from_log: log.csv}"
+        )
+    return value
 
 
 class EvaluationSettings(Model):
@@ -345,7 +380,15 @@ class Topology(Model):
         tuple[DeviceGroup, ...],
         Field(json_schema_extra={"minItems": 1}),
         AfterValidator(_at_least_one),
+        BeforeValidator(_groups, json_schema_input_type=tuple[DeviceGroup, ...] | RecordedFleet),
     ]
+    network: Annotated[
+        dict[Name, SegmentSettings],
+        Field(
+            description="Links that devices share, by name: a tree with the server behind its roots. "
+            "Default: none"
+        ),
+    ] = Field(default_factory=dict, exclude_if=lambda network: not network)
     server: ServerSettings = ServerSettings()
     dilation: Annotated[
         Literal["auto"] | Annotated[float, Field(ge=1)],
@@ -455,6 +498,12 @@ class Topology(Model):
         return steps
 
     @property
+    def segments(self) -> dict[str, SegmentSettings]:
+        """Shared links by name, from `network` and from the groups' `access`. A parent comes before its
+        children."""
+        return network.settings(self.network, self.devices)
+
+    @property
     def device_names(self) -> tuple[str, ...]:
         return tuple(name for group in self.devices for name in group.device_names)
 
@@ -489,4 +538,4 @@ class Topology(Model):
         undrawn = {group.name: group for group in self.devices if not group.is_drawn}
         for written in self._written:
             group = undrawn.get(written.name, written)
-            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.draw is not None)
+            yield group.model_dump(mode="json", by_alias=True, exclude_unset=group.is_template)

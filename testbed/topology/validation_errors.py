@@ -57,7 +57,7 @@ has a value where it needs keys of its own."""
 
 _SHORT_CHOICE = "choice"
 """Distribution whose short form has no tag (`testbed.topology.draw_settings`)."""
-_TAGS = ("name", "distribution", "scheme")
+_TAGS = ("name", "distribution", "scheme", "kind")
 """Keys whose value selects a variant, such as `name` in `rule: {name: fedbuff}`."""
 
 

@@ -161,7 +161,7 @@ class VirtualDevice:
     @property
     def is_cut_off(self) -> bool:
         """Whether no packets pass between the device and the server."""
-        return self.unplugged or self.all_lost
+        return self.unplugged or self.all_lost or self.line.is_cut
 
     def last_awake(self, now: Nanoseconds) -> Nanoseconds:
         """Return the latest device time, up to `now`, at which the device was not paused."""
@@ -189,17 +189,18 @@ class VirtualDevice:
         """Connect or disconnect the device. After a connection, first pass the messages that have
         waited."""
         self.unplugged = not connected
-        self._release_if_free()
+        self.release_if_free()
         self.line.plug(connected=connected)
 
     def change_link(self, changes: Mapping[str, float | None]) -> None:
         """Change fields of `agents.config.AccessLink`. A link that loses every packet, or is too slow
         for a connection, has the same effect as a disconnection."""
         self.all_lost = self.line.link.with_changes(changes).is_outage
-        self._release_if_free()
+        self.release_if_free()
         self.line.change(changes)
 
-    def _release_if_free(self) -> None:
+    def release_if_free(self) -> None:
+        """Pass the messages that have waited, unless the device is cut off."""
         if not self.is_cut_off:
             release(self.held_by_network)
 

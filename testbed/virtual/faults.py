@@ -30,6 +30,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -37,6 +38,7 @@ from agents.device_actions import (
 )
 from agents.timing.nanoseconds import Nanoseconds
 from agents.wire import payloads
+from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice, release
 from testbed.virtual.energy import DeviceEnergy
 
@@ -83,6 +85,24 @@ class World(Protocol):
         """Power the device `name` off or on if its battery requires it now."""
 
 
+def act_on_segment(
+    world: World, network: SegmentTraffic, name: str, action: Action, now: Nanoseconds
+) -> None:
+    """Carry out `action` on the segment `name` at `now`."""
+    match action:
+        case SetLink(changes):
+            network.change(name, changes)
+        case Disconnect() | Reconnect():
+            network.cut(name, is_cut=isinstance(action, Disconnect))
+        case SetBackground(on):
+            network.set_background(name, on=on)
+        case _:
+            raise ValueError(f"{action} does not apply to a segment")
+    for device in network.devices[name]:
+        world.device(device).release_if_free()
+        _update_reachability(world, device, world.device(device), now)
+
+
 def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
     """Carry out `action` on the device `name` at `now`. An action that does not fit the device's state
     has no effect, such as the crash of a device that is not running."""
@@ -123,6 +143,8 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
             _update_reachability(world, name, device, now)
+        case SetBackground():
+            raise ValueError(f"{name} is a device, and only segments have background traffic")
         case SetBattery() | Charge() | Unplug():
             if device.energy is not None:
                 device.energy.act(now, action)

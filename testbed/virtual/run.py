@@ -32,7 +32,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import messages
-from agents.wire.messages import EnergySample
+from agents.wire.messages import EnergySample, NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
 from testbed.host.signals import interrupt_flag
@@ -58,6 +58,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.topology import Virtual
 from testbed.view import View
 from testbed.virtual import slices
+from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
 from testbed.virtual.event_queue import EventQueue
@@ -142,7 +143,7 @@ class FileRecorder:
             self.view.refresh(time.monotonic())
             self._due = time.monotonic() + _REFRESH_EVERY
 
-    def sample(self, sample: EnergySample) -> None:
+    def sample(self, sample: EnergySample | NetworkUse) -> None:
         """Write a line of telemetry.jsonl."""
         if self._telemetry is None:
             self._telemetry = self.directory.telemetry.open("ab")
@@ -214,8 +215,23 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         absent=spec.plan.absent,
         idle=idle,
         energy=FleetEnergy(energy, recorder.sample, settings.evaluate_every) if energy else None,
+        network=_traffic(spec, queue, fleet.network, recorder),
         evaluates_alone=task.fits,  # own code may use random generators that a process has only once
     )
+
+
+def _traffic(
+    spec: RunSpec, queue: EventQueue, network: VirtualNetwork, recorder: FileRecorder
+) -> SegmentTraffic | None:
+    """Make the segments of the run; None if it has none."""
+    segments = spec.plan.segments
+    if not segments:
+        return None
+    below: dict[str, list[str]] = {name: [] for name in segments}
+    for device in spec.plan.devices:
+        for segment in device.path:
+            below[segment.name].append(device.name)
+    return SegmentTraffic(queue, network, segments, below, spec.topology.seed, recorder.sample)
 
 
 def _charges(device: PlannedDevice) -> bool:
@@ -254,7 +270,7 @@ class _Fleet:
         link = None if server.link is None else server.link.plain()
         runtime = spec.topology.runtime
         has_batteries = any(one.account.has_battery for one in energy.values())
-        self._network = VirtualNetwork(
+        self.network = VirtualNetwork(
             queue,
             spec.topology.seed,
             link,
@@ -301,7 +317,7 @@ class _Fleet:
             return self._pool.hand_in(ticket)
 
         if last is None:
-            line = self._network.line(planned)
+            line = self.network.line(planned)
             speed = ComputeTimes(planned, self._cost)
             timing = factory.timing(setup)
         else:

@@ -30,6 +30,7 @@ from agents.wire import payloads
 from testbed.errors import RunFailedError
 from testbed.topology.action_timeline import Step
 from testbed.virtual import faults
+from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
 from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
@@ -64,7 +65,7 @@ class Simulation:
 
     `steps`: actions on devices, in the order of time. `absent`: devices that are absent at the start.
     `sizes`: sizes of a model and of an update in bytes. `energy`: energy of the devices; None if it is
-    not counted.
+    not counted. `network`: segments that devices share; None if there are none.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Simulation:
         idle: Sequence[str] = (),
         evaluates_alone: bool = False,
         energy: FleetEnergy | None = None,
+        network: SegmentTraffic | None = None,
     ) -> None:
         self._events = queue
+        self._network = network
         self._energy = energy
         self._core = core
         self._server = server
@@ -124,6 +127,8 @@ class Simulation:
                     self.report_status(name, "ready")
             self._plan_step()
             self._handle(inputs.Started(0, wall_clock, 0))
+            if self._network is not None:
+                self._network.start()
             for name in filter(unpowered.__contains__, self._names):
                 self._write(events.Acted(0.0, name, "battery", 0.0, to_json(PowerOff())))
             if self._energy is not None:
@@ -133,6 +138,8 @@ class Simulation:
             while not self._finished:
                 self._events.now = self._next()
                 self._instant()
+                if self._network is not None:
+                    self._network.record_use(at_end=self._finished)
                 self._recorder.pulse()
                 if interrupted():
                     self._handle(inputs.EndRequested(self._events.now, "interrupted"))
@@ -142,8 +149,11 @@ class Simulation:
     def _next(self) -> Nanoseconds:
         """Return the time of the next event. Raises RunFailedError if the run cannot end."""
         timer, first = self._core.next_timer, self._events.next
-        if (fleet := self._energy) is not None and len(self._events) == fleet.checks:
-            first = first if fleet.switch_is_ahead else None
+        fleet, network = self._energy, self._network
+        checks = 0 if fleet is None else fleet.checks
+        endless = 0 if network is None or network.is_waiting else network.planned
+        if checks + endless and len(self._events) == checks + endless:
+            first = first if fleet is not None and fleet.switch_is_ahead else None
         if first is not None:
             return first if timer is None else min(first, timer)
         if timer is None or not (self._ends_by_itself or self._core.rule_waits):
@@ -192,7 +202,10 @@ class Simulation:
         now = self._events.now
         details = to_json(step.action)
         self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
-        faults.act(self, step.device, step.action, now)
+        if self._network is not None and step.device in self._network.devices:
+            faults.act_on_segment(self, self._network, step.device, step.action, now)
+        else:
+            faults.act(self, step.device, step.action, now)
         self._plan_step()
 
     def _begin_energy(self, fleet: FleetEnergy) -> set[str]:

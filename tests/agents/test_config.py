@@ -94,7 +94,8 @@ EXAMPLES: list[Any] = [
         targets={"mqtt": 1883, "aggregator": 1884},
         addresses={"a": "10.0.0.2"},
         links={"a": {"rtt": 0.1, "jitter": 0.0, "loss": 0.0}},
-        access={"a": config.SharedLink("wifi", up=2_000_000)},
+        segments=[config.Segment("wifi", up=2_000_000)],
+        attached={"a": "wifi"},
         seed=3,
     ),
 ]
@@ -102,10 +103,10 @@ EXAMPLES: list[Any] = [
 
 def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
     link = config.AccessLink(up=5_000_000, rtt=0.1)
-    assert link.limited_by(None) == link
-    shared = config.SharedLink("wifi", up=2_000_000, down=9_000_000)
-    assert link.limited_by(shared) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
-    assert config.AccessLink().limited_by(config.SharedLink("wifi", down=1)) == config.AccessLink(down=1)
+    assert link.through([]) == link
+    shared = config.Segment("wifi", up=2_000_000, down=9_000_000)
+    assert link.through([shared]) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
+    assert config.AccessLink().through([config.Segment("wifi", down=1)]) == config.AccessLink(down=1)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -22,6 +22,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -36,6 +37,7 @@ from agents.device_actions import (
 ACTIONS: list[tuple[Action, str]] = [
     (SetCpu(0.05), '{"action": "set", "cpu": 0.05}'),
     (SetLink({"up": None, "rtt": 0.1}), '{"action": "set", "link": {"up": null, "rtt": 0.1}}'),
+    (SetBackground(False), '{"action": "background", "on": false}'),
     (SetBattery(0.2), '{"action": "battery", "level": 0.2}'),
     (Charge(), '{"action": "charge"}'),
     (Charge(7.5), '{"action": "charge", "watts": 7.5}'),
@@ -67,7 +69,7 @@ def test_every_action_is_covered() -> None:
     kinds = set(get_args(Action))
     assert {type(action) for action, _ in ACTIONS} == kinds
     assert {type(action) for action in BY_NAME.values()} == set(get_args(Switching))
-    assert kinds == {SetCpu, SetLink, *get_args(EnergyAction), *get_args(Switching)}
+    assert kinds == {SetCpu, SetLink, SetBackground, *get_args(EnergyAction), *get_args(Switching)}
 
 
 @pytest.mark.parametrize(

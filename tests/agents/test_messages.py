@@ -97,6 +97,17 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.telemetry(PI), messages.UsageSample(device=PI, at=0.0, cpu=0.0, memory=0)),
     (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures(0.1, 0.01, 0.0, 1e6, 2e6))),
     (NAMES.telemetry(PI), messages.LinkProbe(PI, 1.0, LinkFigures())),
+    (NAMES.control(ROUTER), messages.NetworkStart(2.5)),
+    (
+        NAMES.telemetry(ROUTER),
+        messages.NetworkProbe(
+            ROUTER, 1.0, [messages.SegmentFigures("cell", "up", 2e6, 1e6, 1.01e6, 1.99e6)]
+        ),
+    ),
+    (
+        NAMES.telemetry(ROUTER),
+        messages.NetworkUse(ROUTER, 2.0, 1.0, [messages.SegmentUse("cell", "down", {PI: 1514}, 3028)]),
+    ),
     (NAMES.telemetry(PI), messages.LimitsRead(PI, 1.0, LIMITS)),
     (NAMES.telemetry(PI), messages.Disturbance(PI, 9.5, 4.0, "the client of pi-1 was stopped")),
     (NAMES.telemetry(ROUTER), messages.Disturbance(ROUTER, 9.5, 4.0, "the router stood still")),
@@ -118,6 +129,8 @@ texts = st.text(
 )
 seconds = st.floats(0, 1e10)
 times = st.floats(-1e10, 1e10)
+ways = st.sampled_from(["up", "down"])
+measured_rates = st.floats(0, 1e15)
 counts = st.integers(0, 2**63 - 1)
 rates = st.none() | st.integers(1, 10**15)
 changes = st.fixed_dictionaries(
@@ -217,6 +230,25 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         downlink=st.none() | queue_uses,
     ),
     messages.LinkProbe: st.builds(messages.LinkProbe, names, seconds, figures),
+    messages.NetworkStart: st.builds(messages.NetworkStart, seconds),
+    messages.NetworkProbe: st.builds(
+        messages.NetworkProbe,
+        names,
+        seconds,
+        st.lists(st.builds(messages.SegmentFigures, names, ways, *4 * [measured_rates]), max_size=3),
+    ),
+    messages.NetworkUse: st.builds(
+        messages.NetworkUse,
+        names,
+        seconds,
+        seconds,
+        st.lists(
+            st.builds(
+                messages.SegmentUse, names, ways, st.dictionaries(names, counts, max_size=3), counts
+            ),
+            max_size=3,
+        ),
+    ),
     messages.LimitsRequest: st.builds(messages.LimitsRequest, names),
     messages.LimitsRead: st.builds(messages.LimitsRead, names, seconds, limits),
     messages.Disturbance: st.builds(messages.Disturbance, names, seconds, seconds, texts),
@@ -242,6 +274,10 @@ def _topic(message: Message) -> str:
             return NAMES.telemetry(name)
         case messages.Disturbance(name) | messages.EnergySample(name) | messages.PowerSwitch(name):
             return NAMES.telemetry(name)
+        case messages.NetworkProbe(name) | messages.NetworkUse(name):
+            return NAMES.telemetry(name)
+        case messages.NetworkStart():
+            return NAMES.control(ROUTER)
         case messages.Failure(name):
             return NAMES.failure(name)
         case messages.Status(name):

@@ -275,7 +275,8 @@ def test_router_refuses_invalid_messages_and_continues(
             targets={"broker": 1883},
             addresses={"a": "10.0.0.2"},
             links={"a": {"rtt": 0.2}},
-            access={},
+            segments=[],
+            attached={},
             seed=1,
         )
     )
@@ -298,5 +299,5 @@ def test_router_refuses_invalid_messages_and_continues(
             0,
         )
     )
-    assert router._delays.changed == [(0, Impairment(0.1, 0.01)), (1, Impairment(0.1, 0.01))]
+    assert router._delays.changed == [(0, [Impairment(0.1, 0.01)]), (1, [Impairment(0.1, 0.01)])]
     assert len(connection.published) == 4

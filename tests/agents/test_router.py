@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from agents.config import SharedLink
 from agents.device.delayline import Impairment
 from agents.links import probe_server
 from agents.router.main import (
@@ -15,7 +14,6 @@ from agents.router.main import (
     impairment,
     new_forwarding_rules,
     queue_rules,
-    shared_cells,
 )
 
 
@@ -55,21 +53,6 @@ def test_a_device_has_a_queue_for_each_direction() -> None:
 def test_each_direction_has_half_of_the_round_trip() -> None:
     assert impairment({"rtt": 0.08, "jitter": 0.01, "loss": 0.02}) == Impairment(0.04, 0.01, 0.02)
     assert impairment({}) == Impairment()
-
-
-def test_devices_of_one_access_share_a_cell_per_direction() -> None:
-    wifi, quick = SharedLink("wifi", up=2_000_000, down=5_000_000), SharedLink("quick", down=9_000_000)
-    queues = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
-    found = shared_cells({"a": wifi, "c": wifi, "d": quick}, queues)
-    assert {queue: cell.rate for queue, cell in found.items()} == {
-        0: 2_000_000,
-        1: 5_000_000,
-        4: 2_000_000,
-        5: 5_000_000,
-        7: 9_000_000,
-    }
-    assert found[0] is found[4]
-    assert found[1] is found[5]
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_documented_example_is_complete(
     testbed: Testbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (TOPOLOGIES.parent / "docs" / "guide" / "data.md").read_text(encoding="utf-8")
-    python, whole, task, circle, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
+    python, whole, devices = re.findall(r"```(?:python|yaml)\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(python, {})  # noqa: S102
     (tmp_path / "own.yaml").write_text(whole, encoding="utf-8")
@@ -146,14 +146,13 @@ def test_documented_example_is_complete(
     assert said.code == 0, said.err
     assert "800 training samples of shape 64 for 8 devices, 200 samples" in said.out
     topology.parse(re.sub(r"^devices: .*\n", devices, whole, flags=re.MULTILINE))
-    (tmp_path / "mine.py").write_text(task, encoding="utf-8")
-    (tmp_path / "circle.yaml").write_text(circle, encoding="utf-8")
-    said = testbed("data", "circle.yaml")
+    circle = TOPOLOGIES / "own" / "circle.yaml"
+    said = testbed("data", circle)
     assert said.code == 0, said.err
     assert said.out.startswith(
-        "mine:Circle, natural partition: 1,200 training samples of shape 2 for 30 devices, 300 samples "
+        "circle:Circle, natural partition: 1,200 training samples of shape 2 for 30 devices, 300 samples"
     )
-    run = simulate(tmp_path / "circle.yaml", runs=tmp_path / "runs")
+    run = simulate(circle, runs=tmp_path / "runs")
     assert run.evaluations["accuracy"].iloc[-1] > 0.8
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.config import AccessLink, SharedLink
+from agents.config import AccessLink, Segment
 from agents.device_actions import Disconnect, Reconnect, SetLink
 from agents.links import packet_times
 from testbed.relay import relay_probe
-from testbed.relay.main import OwnLink, shared_lanes
+from testbed.relay.main import OwnLink
 from testbed.relay.pipe import on_wire
-from testbed.relay.sockets import LinkLane, Relay
+from testbed.relay.segments import SegmentLane, SegmentScheduler, SharedSegments
+from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import Traffic
 
 HOST = "127.0.0.1"
@@ -45,7 +46,7 @@ def through(relay: Relay) -> Iterator[Through]:
     """A function of a link, and of what is shared, that gives one that makes connections through it."""
     with ExitStack() as stack:
 
-        def through(own: OwnLink, up: Sequence[LinkLane] = (), down: Sequence[LinkLane] = ()) -> Connect:
+        def through(own: OwnLink, up: Sequence[Lane] = (), down: Sequence[Lane] = ()) -> Connect:
             listener = socket.create_server((HOST, 0))
             target = stack.enter_context(socket.create_server((HOST, 0)))
             relay.listen(listener, target.getsockname(), [*up, own.up], [*down, own.down])
@@ -196,24 +197,51 @@ def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of
     assert time.monotonic() - begin == pytest.approx(0.168, abs=0.05)
 
 
-def test_only_limited_directions_of_an_access_are_shared() -> None:
-    found = shared_lanes(
-        {
-            "a": SharedLink("wifi", CELL),
-            "b": SharedLink("wifi", CELL),
-            "c": SharedLink("lte", CELL, CELL),
-        }
-    )
-    assert [(len(up), len(down)) for up, down in found.values()] == [(1, 0), (1, 0), (1, 1)]
-    assert found["a"][0][0] is found["b"][0][0]
-    assert found["b"][0][0] is not found["c"][0][0]
+def _lanes(shared: SharedSegments, device: str) -> tuple[list[SegmentLane], list[SegmentLane]]:
+    return shared.lane(device, "up"), shared.lane(device, "down")
+
+
+def test_segments_are_shared_max_min_over_a_tree() -> None:
+    """120 kB pass the backhaul in two seconds. A cell of a quarter of its rate leaves three quarters to
+    the third device; a cell that does not limit leaves a third to each."""
+    names = {"a": "cell", "b": "cell", "c": "backhaul"}
+
+    def passed(cell: int) -> list[int]:
+        tree = [Segment("backhaul", up=480_000), Segment("cell", "backhaul", up=cell, rtt=0.5)]
+        scheduler = SegmentScheduler(tree, names, "up", lambda: 0.5)
+        for name in names:
+            for _ in range(200):
+                scheduler.put(name, lambda: None, 934, now=0.0)  # 1,000 bytes on the wire
+        assert scheduler.pop_due(0.0) == []
+        scheduler.pop_due(2.0)
+        return [scheduler.passed["backhaul"][name] // 1000 for name in names]
+
+    assert passed(120_000) == pytest.approx([15, 15, 90], abs=1)
+    assert passed(480_000) == pytest.approx([40, 40, 40], abs=1)
+
+
+def test_device_beside_a_slow_one_gets_the_rest_of_its_cell() -> None:
+    """The slow device puts 5 of 30 kbit/s in; 7,500 bytes of the other pass at 25 kbit/s in 2.4 s."""
+    scheduler = SegmentScheduler([Segment("cell", up=30_000)], dict.fromkeys("ab", "cell"), "up", float)
+    ended: list[None] = []
+    for _ in range(15):
+        scheduler.put("b", lambda: None, 434, now=0.0)
+    scheduler.put("b", partial(ended.append, None), 0, now=0.0)
+    now = 0.0
+    while not ended:
+        if round(10 * now) % 8 == 0:
+            scheduler.put("a", lambda: None, 434, now)
+        now = round(now + 0.1, 1)
+        for item in scheduler.pop_due(now):
+            item()
+    assert now == pytest.approx(2.4, abs=0.4)  # the bucket holds three of the items
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("abc", SharedLink("wifi", CELL, CELL)))
-    pairs = [through(of(AccessLink(rtt=0.02)), *shared[name])() for name in "abc"]
+    shared = SharedSegments([Segment("wifi", up=CELL, down=CELL)], dict.fromkeys("abc", "wifi"), 1, 1.0)
+    pairs = [through(of(AccessLink(rtt=0.02)), *_lanes(shared, name))() for name in "abc"]
     begin = time.monotonic()
     ended = []
 
@@ -239,9 +267,10 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
 
 @pytest.mark.alone
 def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    shared = SharedSegments([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"), 1, 1.0)
     slow, fast = (
-        through(of(AccessLink(up=rate)), *shared[name])() for name, rate in (("a", 10**5), ("b", None))
+        through(of(AccessLink(up=rate)), *_lanes(shared, name))()
+        for name, rate in (("a", 10**5), ("b", None))
     )
     threading.Thread(target=sent, args=(slow[0], bytes(1_000_000)), daemon=True).start()
     time.sleep(0.5)  # its queue is full
@@ -254,9 +283,9 @@ def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
 
 @pytest.mark.alone
 def test_disconnected_device_uses_none_of_its_cell(relay: Relay, through: Through, of: Of) -> None:
-    shared = shared_lanes(dict.fromkeys("ab", SharedLink("wifi", CELL)))
+    shared = SharedSegments([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"), 1, 1.0)
     own = of(AccessLink())
-    away, there = through(own, *shared["a"])(), through(of(AccessLink()), *shared["b"])()
+    away, there = through(own, *_lanes(shared, "a"))(), through(of(AccessLink()), *_lanes(shared, "b"))()
     relay.submit(partial(own.apply, Disconnect()))
     time.sleep(0.05)
     threading.Thread(target=sent, args=(away[0], bytes(500_000)), daemon=True).start()

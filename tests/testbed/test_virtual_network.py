@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.config import AccessLink, LocalTraining, SharedLink
+from agents.config import AccessLink, LocalTraining, Segment
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.virtual.event_queue import SCENARIO, EventQueue
-from testbed.virtual.network import Line, SharedPipe, VirtualNetwork
+from testbed.virtual.fair_shares import FairShares, Pipe
+from testbed.virtual.network import Line, VirtualNetwork
 from tests.testbed.devices import play
 
 MBIT = 1_000_000
@@ -110,8 +111,8 @@ def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
 
 def test_slowest_link_on_the_path_limits_the_rate() -> None:
     times = Times(AccessLink(up=4 * MBIT, down=2 * MBIT))
-    cell = SharedLink("cell", up=4 * MBIT, down=MBIT)
-    line = times.network.line(_device(link=AccessLink(up=8 * MBIT, down=8 * MBIT), access=cell))
+    cell = Segment("cell", up=4 * MBIT, down=MBIT)
+    line = times.network.line(_device(link=AccessLink(up=8 * MBIT, down=8 * MBIT), path=(cell,)))
     times.upload(0.0, line, SECOND, "up")
     times.download(0.0, line, SECOND, "down")
     assert times.play() == [("up", 0.5), ("down", 1.0)]
@@ -121,8 +122,8 @@ def test_slowest_link_on_the_path_limits_the_rate() -> None:
 def test_two_devices_share_a_cell_equally(steady: bool) -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
     times = Times(steady=steady)
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.5, second, SECOND, "b")
     assert times.play() == [("a", 1.5), ("b", 2.0)]
@@ -131,7 +132,7 @@ def test_two_devices_share_a_cell_equally(steady: bool) -> None:
 def test_separate_cells_are_not_shared() -> None:
     times = Times()
     for name in "ab":
-        line = times.network.line(_device(name, access=SharedLink(name, up=MBIT, down=None)))
+        line = times.network.line(_device(name, path=(Segment(name, up=MBIT, down=None),)))
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a", 1.0), ("b", 1.0)]
 
@@ -139,8 +140,8 @@ def test_separate_cells_are_not_shared() -> None:
 def test_device_has_one_share_of_a_cell_for_all_its_messages() -> None:
     """`a` has two messages, `b` one: `b` has half until it is through, at 2 s."""
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     for line, name in ((first, "a1"), (first, "a2"), (second, "b")):
         times.upload(0.0, line, SECOND, name)
     assert times.play() == [("a1", 2.0), ("b", 2.0), ("a2", 3.0)]
@@ -152,7 +153,9 @@ def test_slow_upload_does_not_block_others_at_the_server() -> None:
     fast = times.network.line(_device("fast"))
     times.upload(0.0, slow, SECOND, "slow")
     times.upload(3.0, fast, SECOND, "fast")
-    assert times.play() == [("fast", 4.0), ("slow", 100.0)]
+    found = times.play()
+    assert [name for name, _ in found] == ["fast", "slow"]
+    assert [at for _, at in found] == pytest.approx([3 + 1 / 0.99, 100.0])  # 990 kbit/s are left
 
 
 def test_concurrent_transfers_share_the_server_rate() -> None:
@@ -214,7 +217,7 @@ def test_lost_packets_are_retransmitted() -> None:
 def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
     """Half of it has passed the cell when the device's own link becomes slow."""
     times = Times()
-    line = times.network.line(_device(access=SharedLink("cell", up=MBIT, down=None)))
+    line = times.network.line(_device(path=(Segment("cell", up=MBIT, down=None),)))
     times.upload(0.0, line, SECOND)
     times.at(0.5, lambda: line.change({"up": MBIT // 10}))
     assert times.play_times() == [5.5]
@@ -223,28 +226,27 @@ def test_limit_set_during_a_transfer_applies_to_the_rest() -> None:
 @pytest.mark.parametrize(
     ("change", "arrives"),
     [
-        ({"down": MBIT}, 1.5),  # the other way: the cell has it to itself from 1 s on
-        ({"up": MBIT // 2}, 2.0),  # what has not passed both pipes is left
+        ({"down": MBIT}, 1 + 2 / 3),  # the other way: from 1 s on, the device's own link limits it
+        ({"up": MBIT // 2}, 2.0),
     ],
 )
-def test_change_applies_to_bytes_that_have_not_passed_all_links(
+def test_change_applies_to_bytes_that_have_not_passed(
     change: dict[str, float | None], arrives: float
 ) -> None:
-    """After a second ¾ of the message have passed the device's own link, and half the cell, which is
-    shared until then."""
+    """After a second half of the message has passed the cell, which is shared until then."""
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    line = times.network.line(_device(access=cell, link=AccessLink(up=MBIT * 3 // 4)))
+    cell = Segment("cell", up=MBIT, down=None)
+    line = times.network.line(_device(path=(cell,), link=AccessLink(up=MBIT * 3 // 4)))
     times.upload(0.0, line, SECOND, "a")
-    times.upload(0.0, times.network.line(_device("b", access=cell)), SECOND // 2, "b")
+    times.upload(0.0, times.network.line(_device("b", path=(cell,))), SECOND // 2, "b")
     times.at(1.0, lambda: line.change(change))
-    assert times.play() == [("b", 1.0), ("a", arrives)]
+    assert times.play() == [("b", 1.0), ("a", pytest.approx(arrives))]
 
 
 def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=None)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=None)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
     times.upload(0.0, second, SECOND, "b")
     times.at(1.0, lambda: first.plug(connected=False))  # half of each is through
@@ -256,8 +258,8 @@ def test_disconnected_device_passes_nothing_and_frees_its_share() -> None:
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_messages_lost_in_a_crash_do_not_block_others(way: str) -> None:
     times = Times()
-    cell = SharedLink("cell", up=MBIT, down=MBIT)
-    first, second = (times.network.line(_device(name, access=cell)) for name in "ab")
+    cell = Segment("cell", up=MBIT, down=MBIT)
+    first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     send = times.upload if way == "up" else times.download
     for line, name in ((first, "lost"), (first, "lost too"), (second, "b")):
         send(0.0, line, SECOND, name)
@@ -315,42 +317,36 @@ def test_deterministic_links_draw_no_random_numbers() -> None:
         raise AssertionError
 
     arrivals: list[Nanoseconds] = []
-    line = Line(EventQueue(), AccessLink(rtt=0.2), ((), ()), generator, steady=False, packets=False)
+    line = Line(
+        EventQueue(),
+        AccessLink(rtt=0.2),
+        ((None, ()), (None, ())),
+        generator,
+        steady=False,
+        packets=False,
+    )
     line.download(0, arrivals.append)
     assert arrivals == [100_000_000]
-
-
-class Waits:
-    """A flow that notes when it is through."""
-
-    def __init__(self, queue: EventQueue) -> None:
-        self.queue, self.ended = queue, -1.0
-
-    def on_done(self, pipe: SharedPipe) -> None:
-        self.ended = to_seconds(self.queue.now)
-
-
-@pytest.mark.parametrize(("bits", "ended"), [(1e-9, 0.0), (2e-9, 2e-9)])
-def test_flow_within_a_nanosecond_of_its_end_is_finished(bits: float, ended: float) -> None:
-    """The link has 1 bit/s, and another flow finishes at once."""
-    queue = EventQueue()
-    pipe, flows = SharedPipe(queue, 1.0), [Waits(queue), Waits(queue)]
-    pipe.enter(flows[0], 0.0)
-    pipe.enter(flows[1], bits)
-    play(queue)
-    assert [flow.ended for flow in flows] == [0.0, ended]
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
 def test_shared_link_is_fair_bit_by_bit(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
     queue = EventQueue()
-    pipe = SharedPipe(queue, 1.0)
-    waiting = [Waits(queue) for _ in flows]
-    for flow, (start, size) in zip(waiting, flows, strict=True):
-        queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(pipe.enter, flow, size))
+    shares = FairShares(queue)
+    pipe, ended = shares.add(Pipe(1.0)), [-1.0] * len(flows)
+    shares.set_rate(pipe, 1.0)
+
+    def end(number: int) -> None:
+        ended[number] = to_seconds(queue.now)
+
+    def begin(size: int, number: int) -> None:
+        shares.enter(size, (pipe,), functools.partial(end, number))
+
+    for number, (start, size) in enumerate(flows):
+        queue.plan(from_seconds(start), SCENARIO, 0, functools.partial(begin, size, number))
     play(queue)
-    assert [flow.ended for flow in waiting] == pytest.approx(_in_turn(flows), abs=1e-6)
+    assert ended == pytest.approx(_in_turn(flows), abs=1e-6)
 
 
 def _in_turn(flows: list[tuple[int, int]]) -> list[float]:

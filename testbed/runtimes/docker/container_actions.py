@@ -19,6 +19,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -81,6 +82,8 @@ def respond(
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], limits)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
+        case SetBackground():
+            raise ValueError(f"{name} is a device, and only segments have background traffic")
         case SetBattery() | Charge() | Unplug():
             return Response(device, [(name, DeviceOrder(name, action))])
         case PowerOff():  # the init has ended the client already
@@ -133,7 +136,7 @@ class ContainerDevices:
         self._exit_code = exit_code
         self._set_limits = set_limits
         absent = spec.plan.absent
-        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.devices}
+        self.states = {d.name: ContainerDevice(d, d.name in absent) for d in spec.plan.emulated_devices}
         self._limited: set[str] = set()
 
     def limit(self, name: str) -> None:

@@ -79,7 +79,7 @@ def prepare(
     The clients run as another user, who may read only the clients' own configurations and shards. On the
     host, other users have no access to `work/`.
     """
-    directory, devices = spec.directory, [device.name for device in spec.plan.devices]
+    directory, devices = spec.directory, [device.name for device in spec.plan.emulated_devices]
     directory.control.mkdir(exist_ok=True)
     (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from an earlier segment
     give_to_containers(owner, *directory.work.iterdir())

@@ -80,6 +80,8 @@ class Container:
     networks: tuple[Attachment, ...] = ()
     published: tuple[int, ...] = ()
     """TCP ports that are published on 127.0.0.1."""
+    public: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    """Further TCP ports that are published: port of the container -> address and port of the host."""
     mounts: tuple[Mount, ...] = ()
     cpu: CpuLimits = CpuLimits()
     """CPU limits that the container starts with."""

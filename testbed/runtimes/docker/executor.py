@@ -117,7 +117,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         mounts=[
             types.Mount(m.target, m.source, "bind", read_only=m.read_only) for m in container.mounts
         ],
-        port_bindings=dict.fromkeys(container.published, ("127.0.0.1", None)) or None,
+        port_bindings=_port_bindings(container),
         sysctls=dict(container.sysctls),
         mem_limit=container.memory,
         memswap_limit=container.memory,
@@ -140,7 +140,7 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         user=f"{container.user}:{container.group}",
         labels=dict(container.labels),
         environment=dict(container.environment) or None,
-        ports=list(container.published) or None,
+        ports=[*container.published, *container.public] or None,
         host_config=host_config,
         networking_config=networking,
         use_config_proxy=False,  # the proxy's URL may contain a password
@@ -149,6 +149,14 @@ def start(engine: docker.DockerClient, container: Container) -> str:
         api.connect_container_to_network(created, other.network, aliases=list(other.aliases))
     api.start(created)
     return created
+
+
+def _port_bindings(container: Container) -> dict[int | str, Any] | None:
+    """Port of the container -> address and port of the host, for all published ports. A port of None is
+    any free one."""
+    bindings: dict[Any, Any] = dict(container.public)
+    bindings.update(dict.fromkeys(container.published, ("127.0.0.1", None)))
+    return bindings or None
 
 
 def _device_requests(uuids: Sequence[str]) -> list[types.DeviceRequest] | None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import docker
 
@@ -131,12 +131,15 @@ class DockerRuntime:
 
     def start(self) -> BrokerAccess:
         run, what = self._directory.run, self._launch
-        accounts = brokers.accounts(
-            run, self._devices.states, secure=self._spec.topology.secure is not None
-        )
-        tls = self._spec.topology.broker.tls
-        identity = new_identity(agent_configs.SERVER) if tls else None
-        self._places = agent_configs.container_places(identity.certificate if identity else None)
+        topology, server = self._spec.topology, self._spec.plan.server
+        accounts = brokers.accounts(run, topology.device_names, secure=topology.secure is not None)
+        tls = topology.broker.tls
+        names = (agent_configs.SERVER,) if server is None else (agent_configs.SERVER, server[0])
+        identity = new_identity(*names) if tls or server is not None else None
+        self._places = agent_configs.container_places(identity.certificate if identity and tls else None)
+        if identity is not None and server is not None:
+            real = agent_configs.real_places(server, identity.certificate)
+            self._places = replace(self._places, real=real)
         agent_configs.write(self._spec, accounts, self._places)
         with_mps = self._launch.mps is not None
         container_files.prepare(self._spec, self._owner, accounts, identity, mps=with_mps)

@@ -38,7 +38,7 @@ from testbed.host.cgroups import DEVICES, INFRASTRUCTURE
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.plan import Plan, PlannedDevice, agent_configs, memory
-from testbed.plan.agent_configs import MQTT_PORT, RunSpec
+from testbed.plan.agent_configs import MQTT_PORT, TLS_PORT, RunSpec
 from testbed.plan.gpu_placement import PlannedGpu
 from testbed.plan.planned_devices import DEVICES_WEIGHT
 from testbed.runtimes.docker.containers import (
@@ -111,7 +111,7 @@ def launch(
         networks=builder.networks(),
         broker=builder.broker(),
         aggregator=builder.aggregator(),
-        devices=tuple(map(builder.device, spec.plan.devices)),
+        devices=tuple(map(builder.device, spec.plan.emulated_devices)),
         router=builder.router() if spec.plan.is_routed else None,
         mps=builder.mps() if spec.plan.shared_gpus else None,
     )
@@ -176,6 +176,7 @@ class _SpecificationBuilder:
                 self._attachment(self._server, agent_configs.SERVER, agent_configs.ROUTED_BROKER),
             ),
             published=(MQTT_PORT,),
+            public={} if self.spec.plan.server is None else {TLS_PORT: self.spec.plan.server},
             mounts=(
                 Mount(str(self.spec.directory.work / BROKER), BROKER_FILES),
                 Mount(str(self.spec.directory.control), BROKER_SOCKET, read_only=False),

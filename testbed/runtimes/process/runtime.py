@@ -33,6 +33,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -48,7 +49,7 @@ from testbed.errors import BadInputError, HostError, from_os_error
 from testbed.host import descriptors, die_with_parent, forkserver, run_module
 from testbed.host.forkserver import ForkServer
 from testbed.plan import agent_configs, to_host_time
-from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec
+from testbed.plan.agent_configs import THREAD_VARIABLES, Places, RunSpec, real_places
 from testbed.relay import relay_process as relay
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import LiveRun
@@ -148,7 +149,7 @@ class ProcessRuntime:
     def __init__(self, spec: RunSpec, programs: Programs | None = None) -> None:
         self._spec = spec
         self._directory = spec.directory
-        self._devices = {device.name: device for device in spec.plan.devices}
+        self._devices = {device.name: device for device in spec.plan.emulated_devices}
         self._programs = programs or Programs()
         self._children = Children()
         self._forks: ForkServer | None = None
@@ -168,7 +169,7 @@ class ProcessRuntime:
         self._memory_lost: set[str] = set()
         """Devices whose files a power-off has erased. They are deleted before the next start."""
         self._has_relay = relay.is_needed(spec)
-        self._energy = FleetEnergyMeter(spec.plan.devices, self._children, spec.plan.absent)
+        self._energy = FleetEnergyMeter(spec.plan.emulated_devices, self._children, spec.plan.absent)
         self.meter = ProcessMeter(
             self._devices, self._children, self._paused, self._duty_cycle, self._energy
         )
@@ -187,12 +188,15 @@ class ProcessRuntime:
         """
         count = len(self._devices)
         descriptors.raise_limit((4 if self._has_relay else 1) * count, f"{count:,} devices")
+        topology = self._spec.topology
         accounts = broker.accounts(
-            self._directory.run, self._devices, secure=self._spec.topology.secure is not None
+            self._directory.run, topology.device_names, secure=topology.secure is not None
         )
-        identity = new_identity(HOST) if self._spec.topology.broker.tls else None
+        server, tls = self._spec.plan.server, topology.broker.tls
+        names = (HOST,) if server is None else (HOST, server[0])
+        identity = new_identity(*names) if tls or server is not None else None
         port, tls_port = free_ports(2)
-        at = Listeners(HOST, port, tls_port if identity else None)
+        at = Listeners(HOST, port, tls_port if tls else None, remote=server)
         self._commands[BROKER] = self._broker_command(accounts, at, identity)
         self._commands[AGGREGATOR] = [*self._programs.aggregator, self._config(AGGREGATOR)]
         self._spawn(BROKER, self._commands[BROKER])
@@ -203,8 +207,9 @@ class ProcessRuntime:
             clients=(HOST, at.clients_port),
             aggregator=(HOST, at.port),
             router=(HOST, at.port),
-            certificate=identity.certificate if identity else None,
+            certificate=identity.certificate if identity and tls else None,
             ports=ports,
+            real=real_places(server, identity.certificate) if identity and server else None,
         )
         self._forks = self._fork_server()  # after the links are measured, which its start would disturb
         agent_configs.write(self._spec, accounts, places)
@@ -272,6 +277,8 @@ class ProcessRuntime:
                     self.limit(device)
             case Resume():
                 pass  # it is running already
+            case SetBackground():
+                raise ValueError(f"{device} is a device, and only segments have background traffic")
             case SetBattery() | Charge() | Unplug():
                 self._energy.act(device, action)
             case PowerOff():

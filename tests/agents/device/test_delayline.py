@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.device.delayline import DelayLine, Impairment, QueueTally, SharedRate
+from agents.device.delayline import DelayLine, Impairment, QueueTally
 from tests.namespaces import Holder, inside, joined
 
 pytestmark = pytest.mark.alone
@@ -42,7 +42,7 @@ def test_unfit_impairments_are_refused(values: dict[str, float], message: str) -
 
 
 def test_a_packet_is_due_after_the_delay() -> None:
-    line = DelayLine({1: Impairment(delay=0.5)}, _never)
+    line = DelayLine({1: [Impairment(delay=0.5)]}, _never)
     assert line.next_due() is None
     assert line.arrive(1, packet=10, now=100.0)
     assert line.arrive(1, packet=11, now=100.25)
@@ -58,7 +58,9 @@ def test_a_packet_is_due_after_the_delay() -> None:
 
 
 def test_one_answer_per_queue_covers_all_that_is_due() -> None:
-    line = DelayLine({1: Impairment(delay=0.5), 2: Impairment(delay=0.25), 3: Impairment()}, _never)
+    line = DelayLine(
+        {1: [Impairment(delay=0.5)], 2: [Impairment(delay=0.25)], 3: [Impairment()]}, _never
+    )
     for packet in (1, 2, 3):
         for queue in (1, 2, 3):
             line.arrive(queue, packet, now=float(packet))
@@ -68,7 +70,7 @@ def test_one_answer_per_queue_covers_all_that_is_due() -> None:
 
 
 def test_packets_due_soon_may_be_accepted_early() -> None:
-    line = DelayLine({1: Impairment(delay=0.5)}, _never)
+    line = DelayLine({1: [Impairment(delay=0.5)]}, _never)
     line.arrive(1, packet=1, now=0.0)
     assert line.due(0.25, early=0.125) == []
     assert line.due(0.25, early=0.25) == [(1, 1)]
@@ -77,7 +79,7 @@ def test_packets_due_soon_may_be_accepted_early() -> None:
 
 def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
     draws = iter([0.0, 0.5, 0.75, 0.25])
-    line = DelayLine({1: Impairment(delay=1.0, jitter=0.5)}, draws.__next__)
+    line = DelayLine({1: [Impairment(delay=1.0, jitter=0.5)]}, draws.__next__)
     due = []
     for packet, now in enumerate([0.0, 10.0, 20.0, 20.125]):
         line.arrive(1, packet, now)
@@ -89,52 +91,39 @@ def test_jitter_is_uniform_around_the_delay_and_never_overtakes() -> None:
     assert line.due(21.25) == [(1, 3)]
 
 
-def test_queues_of_a_cell_share_its_rate_in_order_of_arrival() -> None:
-    """1,000 bytes on the wire take a second, whoever sent them; what is delayed is so on top."""
-    cell = SharedRate(rate=8000)
-    line = DelayLine({1: Impairment(), 2: Impairment(delay=0.5)}, _never, {1: cell, 2: cell})
-    for packet, queue in enumerate((1, 2, 1), 1):
-        assert line.arrive(queue, packet, now=10.0, size=986)
-    assert line.due(10.9) == []
-    assert line.due(11.0) == [(1, 1)]
-    assert line.due(12.5) == [(2, 2)]
-    assert line.due(13.0) == [(1, 3)]
-    line.arrive(1, 4, now=20.0, size=486)
-    assert line.next_due() == 20.5
-
-
-def test_packets_beyond_the_cells_queue_are_dropped() -> None:
-    """1,500 bytes take 12 ms at 1 Mbit/s: a packet is let in while no more than 0.2 s of others wait."""
-    line = DelayLine({1: Impairment()}, _never, {1: SharedRate(rate=1e6)})
-    taken = [line.arrive(1, packet, now=0.0, size=1486) for packet in range(20)]
-    assert taken == [True] * 17 + [False] * 3
-    assert line.tally(1).dropped == 3
-    assert line.arrive(1, 21, now=0.012, size=1486)
+def test_impairments_of_a_path_add_up() -> None:
+    """A packet may be lost on each part of its way, and each part draws its own jitter."""
+    draws = iter([0.9, 0.0, 1.0, 0.1])
+    parts = [Impairment(delay=0.25, jitter=0.125, loss=0.5), Impairment(delay=1.0, jitter=0.5)]
+    line = DelayLine({1: parts}, draws.__next__)
+    assert line.arrive(1, 1, now=0.0)
+    assert line.next_due() == (0.25 - 0.125) + (1.0 + 0.5)
+    assert not line.arrive(1, 2, now=0.0)
 
 
 def test_a_delay_is_never_negative() -> None:
-    line = DelayLine({1: Impairment(delay=0.25, jitter=1.0)}, lambda: 0.0)
+    line = DelayLine({1: [Impairment(delay=0.25, jitter=1.0)]}, lambda: 0.0)
     line.arrive(1, 1, now=3.0)
     assert line.due(3.0) == [(1, 1)]
 
 
 def test_a_change_applies_to_packets_that_arrive_later() -> None:
-    line = DelayLine({1: Impairment(delay=1.0)}, lambda: 0.999)
+    line = DelayLine({1: [Impairment(delay=1.0)]}, lambda: 0.999)
     line.arrive(1, 1, now=0.0)
-    line.change(1, Impairment(delay=0.25))
+    line.change(1, [Impairment(delay=0.25)])
     line.arrive(1, 2, now=0.5)  # due 0.75 by itself, but not before the first
-    line.change(1, Impairment(loss=1.0))
+    line.change(1, [Impairment(loss=1.0)])
     assert not line.arrive(1, 3, now=0.625)
     assert line.due(0.875) == []
     assert line.due(1.0) == [(1, 2)]
-    line.change(1, Impairment(delay=0.25))
+    line.change(1, [Impairment(delay=0.25)])
     line.arrive(1, 4, now=2.0)
     assert line.next_due() == 2.25
     assert line.tally(1) == QueueTally(arrived=4, dropped=1, accepted=2, held_total=1.5)
 
 
 def test_loss_is_the_requested_fraction() -> None:
-    line = DelayLine({1: Impairment(loss=0.1)}, np.random.default_rng(SEED).random)
+    line = DelayLine({1: [Impairment(loss=0.1)]}, np.random.default_rng(SEED).random)
     passed = sum(line.arrive(1, packet, now=0.0) for packet in range(10_000))
     assert abs(passed - 9000) < 5 * 30  # standard deviation √(10000 · 0.1 · 0.9) = 30
     assert line.tally(1).dropped == 10_000 - passed
@@ -151,7 +140,7 @@ changes = st.tuples(
 def test_order_is_kept_and_each_packet_is_due_in_time(
     script: list[tuple[float, int, Impairment]], seed: int
 ) -> None:
-    line = DelayLine(dict.fromkeys((1, 2, 3), Impairment()), np.random.default_rng(seed).random)
+    line = DelayLine({key: [Impairment()] for key in (1, 2, 3)}, np.random.default_rng(seed).random)
     held: dict[int, deque[tuple[int, float, float]]] = {queue: deque() for queue in (1, 2, 3)}
     latest = dict.fromkeys((1, 2, 3), 0.0)
 
@@ -167,7 +156,7 @@ def test_order_is_kept_and_each_packet_is_due_in_time(
     for packet, (pause, queue, impairment) in enumerate(script):
         now += pause
         release(now)
-        line.change(queue, impairment)
+        line.change(queue, [impairment])
         if line.arrive(queue, packet, now):
             latest[queue] = max(latest[queue], now + impairment.delay + impairment.jitter)
             held[queue].append((packet, now, latest[queue]))
@@ -180,16 +169,15 @@ SERVE = """
 import json, sys, threading
 from dataclasses import asdict
 import numpy as np
-from agents.device.delayline import DelayServer, Impairment, SharedRate
+from agents.device.delayline import DelayServer, Impairment
 
 impairment = Impairment(*json.loads(sys.argv[1]))
-cells = {5: SharedRate(float(rate)) for rate in sys.argv[3:]}
-server = DelayServer({5: impairment}, np.random.default_rng(int(sys.argv[2])).random, cells)
+server = DelayServer({5: [impairment]}, np.random.default_rng(int(sys.argv[2])).random)
 serving = threading.Thread(target=server.serve)
 serving.start()
 print("serving", flush=True)
 for line in sys.stdin:
-    server.change(5, Impairment(*json.loads(line)))
+    server.change(5, [Impairment(*json.loads(line))])
     print("changed", flush=True)
 server.stop()
 serving.join()
@@ -273,9 +261,8 @@ class Host:
         )
         return times
 
-    def serve(self, impairment: list[float], *cell: float) -> Served:
-        """A delay line; where a rate of a `cell` is given, all packets share it."""
-        served = Served(self.start(SERVE, json.dumps(impairment), str(SEED), *map(str, cell)))
+    def serve(self, impairment: list[float]) -> Served:
+        served = Served(self.start(SERVE, json.dumps(impairment), str(SEED)))
         assert served.said() == "serving"
         return served
 
@@ -396,15 +383,6 @@ def _seconds(device: Host, broker: Host, sizes: list[int]) -> float:
         assert sender.stdin is not None
         sender.stdin.close()
     return float(receiving.stdout.readline())
-
-
-@pytest.mark.parametrize("sizes", [[500_000], [250_000, 250_000]])
-def test_devices_together_get_the_shared_rate(hosts: tuple[Host, Host], sizes: list[int]) -> None:
-    """A second of payload at 4 Mbit/s; headers add 5 %, and a busy host may add, but never take."""
-    device, broker = hosts
-    device.serve([0.0], 4_000_000)
-    broker.serve([0.0])
-    assert 1.0 < _seconds(device, broker, sizes) < 1.6
 
 
 @pytest.mark.parametrize("loss", [0.0, 1e-9])

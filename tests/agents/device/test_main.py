@@ -17,6 +17,7 @@ import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
 from agents.device import link
+from agents.device.container import DeviceContainer
 from agents.device.energy_meter import EnergyMeter
 from agents.device.main import Init
 from agents.device.netlink import TcpConnection
@@ -60,7 +61,7 @@ CONFIG = DeviceConfig(
 
 
 class Connection:
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.published: list[tuple[str, bytes]] = []
 
     def publish(self, topic: str, payload: bytes) -> None:
@@ -96,7 +97,7 @@ def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
     init = Init(CONFIG)
     init._start()
     yield init
-    init._netlink.close()
+    init._machine.close()
     if init._client is not None:
         init._client.kill()
         init._client.wait()
@@ -198,7 +199,7 @@ def test_client_starts_only_after_the_device_is_isolated(
     end.start()
     assert init.run() == 0
     end.join()
-    init._netlink.close()
+    init._machine.close()
     assert started == [True]
 
 
@@ -233,11 +234,13 @@ def test_interface_disabled_from_outside_is_reported(
 def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "has_carrier", lambda _: True)
     found = [TcpConnection(0, 7.9)]
-    monkeypatch.setattr(init._netlink, "connections", lambda: found)
+    container = init._machine
+    assert isinstance(container, DeviceContainer)
+    monkeypatch.setattr(container._netlink, "connections", lambda: found)
     assert init._present_disturbances(100.0) == {}
     found[:] = [TcpConnection(0, 8.5)]
     assert init._present_disturbances(100.0) == {"nothing came back to pi over its network": 91.5}
-    init._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
+    container._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
     assert init._present_disturbances(100.0) == {}
 
 
@@ -300,6 +303,8 @@ def test_files_are_erased_except_the_count_of_trainings(
     for name in ("memory.safetensors", "7.update", "begun"):
         (tmp_path / name).touch()
     monkeypatch.undo()  # the stand-in for the client
-    init._config = replace(CONFIG, disk=str(tmp_path), user=os.getuid())
+    init._config = replace(CONFIG, disk=str(tmp_path))
+    assert isinstance(init._machine, DeviceContainer)
+    init._machine._user = os.getuid()
     init._erase_memory()
     assert [path.name for path in tmp_path.iterdir()] == ["begun"]

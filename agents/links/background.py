@@ -1,0 +1,165 @@
+"""Background traffic of a shared link: rates and transfers of other people, drawn from a generator.
+
+`constant`, `on_off` and `trace` are rates that do not react to congestion. `flows` are transfers that
+arrive at random and share the link with the devices. To add a kind, write a dataclass here, add it to
+KINDS, and write its settings in `testbed.topology.network`.
+
+All times and rates are in device time. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from agents import generator_keys
+from agents.config import Background, DrawnDuration
+from agents.timing.durations import DISTRIBUTIONS, DurationDistribution, sampler
+
+RateChange = tuple[float, float]
+"""Time in seconds, and rate in bit/s from that time on."""
+Transfer = tuple[float, float]
+"""Time in seconds at which a transfer begins, and its size in bytes."""
+LEAST_CYCLE_S = 0.01
+"""Minimum mean of an on period and an off period together, in seconds."""
+MOST_ARRIVALS = 1000.0
+"""Maximum rate at which transfers arrive, per second."""
+
+
+@dataclass(frozen=True)
+class ConstantRate:
+    """Always `rate`."""
+
+    rate: float
+    """Rate in bit/s."""
+
+    def rates(self, rng: np.random.Generator) -> Iterator[RateChange]:
+        yield 0.0, self.rate
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """`rate` during on periods, nothing during off periods. The first period is off."""
+
+    rate: float
+    """Rate in bit/s."""
+    on: DrawnDuration
+    off: DrawnDuration
+
+    def __post_init__(self) -> None:
+        mean = _distribution(self.on).expectation + _distribution(self.off).expectation
+        if mean < LEAST_CYCLE_S:
+            raise ValueError(
+                f"on and off last {mean:g} s together on average, expected at least {LEAST_CYCLE_S:g} s"
+            )
+
+    def rates(self, rng: np.random.Generator) -> Iterator[RateChange]:
+        on, off = sampler(self.on, rng), sampler(self.off, rng)
+        at = 0.0
+        while True:
+            yield at, 0.0
+            at += off()
+            yield at, self.rate
+            at += on()
+
+
+@dataclass(frozen=True)
+class TracedRate:
+    """Rates over time, from a file."""
+
+    times: Sequence[float]
+    """Times in seconds, in increasing order; the first is 0."""
+    rates_at: Sequence[float]
+    """Rate in bit/s from each of `times` on."""
+    period: float | None
+    """Seconds after which the trace repeats; None if the last rate stays."""
+
+    def rates(self, rng: np.random.Generator) -> Iterator[RateChange]:
+        for number in itertools.count():
+            for at, rate in zip(self.times, self.rates_at, strict=True):
+                yield number * (self.period or 0.0) + at, rate
+            if self.period is None:
+                return
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Transfers that arrive as a Poisson process. Each one sends as fast as the link lets it."""
+
+    arrivals: float
+    """Mean number of transfers that arrive per second."""
+    size: DrawnDuration
+    """Distribution of the sizes, with bytes in place of seconds."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.arrivals <= MOST_ARRIVALS:
+            raise ValueError(f"found {self.arrivals:g} arrivals/s, expected up to {MOST_ARRIVALS:g}/s")
+
+    def transfers(self, rng: np.random.Generator) -> Iterator[Transfer]:
+        size, at = sampler(self.size, rng), 0.0
+        while True:
+            at += float(rng.exponential(1 / self.arrivals))
+            yield at, max(1.0, size())
+
+    @property
+    def mean_rate(self) -> float:
+        """Mean rate of the arriving transfers, in bit/s; infinite if the size has no finite mean."""
+        return 8 * self.arrivals * _distribution(self.size).expectation
+
+
+KINDS: dict[str, type[ConstantRate | OnOff | TracedRate | Flows]] = {
+    "constant": ConstantRate,
+    "on_off": OnOff,
+    "trace": TracedRate,
+    "flows": Flows,
+}
+
+
+def build(background: Background) -> ConstantRate | OnOff | TracedRate | Flows:
+    """Return the traffic that `background` describes. Raises ValueError if its parameters are
+    invalid."""
+    try:
+        return msgspec.convert(background.params, KINDS[background.kind])
+    except KeyError:
+        raise ValueError(f"found {background.kind!r}, expected one of {', '.join(KINDS)}") from None
+
+
+def rates(background: Background, seed: int, segment: str) -> Iterator[RateChange]:
+    """Yield each change of the rate of a kind that does not react to congestion, in the order of time.
+    The first one is at time 0. `seed`: seed of the run. `segment`: name of the shared link."""
+    kind = build(background)
+    if isinstance(kind, Flows):
+        raise TypeError("flows have transfers, not rates")
+    last = math.nan
+    for at, rate in kind.rates(_generator(background, seed, segment)):
+        if rate != last:
+            yield at, rate
+        last = rate
+
+
+def transfers(background: Background, seed: int, segment: str) -> Iterator[Transfer]:
+    """Yield the transfers of the kind `flows`, in the order of time. `seed`: seed of the run. `segment`:
+    name of the shared link."""
+    kind = build(background)
+    if not isinstance(kind, Flows):
+        raise TypeError(f"{background.kind} has a rate, not transfers")
+    return kind.transfers(_generator(background, seed, segment))
+
+
+def is_flows(background: Background) -> bool:
+    """Whether the traffic consists of transfers, which share the link with the devices."""
+    return KINDS[background.kind] is Flows
+
+
+def _generator(background: Background, seed: int, segment: str) -> np.random.Generator:
+    purpose = f"background {background.way} {background.number}"
+    return generator_keys.generator(seed, segment, purpose)
+
+
+def _distribution(drawn: DrawnDuration) -> DurationDistribution:
+    return DISTRIBUTIONS[drawn.distribution](**drawn.params)

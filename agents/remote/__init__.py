@@ -1,0 +1,1 @@
+"""Programs that run on real devices, which are reached by SSH."""

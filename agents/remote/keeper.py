@@ -1,0 +1,103 @@
+"""Keeper of a real device: starts the device's init, records its exit code, and ends all if the run is
+gone.
+
+    python -m agents.remote.keeper SETTINGS
+
+The keeper has a session of its own, so that it outlives the SSH connection that has started it. The
+working directory is the device's folder. SETTINGS is JSON: `host` and `port` of the broker, and
+`timeout`, the seconds without the broker after which the keeper ends the init and removes the folder.
+The broker counts as present if it proves to be this run's broker (TLS, with the certificate in
+`broker.pem`). The keeper needs only Python 3.9.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LOCK, EXIT, CERTIFICATE = Path("lock"), Path("exit"), "broker.pem"
+_LOOK_SECONDS = 15.0
+"""Seconds between two connections to the broker."""
+_ANSWER_SECONDS = 5.0
+
+
+def main() -> None:
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    lock = os.open(str(LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    init: subprocess.Popen[bytes] | None = start_init(signals)
+    seen = time.monotonic()
+    while True:
+        arrived = signal.sigtimedwait(signals, min(_LOOK_SECONDS, settings["timeout"]))
+        if arrived is not None and arrived.si_signo != signal.SIGCHLD:
+            end(init)
+            return
+        if init is not None and (code := init.poll()) is not None:
+            end(init)  # its client, too, if a signal has killed the init
+            init = None
+            partial = EXIT.with_suffix(".partial")
+            partial.write_text(str(code))
+            partial.replace(EXIT)
+        if is_present(settings):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > settings["timeout"]:
+            end(init)
+            remove(Path.cwd())
+            return
+
+
+def start_init(signals: Any) -> subprocess.Popen[bytes]:
+    """Start the init in a session of its own. It ends with the keeper."""
+    command = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
+    return subprocess.Popen(
+        [*command, "agents.device.main", "init.json"],
+        start_new_session=True,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals),
+    )
+
+
+def end(init: subprocess.Popen[bytes] | None) -> None:
+    """Kill the init and its client."""
+    if init is None:
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(init.pid, signal.SIGKILL)
+    init.wait()
+
+
+def remove(folder: Path) -> None:
+    """Remove the device's folder, and the folders above it if they are empty."""
+    shutil.rmtree(str(folder), ignore_errors=True)
+    with suppress(OSError):  # they have other folders
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+        folder.parent.parent.parent.rmdir()
+
+
+def is_present(settings: dict[str, Any]) -> bool:
+    """Whether the run's broker answers."""
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    where = settings["host"], settings["port"]
+    with suppress(OSError), socket.create_connection(where, _ANSWER_SECONDS) as plain:
+        context.wrap_socket(plain, server_hostname=settings["host"]).close()
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main()

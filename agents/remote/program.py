@@ -1,0 +1,419 @@
+"""The program that the controller runs on a real device by SSH.
+
+The controller sends this file on the standard input of `python3 -c LOADER`, followed by a request: a
+line of JSON, then the contents of the files that the request lists. So nothing has to be installed
+first, and no secret is in an argument. The answer is a line with the request's `token`, then a line of
+JSON. This program needs only Python 3.9, and imports nothing of the testbed except for the comparison of
+clocks.
+
+Files on the device, in `~/.cache/edge-fl-testbed`:
+
+    environments/HASH/      virtual environment with the agents' packages; kept for later runs
+    runs/RUN/DEVICE/        files of one device of one run; removed at the end of the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import io
+import json
+import os
+import platform
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+CACHE = Path.home() / ".cache" / "edge-fl-testbed"
+COMPLETE = "complete"
+"""Name of the file in an environment whose packages are all installed."""
+LOCK, EXIT, LOG, DISK, CLOCK = "lock", "exit", "log", "disk", "clock.json"
+"""Names in a device's folder: lock of its keeper, exit code of its init, log, the client's folder, and
+the estimate of the controller's clock."""
+MAX_LOG_BYTES = 4 * 2**20
+"""Maximum number of bytes sent from the end of a log."""
+OLD_SECONDS = 7 * 86_400
+"""Age in seconds after which the folder of a device without a keeper is removed."""
+_LAST_LINES = 15
+_ASK_SECONDS, _ANSWER_SECONDS = 1.0, 20.0
+"""Seconds between two exchanges of clocks, and seconds after which an exchange without answer ends the
+connection."""
+_CONNECT_SECONDS = 5.0
+_QUICK_EXCHANGES = 10
+"""Number of exchanges of clocks that are made at once at the start."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class RequestError(Exception):
+    """The request cannot be carried out; the text says why."""
+
+
+def main(source: Any, sink: Any) -> None:
+    request = json.loads(source.readline())
+    sink.write(request["token"].encode() + b"\n")
+    sink.flush()
+    verbs = {
+        "check": check,
+        "install": install,
+        "start": start,
+        "watch": watch,
+        "remove": remove,
+        "clean": clean,
+    }
+    try:
+        verbs[request["verb"]](request, source, sink)
+    except (RequestError, OSError, subprocess.SubprocessError) as error:
+        answer(sink, {"failure": str(error)})
+
+
+def answer(sink: Any, values: dict[str, Any]) -> None:
+    sink.write(json.dumps(values).encode() + b"\n")
+    sink.flush()
+
+
+def check(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Report Python, free disk space and missing packages of this machine."""
+    free = shutil.disk_usage(existing_parent(CACHE)).free
+    answer(
+        sink,
+        {
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "free": free,
+            "missing": [one for one in request["modules"] if importlib.util.find_spec(one) is None],
+            "venv": all(importlib.util.find_spec(one) for one in ("venv", "ensurepip")),
+            "installed": (environment(request) / COMPLETE).exists(),
+            "reaches": [reaches(*server) for server in request["servers"]],
+            "seen": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
+        },
+    )
+
+
+def reaches(host: str, port: int) -> bool:
+    """Whether this machine can connect to the controller's `host` and `port`."""
+    with suppress(OSError), socket.create_connection((host, port), _CONNECT_SECONDS):
+        return True
+    return False
+
+
+def existing_parent(path: Path) -> Path:
+    return path if path.is_dir() else existing_parent(path.parent)
+
+
+def environment(request: dict[str, Any]) -> Path:
+    return CACHE / "environments" / named(request["environment"])
+
+
+def named(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise RequestError(f"invalid name: {name!r}")
+    return name
+
+
+def folder_of(request: dict[str, Any]) -> Path:
+    return CACHE / "runs" / named(request["run"]) / named(request["device"])
+
+
+def install(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Make the virtual environment unless it exists or an interpreter is given, and unpack the agents
+    into the device's folder."""
+    remove_old()
+    folder, contents = folder_of(request), [content for _, content in received(request, source)]
+    if is_gone(source):  # it has perhaps removed everything already
+        return
+    stop(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chdir(str(folder))  # `stop` finds this process and pip there
+    for name in ("agents", "code"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (EXIT, CLOCK):
+        remove_file(folder / name)
+    for content in contents:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+            unpack(archive, folder)
+    python = sys.executable if request["own_python"] else installed_python(request)
+    if is_gone(source):
+        remove_folder(folder)
+    else:
+        answer(sink, {"python": python})
+
+
+def is_gone(source: Any) -> bool:
+    """Whether the controller has closed the connection."""
+    return bool(select.select([source], [], [], 0)[0]) and source.peek(1) == b""
+
+
+def installed_python(request: dict[str, Any]) -> str:
+    """Return the interpreter of the virtual environment, which is made if it does not exist."""
+    made = environment(request)
+    made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with made.with_suffix(".lock").open("w") as lock:  # another device may be the same machine
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / COMPLETE).exists():
+            make_environment(made, request["attempts"])
+    return str(made / "bin" / "python")
+
+
+def make_environment(made: Path, attempts: list[list[str]]) -> None:
+    """Make a virtual environment. Each attempt has the arguments of `pip install`; the first that
+    succeeds counts."""
+    shutil.rmtree(made, ignore_errors=True)
+    run([sys.executable, "-m", "venv", str(made)], "the virtual environment could not be made")
+    pip = [str(made / "bin" / "python"), "-m", "pip", "install", "--no-input", "-q"]
+    pip.append("--disable-pip-version-check")
+    for number, attempt in enumerate(attempts, 1):
+        try:
+            run([*pip, *attempt], "pip could not install the agents' packages")
+        except RequestError:
+            if number == len(attempts):
+                shutil.rmtree(made, ignore_errors=True)
+                raise
+        else:
+            (made / COMPLETE).touch()
+            return
+
+
+def run(command: list[str], failure: str) -> None:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if done.returncode:
+        lines = done.stdout.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
+        raise RequestError("\n".join([failure + ":", *lines]))
+
+
+def received(request: dict[str, Any], source: Any) -> Any:
+    """Yield name and content of each file that follows the request."""
+    for name, size in request["files"]:
+        content = source.read(size)
+        if len(content) < size:
+            raise RequestError(f"the connection broke while {name} was sent")
+        yield name, content
+
+
+def unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Unpack the regular files of `archive` into `folder`."""
+    for member in archive:
+        path = Path(member.name)
+        if member.isfile() and not path.is_absolute() and ".." not in path.parts:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            content = archive.extractfile(member)
+            if content is not None:
+                (folder / path).write_bytes(content.read())
+
+
+def start(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Write the received files into the device's folder, then start its keeper, which outlives this
+    connection. Files in the client's folder are kept if it exists: they are newer."""
+    folder = folder_of(request)
+    stop(folder)  # also a keeper whose init has ended
+    had_disk = (folder / DISK).is_dir()
+    (folder / DISK).mkdir(mode=0o700, exist_ok=True)
+    for name, content in received(request, source):
+        in_disk = name.startswith(DISK + "/")
+        if not (in_disk and had_disk):
+            target = folder / DISK / named(name[len(DISK) + 1 :]) if in_disk else folder / named(name)
+            write(target, content)
+    remove_file(folder / EXIT)
+    with (folder / LOG).open("ab") as log:
+        subprocess.Popen(
+            [request["python"], "-m", "agents.remote.keeper", json.dumps(request["keeper"])],
+            cwd=str(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 10
+    while not is_kept(folder):
+        if time.monotonic() > deadline:
+            raise RequestError("the keeper did not start:\n" + "\n".join(last_lines(folder / LOG)))
+        time.sleep(0.05)
+    answer(sink, {})
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read."""
+    remove_file(path)
+    descriptor = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def remove_file(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def last_lines(path: Path) -> list[str]:
+    try:
+        return path.read_bytes()[-65_536:].decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
+    except OSError:
+        return []
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether a keeper holds the lock of the device's folder."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Report the state of the keeper every second, and compare this machine's clock with the
+    controller's, until the connection ends. `?` asks for the time of the controller's monotonic clock,
+    in nanoseconds."""
+    folder = folder_of(request)
+    os.chdir(str(folder))  # `stop` finds this process there
+    sys.path.insert(0, str(folder))
+    from agents.timing.clock_sync import Exchanges  # sent with the agents
+
+    known, number = Exchanges(), 0
+    while True:
+        asked = time.monotonic_ns()
+        sink.write(b"?\n")
+        sink.flush()
+        if not select.select([source], [], [], _ANSWER_SECONDS)[0]:
+            return
+        line = source.readline()
+        answered = time.monotonic_ns()
+        if not line:
+            return
+        known.add(asked, int(line), answered)
+        number += 1
+        estimate = known.estimate()
+        if number < _QUICK_EXCHANGES or estimate is None:
+            continue
+        if not folder.is_dir():
+            answer(sink, {"gone": True})
+            return
+        replace(folder / CLOCK, json.dumps(estimate.as_dict()))
+        code = exit_code(folder)
+        answer(sink, {"kept": is_kept(folder), "exit": code, "uncertainty": estimate.uncertainty})
+        if select.select([source], [], [], _ASK_SECONDS)[0]:
+            return  # the controller has closed the connection
+
+
+def exit_code(folder: Path) -> int | None:
+    try:
+        return int((folder / EXIT).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def replace(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """End all processes of the device, send its log and the client's folder, and remove everything when
+    the controller has confirmed that it has them."""
+    folder = folder_of(request)
+    stop(folder)
+    files = []
+    if (folder / LOG).is_file():
+        files.append(("log", (folder / LOG).read_bytes()[-MAX_LOG_BYTES:]))
+    if (folder / DISK).is_dir():
+        files += [
+            (f"{DISK}/{path.name}", path.read_bytes())
+            for path in sorted((folder / DISK).iterdir())
+            if path.is_file() and not path.is_symlink() and _NAME.fullmatch(path.name)
+        ]
+    answer(sink, {"files": [[name, len(content)] for name, content in files]})
+    for _, content in files:
+        sink.write(content)
+    sink.flush()
+    if source.readline() != b"received\n":
+        raise RequestError("the controller did not confirm the files")
+    remove_folder(folder)
+    answer(sink, {"removed": not folder.exists()})
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for parent in (folder.parent, folder.parent.parent, CACHE):
+        try:
+            parent.rmdir()
+        except OSError:  # it has other folders
+            return
+
+
+def stop(folder: Path) -> None:
+    """End the keeper of a device, and every other process that works in the device's folder."""
+    try:
+        keeper = int((folder / LOCK).read_text())
+    except (OSError, ValueError):
+        keeper = 0
+    if keeper and is_kept(folder):
+        kill(keeper, signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while is_kept(folder) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if is_kept(folder):
+            kill(keeper, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while found := processes_in(folder):
+        for process in found:
+            kill(process, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise RequestError(f"processes {found} do not end")
+        time.sleep(0.02)
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Return the ids of this user's processes whose working directory is in `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):  # it has ended, or is another user's
+                place = str((entry / "cwd").readlink())
+                if place == str(folder) or place.startswith(f"{folder}/"):
+                    found.append(int(entry.name))
+    return found
+
+
+def kill(process: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def remove_old() -> None:
+    """Remove the folders of devices that no keeper uses and that are old. A power cut at the end of a
+    run may leave them."""
+    for folder in (CACHE / "runs").glob("*/*"):
+        if folder.stat().st_mtime < time.time() - OLD_SECONDS and not is_kept(folder):
+            remove_folder(folder)
+
+
+def clean(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Remove the virtual environments, and the folders of all devices that no keeper uses."""
+    for folder in (CACHE / "runs").glob("*/*"):
+        if not is_kept(folder):
+            stop(folder)
+            remove_folder(folder)
+    kept = sorted(str(folder) for folder in (CACHE / "runs").glob("*/*"))
+    if not kept:
+        shutil.rmtree(CACHE, ignore_errors=True)
+    answer(sink, {"kept": kept})
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,361 @@
+"""Shared segments of the network, shaped by the kernel in the router's network namespace.
+
+Each direction has a tree of HTB classes on an IFB device. Packets that the router receives from devices
+(up) or sends to devices (down) are redirected to the IFB before they are routed or sent:
+
+    segup: 1: ── 1:1 backhaul ─┬─ 1:2 cell-1 ─┬─ 1:1000 a device
+                               │              └─ 1:1001 another device
+                               └─ 1:1002 a device
+
+Each device has a leaf with a queue of its own. A leaf has no guaranteed rate: it borrows all of its rate
+from the segments above it, each time one packet. So the kernel deals out each segment packet by packet
+in turn, and rates are max-min fair over the devices. A leaf's queue splits packets that a sender has
+merged (GSO), because a packet of 64 KiB would hold up the others.
+
+A packet that a process of the router sends on the IFB itself passes the classes and is then dropped by
+the kernel. Thus the rates are measured without any device, and background traffic needs no receiver.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agents.config import Segment, Way, path_of
+from agents.device.backlog import PACKET
+from agents.device.link import LIFTED, LinkError, burst, queue_bytes, run
+from agents.device.netlink import Netlink, ShapedClass
+from agents.wire.messages import SegmentFigures
+
+Field = Literal["src", "dst"]
+INTERFACES: Mapping[Way, str] = {"up": "segup", "down": "segdown"}
+"""IFB device of each direction."""
+FIELDS: Mapping[Way, Field] = {"up": "src", "down": "dst"}
+"""Field of a packet's IP header with the device's address."""
+_MIN_RATE = 8
+"""Guaranteed rate in bit/s of a class that has to borrow: the lowest rate that HTB accepts."""
+_FREE_BUCKET = 1_000_000
+"""Bucket in bytes of a class that does not limit the rate."""
+FIRST_LEAF = 0x1000
+"""Minor number of the first leaf. Segments have lower numbers."""
+_MAX_NUMBER = 0xFFFE
+_MAX_LEVELS = 7
+"""Maximum number of segments from a leaf to the root. HTB has eight levels, and leaves are one."""
+_UNLIMITED_QUEUE = 16 * 2**20
+"""Length in bytes of a leaf's queue if no segment limits its rate."""
+_FRAME_HEADER = bytes(12) + b"\x08\x00"
+_PROBE_SECONDS, _PROBES_SECONDS = 1.0, 15.0
+"""Maximum number of seconds of one measurement, and of all measurements together."""
+_SEND_FACTOR = 1.3
+"""Rate of sending in a measurement, as a multiple of the segment's rate."""
+_TICK_SECONDS = 0.002
+_TRIES, _NEAR = 3, 0.02
+"""Maximum number of measurements of a segment; the first one within this relative distance of the
+requested rate is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Class below a segment: of one device, or of background traffic."""
+
+    number: int
+    """Minor number of the class."""
+    segment: str
+    """Name of the segment that the leaf is attached to."""
+    field: Field
+    """Field of a packet's IP header by which it belongs to the leaf."""
+    address: str
+    """IPv4 address in this field."""
+    is_first: bool = False
+    """Whether packets of this leaf pass before those of other leaves."""
+
+
+class SegmentTree:
+    """Tree of segments, without the kernel. Raises LinkError if it does not fit the kernel's limits."""
+
+    def __init__(self, segments: Sequence[Segment], leaves: Mapping[Way, Sequence[Leaf]]) -> None:
+        """`segments`: a segment comes after its parent. `leaves`: leaves of each direction."""
+        self.segments = {segment.name: segment for segment in segments}
+        self._numbers = {name: number for number, name in enumerate(self.segments, 1)}
+        self.leaves = leaves
+        highest = max((leaf.number for way in leaves.values() for leaf in way), default=0)
+        if len(segments) >= FIRST_LEAF or highest > _MAX_NUMBER:
+            raise LinkError(
+                f"a router shapes at most {FIRST_LEAF - 1} segments and {_MAX_NUMBER - FIRST_LEAF} "
+                f"devices, but the run has {len(segments)} segments and leaves up to {highest}"
+            )
+        for name in self.segments:
+            if (levels := len(self.path(name))) > _MAX_LEVELS:
+                raise LinkError(
+                    f"segment {name} is at level {levels}, but the kernel's HTB has at most "
+                    f"{_MAX_LEVELS} levels of segments"
+                )
+
+    def path(self, name: str) -> tuple[Segment, ...]:
+        """Return the segments from `name` to the root."""
+        return path_of(name, self.segments)
+
+    def below(self, name: str) -> set[str]:
+        """Return the names of the segment `name` and of all segments below it."""
+        found = {name}
+        for segment in self.segments.values():  # parents come first
+            if segment.parent in found:
+                found.add(segment.name)
+        return found
+
+    def number(self, name: str) -> int:
+        """Return the minor number of the segment's class."""
+        return self._numbers[name]
+
+    def leaves_of(self, name: str, way: Way) -> list[Leaf]:
+        """Return the leaves of the segment and of all segments below it."""
+        below = self.below(name)
+        return [leaf for leaf in self.leaves[way] if leaf.segment in below]
+
+    def shares(self, leaves: Sequence[Leaf], way: Way) -> dict[Leaf, float]:
+        """Return the max-min fair rate of each of `leaves` in bit/s if no other leaf sends: all rates
+        grow alike until a segment is full, then those of its leaves stay. Leaves that no segment limits
+        are left out."""
+        paths = {leaf: self.path(leaf.segment) for leaf in leaves}
+        room = {
+            segment.name: float(rate)
+            for segment in self.segments.values()
+            if (rate := segment.rate(way)) is not None
+        }
+        found: dict[Leaf, float] = {}
+        while paths:
+            users = Counter(segment.name for path in paths.values() for segment in path)
+            equal = {name: room[name] / count for name, count in users.items() if name in room}
+            if not equal:
+                break
+            tightest = min(equal, key=lambda name: equal[name])
+            for leaf in [one for one, path in paths.items() if tightest in {s.name for s in path}]:
+                found[leaf] = equal[tightest]
+                for segment in paths.pop(leaf):
+                    if segment.name in room:
+                        room[segment.name] -= found[leaf]
+        return found
+
+    def commands(self, way: Way) -> list[str]:
+        """Return the lines of a tc batch that make the classes of one direction. All lines but the
+        first and the filters may be repeated with other figures: they then change the class in
+        place."""
+        dev = INTERFACES[way]
+        lines = [f"qdisc add dev {dev} root handle 1: htb default 0"]
+        for name, segment in self.segments.items():
+            number, rate = self._numbers[name], segment.rate(way)
+            above = "1:" if segment.parent is None else f"1:{self._numbers[segment.parent]:x}"
+            ceil = rate or LIFTED
+            bucket = burst(ceil) if rate else _FREE_BUCKET
+            own = ceil if segment.parent is None else _MIN_RATE
+            lines.append(
+                f"class replace dev {dev} parent {above} classid 1:{number:x} htb rate {own}bit "
+                f"ceil {ceil}bit burst {bucket} cburst {bucket}"
+            )
+        for leaf in self.leaves[way]:
+            minor, above = f"{leaf.number:x}", f"1:{self._numbers[leaf.segment]:x}"
+            lines += [
+                f"class replace dev {dev} parent {above} classid 1:{minor} htb rate {_MIN_RATE}bit "
+                f"ceil {LIFTED}bit burst {PACKET} cburst {_FREE_BUCKET} quantum {PACKET} "
+                f"prio {0 if leaf.is_first else 1}",
+                f"qdisc replace dev {dev} parent 1:{minor} handle {minor}: tbf rate {LIFTED}bit "
+                f"burst {_FREE_BUCKET} limit {self._queue(leaf, way)} peakrate {2 * LIFTED}bit "
+                f"mtu {PACKET}",
+                f"filter add dev {dev} parent 1: protocol ip prio 1 u32 "
+                f"match ip {leaf.field} {leaf.address}/32 flowid 1:{minor}",
+            ]
+        return lines
+
+    def _queue(self, leaf: Leaf, way: Way) -> int:
+        """Return the length of the leaf's queue in bytes: that of the slowest segment on its way."""
+        limited = [one for one in self.path(leaf.segment) if one.rate(way) is not None]
+        if not limited:
+            return _UNLIMITED_QUEUE
+        slowest = min(limited, key=lambda one: one.rate(way) or 0)
+        return slowest.queue or queue_bytes(slowest.rate(way) or 0)
+
+    def check(self, way: Way, found: Mapping[int, ShapedClass]) -> None:
+        """Raise LinkError if the kernel's classes `found` differ from the segments and leaves."""
+        for name, segment in self.segments.items():
+            above = 0 if segment.parent is None else self._numbers[segment.parent]
+            asked = above, (segment.rate(way) or LIFTED) // 8
+            has = found.get(self._numbers[name])
+            if has is None or (has.parent, has.ceil) != asked:
+                raise LinkError(
+                    f"requested {8 * asked[1]} bit/s {way} for segment {name}, but the kernel has "
+                    f"{'no such class' if has is None else f'{8 * has.ceil} bit/s'}"
+                )
+        missing = [leaf for leaf in self.leaves[way] if leaf.number not in found]
+        if missing:
+            raise LinkError(f"the kernel has no class for {missing[0].address} in {missing[0].segment}")
+
+
+@dataclass(slots=True)
+class ShapedSegments:
+    """Segments that the kernel of this network namespace shapes. Methods raise LinkError and OSError."""
+
+    tree: SegmentTree
+    _netlink: Netlink = field(default_factory=Netlink)
+    _lines: dict[Way, list[str]] = field(default_factory=dict)
+    """Lines of tc batches that were carried out, by direction."""
+    _left: dict[Way, dict[int, int]] = field(default_factory=dict)
+    """Bytes that had left each class at the last call of `use`, by direction and minor number."""
+    _read_at: float = 0.0
+
+    def set_up(self, inside: str) -> None:
+        """Make the classes, and redirect the packets of `inside`, the devices' interface, to them."""
+        run(["tc", "qdisc", "replace", "dev", inside, "clsact"])
+        for way, dev in INTERFACES.items():
+            run(f"ip link add {dev} txqueuelen 10000 type ifb".split())
+            run(f"ip link set {dev} up".split())
+            lines = self.tree.commands(way)
+            try:
+                _batch(lines)
+            except LinkError as error:
+                raise LinkError(
+                    "the kernel cannot share segments, which takes sch_htb, sch_tbf, cls_u32, "
+                    f"act_mirred and ifb: {error}"
+                ) from error
+            self._lines[way] = lines
+            hook = "ingress" if way == "up" else "egress"
+            run(
+                f"tc filter add dev {inside} {hook} protocol ip u32 match u32 0 0 "
+                f"action mirred egress redirect dev {dev}".split()
+            )
+        self._check()
+
+    def change(self, segment: Segment) -> None:
+        """Give the segment of this name new figures, in place."""
+        before = self.tree
+        segments = [segment if one.name == segment.name else one for one in before.segments.values()]
+        self.tree = SegmentTree(segments, before.leaves)
+        for way, lines in self._lines.items():
+            new = self.tree.commands(way)
+            _batch([line for line in new if line not in set(lines)])
+            self._lines[way] = new
+        self._check()
+
+    def _check(self) -> None:
+        for way in INTERFACES:
+            self.tree.check(way, self._classes(way))
+
+    def _classes(self, way: Way) -> dict[int, ShapedClass]:
+        return self._netlink.classes(socket.if_nametoindex(INTERFACES[way]))
+
+    def use(self, now: float) -> tuple[float, dict[Way, dict[int, int]]]:
+        """Return the seconds since the last call, and the bytes that left each class meanwhile, by
+        direction and minor number. `now`: time on the monotonic clock, in seconds."""
+        found: dict[Way, dict[int, int]] = {}
+        for way in INTERFACES:
+            left = {number: one.left for number, one in self._classes(way).items()}
+            before = self._left.get(way, left)
+            found[way] = {number: total - before.get(number, 0) for number, total in left.items()}
+            self._left[way] = left
+        seconds, self._read_at = now - (self._read_at or now), now
+        return seconds, found
+
+    def measure(self) -> Iterator[SegmentFigures]:
+        """Measure each segment's rate in each direction: with one leaf alone, and with all its leaves at
+        once. Nothing but the measurement may send meanwhile."""
+        pairs = [
+            (name, way)
+            for name, segment in self.tree.segments.items()
+            for way in INTERFACES
+            if segment.rate(way) is not None and self.tree.leaves_of(name, way)
+        ]
+        seconds = min(_PROBE_SECONDS, _PROBES_SECONDS / max(1, 2 * len(pairs)))
+        with ExitStack() as stack:
+            sockets = {way: stack.enter_context(packet_socket(dev)) for way, dev in INTERFACES.items()}
+            for name, way in pairs:
+                together = self.tree.shares(self.tree.leaves_of(name, way), way)
+                alone = max(
+                    (self.tree.shares([leaf], way) for leaf in together),
+                    key=lambda one: sum(one.values()),
+                )
+                got = [
+                    self._fill(sockets[way], way, name, shares, seconds)
+                    for shares in ((alone, together) if len(together) > 1 else (alone,))
+                ]
+                yield SegmentFigures(
+                    name, way, round(sum(together.values())), round(sum(alone.values())), got[0], got[-1]
+                )
+
+    def _fill(
+        self, sock: socket.socket, way: Way, name: str, shares: Mapping[Leaf, float], seconds: float
+    ) -> float:
+        """Return the measured rate in bit/s of the segment `name` while the leaves in `shares` send.
+        `shares`: the expected rate of each leaf in bit/s."""
+        best, rate = 0.0, sum(shares.values())
+        for _ in range(_TRIES):
+            measured = self._fill_once(sock, way, self.tree.number(name), shares, seconds)
+            if not best or abs(measured - rate) < abs(best - rate):
+                best = measured
+            if abs(best / rate - 1) <= _NEAR:
+                break
+        return best
+
+    def _fill_once(
+        self, sock: socket.socket, way: Way, number: int, shares: Mapping[Leaf, float], seconds: float
+    ) -> float:
+        rate = sum(shares.values())
+        # At least 50 frames in the measured time, so that one more or less makes no difference.
+        size = max(64, min(PACKET, int(rate / 8 * seconds / 50)))
+        frames = [(frame(one.field, one.address, size), share / 8) for one, share in shares.items()]
+        # At once so much that the buckets on the way are empty, and all queues hold something.
+        buckets = burst(round(rate)) * max(len(self.tree.path(one.segment)) for one in shares)
+        ahead = [3 * size + buckets * share / rate for share in shares.values()]
+        sent = [0.0] * len(frames)
+        measured: list[tuple[float, int]] = []
+        start = time.monotonic()
+        warm, end = start + seconds / 5, start + seconds
+        while len(measured) < 2:
+            now = time.monotonic()
+            if now >= (end if measured else warm):
+                measured.append((time.monotonic(), self._classes(way)[number].left))
+            for index, ((data, per_second), first) in enumerate(zip(frames, ahead, strict=True)):
+                while sent[index] < first + _SEND_FACTOR * per_second * (now - start):
+                    with suppress(OSError):  # the interface's queue is full
+                        sock.send(data)
+                    sent[index] += size
+            time.sleep(_TICK_SECONDS)
+        (first_at, before), (last_at, after) = measured
+        backlog = sum(sent) - rate / 8 * (last_at - start)
+        time.sleep(max(0.0, 8 * backlog / rate))
+        return 8 * (after - before) / (last_at - first_at)
+
+
+def packet_socket(interface: str) -> socket.socket:
+    """Return a socket that sends frames on `interface`. Raises OSError."""
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * 2**20)
+    sock.bind((interface, 0x0800))
+    sock.settimeout(0)
+    return sock
+
+
+def frame(field: Field, address: str, size: int) -> bytes:
+    """Return an Ethernet frame of `size` bytes with `address` in this field of its IP header."""
+    nobody = "198.18.255.254"
+    source, destination = (address, nobody) if field == "src" else (nobody, address)
+    ends = socket.inet_aton(source), socket.inet_aton(destination)
+    header = struct.pack("!BBHHHBBH4s4s", 0x45, 0, size - 14, 0, 0, 64, 253, 0, *ends)
+    return (_FRAME_HEADER + header).ljust(size, b"\0")
+
+
+def _batch(lines: Sequence[str]) -> None:
+    """Carry out the lines of a tc batch. Raises LinkError with the first line that failed."""
+    if not lines:
+        return
+    text = "\n".join(lines) + "\n"
+    result = subprocess.run(
+        ["tc", "-batch", "-"], input=text, capture_output=True, text=True, check=False
+    )
+    if result.returncode or "Error" in result.stderr:
+        raise LinkError(f"`tc -batch` of `{lines[0]}` … failed: {result.stderr.strip()}")

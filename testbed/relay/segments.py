@@ -1,0 +1,425 @@
+"""The segments that devices share, in the relay. `SegmentScheduler` uses neither I/O nor a clock: the
+time is an argument. `SharedSegments` runs one scheduler per direction in the relay's event loop.
+
+As in the kernel's HTB (`agents.router.segments`), each device has a queue of its own, and each segment a
+token bucket. Among the queues whose segments all have tokens, the one that has sent least goes first, so
+rates are max-min fair over the devices. Then an item is in flight for the segments' delays. Background
+traffic takes its part of the rates, but its bytes go nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import math
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.config import Segment, Way, path_of
+from agents.device.link import burst, queue_bytes
+from agents.links import background
+from agents.mqtt.topics import ROUTER
+from agents.wire.messages import NetworkUse, SegmentUse
+from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, on_wire
+
+Item = Callable[[], None]
+"""Function that is called when its bytes have passed the segments."""
+WAYS: Sequence[Way] = ("up", "down")
+_PACKET = on_wire(SEGMENT)
+_STREAM_SECONDS = 0.01
+"""Seconds of background traffic that are one item."""
+_MAX_LATE_SECONDS = 1.0
+"""Transfers that should have arrived longer ago, before a resumed run's start, are left out."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Queue of a device, or of background traffic."""
+
+    name: str
+    """Name of the device; empty for background traffic."""
+    segment: str
+    is_first: bool = False
+    """Whether items go before those of other queues."""
+    items: deque[tuple[Item | None, int, float]] = field(default_factory=deque)
+    """Items with their bytes on the wire, and the times at which they entered the queue."""
+    waiting: int = 0
+    """Bytes on the wire of the items that wait."""
+    sent: float = 0.0
+    """Bytes on the wire that the queue has sent. A queue that was empty catches up with the others, so
+    that it gains nothing from a pause."""
+    last_due: float = -math.inf
+    """Time in seconds at which the queue's last item is due behind the segments."""
+
+
+class SegmentScheduler:
+    """Shares one direction of a tree of segments. Times are seconds of a monotonic clock."""
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        attached: Mapping[str, str],
+        way: Way,
+        uniform: Callable[[], float],
+    ) -> None:
+        """`attached`: segment of each device. `uniform` returns random numbers in [0, 1)."""
+        self.segments = {segment.name: segment for segment in segments}
+        self._way: Way = way
+        self._uniform = uniform
+        self._queues = {device: _Queue(device, name) for device, name in attached.items()}
+        self._backlogged: dict[int, _Queue] = {}
+        self._free_at = dict.fromkeys(self.segments, -math.inf)
+        """Time in seconds from which each segment's bucket has tokens."""
+        self._cut: set[str] = set()
+        self._under_way: list[tuple[float, int, Item]] = []
+        self._numbers = itertools.count()
+        self._turn = 0.0
+        """`sent` of the queue that has sent last."""
+        self.passed: dict[str, Counter[str]] = {name: Counter() for name in self.segments}
+        """Bytes on the wire that passed each segment, by device; background traffic by the empty
+        name."""
+
+    def path(self, segment: str) -> tuple[Segment, ...]:
+        """Return the segments from `segment` to the root."""
+        return path_of(segment, self.segments)
+
+    def rate(self, device: str) -> int | None:
+        """Return the lowest rate on the device's way in bit/s; None if it is not limited."""
+        return self._rate(self._queues[device])
+
+    def _rate(self, queue: _Queue) -> int | None:
+        rates = (one.rate(self._way) for one in self.path(queue.segment))
+        return min((rate for rate in rates if rate is not None), default=None)
+
+    def is_full(self, device: str) -> bool:
+        """Whether the device has to wait until its queue has room, or until its segment is restored."""
+        queue = self._queues[device]
+        path = self.path(queue.segment)
+        if not self._cut.isdisjoint(one.name for one in path):
+            return True
+        return queue.waiting >= self._limit(queue)
+
+    def _limit(self, queue: _Queue) -> int:
+        limits = [
+            (rate, one.queue or queue_bytes(rate))
+            for one in self.path(queue.segment)
+            if (rate := one.rate(self._way)) is not None
+        ]
+        return min(limits)[1] if limits else 64 * MAX_PIECE_BYTES
+
+    def put(self, device: str, item: Item, size: int, now: float) -> None:
+        """Add an item of `size` bytes of payload to the device's queue."""
+        self._put(self._queues[device], item, on_wire(size), now)
+
+    def _put(self, queue: _Queue, item: Item | None, wire: int, now: float) -> None:
+        self.advance(now)
+        if not queue.items:
+            queue.sent = max(queue.sent, self._turn)
+            self._backlogged[id(queue)] = queue
+        queue.items.append((item, wire, now))
+        queue.waiting += wire
+
+    def add_queue(self, segment: str, *, is_first: bool) -> _Queue:
+        """Return a new queue for background traffic on `segment`."""
+        return _Queue("", segment, is_first)
+
+    def offer(self, queue: _Queue, wire: int, now: float, *, may_wait: bool) -> None:
+        """Add `wire` bytes of background traffic. Unless they `may_wait`, they are lost if the queue is
+        full or the segment is cut."""
+        cut = not self._cut.isdisjoint(one.name for one in self.path(queue.segment))
+        if may_wait or (not cut and queue.waiting < self._limit(queue)):
+            self._put(queue, None, wire, now)
+
+    def drop_background(self, segment: str) -> None:
+        """Remove the background traffic that waits on `segment`."""
+        for queue in [*self._backlogged.values()]:
+            if not queue.name and queue.segment == segment:
+                queue.items.clear()
+                queue.waiting = 0
+                del self._backlogged[id(queue)]
+
+    def advance(self, now: float) -> None:
+        """Let all items pass that may have passed by `now`."""
+        while True:
+            ready = [(self._pass_time(queue), queue) for queue in self._backlogged.values()]
+            first = min((at for at, _ in ready), default=math.inf)
+            if first > now:
+                return
+            candidates = (queue for at, queue in ready if at <= first)
+            self._pass(min(candidates, key=lambda one: (not one.is_first, one.sent)), first)
+
+    def _pass_time(self, queue: _Queue) -> float:
+        path = self.path(queue.segment)
+        if not self._cut.isdisjoint(one.name for one in path):
+            return math.inf
+        return max(queue.items[0][2], *(self._free_at[one.name] for one in path))
+
+    def _pass(self, queue: _Queue, at: float) -> None:
+        item, wire, _ = queue.items.popleft()
+        queue.waiting -= wire
+        if not queue.items:
+            del self._backlogged[id(queue)]
+        queue.sent += wire
+        if not queue.is_first:
+            self._turn = queue.sent
+        due = at
+        for segment in self.path(queue.segment):
+            self.passed[segment.name][queue.name] += wire
+            if (rate := segment.rate(self._way)) is not None:
+                saved = at - 8 * max(0, burst(rate) - wire) / rate
+                self._free_at[segment.name] = max(self._free_at[segment.name], saved) + 8 * wire / rate
+            due += max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
+        if item is not None:
+            queue.last_due = max(queue.last_due, due)
+            heapq.heappush(self._under_way, (queue.last_due, next(self._numbers), item))
+
+    def change(self, segment: Segment, now: float) -> None:
+        """Give the segment of this name new figures."""
+        self.advance(now)
+        self.segments[segment.name] = segment
+
+    def cut(self, segment: str, now: float) -> None:
+        """Let nothing pass the segment; what is in flight arrives."""
+        self.advance(now)
+        self._cut.add(segment)
+
+    def restore(self, segment: str, now: float) -> None:
+        """Let items pass the segment again."""
+        self.advance(now)
+        self._cut.discard(segment)
+        for name in self._free_at:
+            self._free_at[name] = max(self._free_at[name], now)
+
+    def pop_due(self, now: float) -> list[Item]:
+        """Remove and return the items that are due by `now`, in order."""
+        self.advance(now)
+        found = []
+        while self._under_way and self._under_way[0][0] <= now:
+            found.append(heapq.heappop(self._under_way)[2])
+        return found
+
+    def next_due(self) -> float | None:
+        """Return the time of the next event; None if there is none."""
+        times = [self._pass_time(queue) for queue in self._backlogged.values()]
+        if self._under_way:
+            times.append(self._under_way[0][0])
+        first = min(times, default=math.inf)
+        return None if first == math.inf else first
+
+
+class SegmentLane:
+    """A device's way through its segments in one direction; see `testbed.relay.sockets.LinkLane`."""
+
+    def __init__(self, shared: _SegmentLoop, device: str) -> None:
+        self._shared = shared
+        self._device = device
+
+    @property
+    def rate(self) -> int | None:
+        """Lowest rate on the way in bit/s; None if unlimited."""
+        return self._shared.scheduler.rate(self._device)
+
+    @property
+    def piece(self) -> int:
+        """Maximum payload of an item, in bytes."""
+        rate = self.rate
+        if rate is None:
+            return MAX_PIECE_BYTES
+        return min(burst(rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sender has to wait until there is room or the segment is restored."""
+        return self._shared.scheduler.is_full(self._device)
+
+    def put(self, item: Item, size: int, now: float) -> None:
+        """Add an item of `size` bytes of payload."""
+        self._shared.scheduler.put(self._device, item, size, now)
+
+    def advance(self) -> None:
+        """Call the items that are due, and schedule the next one."""
+        self._shared.advance()
+
+    async def wait_for_room(self) -> None:
+        """Wait until something has changed. The caller has to check again."""
+        await self._shared.changed.wait()
+
+
+class _SegmentLoop:
+    """One direction of the segments in the event loop."""
+
+    def __init__(self, scheduler: SegmentScheduler) -> None:
+        self.scheduler = scheduler
+        self.changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def advance(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for item in self.scheduler.pop_due(time.monotonic()):
+            item()
+        due = self.scheduler.next_due()
+        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self.advance)
+        self.changed.set()
+        self.changed.clear()
+
+
+class SharedSegments:
+    """The segments of a run. All methods are called in the relay's thread."""
+
+    def __init__(
+        self, segments: Sequence[Segment], attached: Mapping[str, str], seed: int, dilation: float
+    ) -> None:
+        """`attached`: segment of each device. `seed`: seed of the run. `dilation`: host seconds per
+        second of device time."""
+        self._seed, self._dilation = seed, dilation
+        self._attached = attached
+        self._directions = {
+            way: _SegmentLoop(
+                SegmentScheduler(
+                    segments,
+                    attached,
+                    way,
+                    random.Random(f"{seed} segments {way}").random,  # noqa: S311
+                )
+            )
+            for way in WAYS
+        }
+        self._counted: dict[tuple[Way, str], Counter[str]] = {}
+        self._counted_at = time.monotonic()
+        self._off: set[str] = set()
+        """Segments whose background traffic is switched off."""
+
+    @property
+    def segments(self) -> Mapping[str, Segment]:
+        """The segments as they are now, by name."""
+        return self._directions["up"].scheduler.segments
+
+    def lane(self, device: str, way: Way) -> list[SegmentLane]:
+        """Return the lanes of the device's segments: one, or none if it shares no segment."""
+        return [SegmentLane(self._directions[way], device)] if device in self._attached else []
+
+    def change(self, segment: Segment) -> None:
+        """Give the segment of this name new figures."""
+        for one in self._directions.values():
+            one.scheduler.change(segment, time.monotonic())
+            one.advance()
+
+    def cut(self, segment: str) -> None:
+        """Let nothing pass the segment."""
+        for one in self._directions.values():
+            one.scheduler.cut(segment, time.monotonic())
+
+    def restore(self, segment: str) -> None:
+        """Let traffic pass the segment again."""
+        for one in self._directions.values():
+            one.scheduler.restore(segment, time.monotonic())
+            one.advance()
+
+    def switch_background(self, segment: str, *, on: bool) -> None:
+        """Switch the background traffic of the segment on or off."""
+        (self._off.discard if on else self._off.add)(segment)
+        if not on:
+            for one in self._directions.values():
+                one.scheduler.drop_background(segment)
+
+    def start(self, run_time: float) -> None:
+        """Begin the background traffic. `run_time`: device time now, in seconds."""
+        epoch = time.monotonic() - run_time * self._dilation
+        for segment in self.segments.values():
+            for kind in segment.background:
+                direction = self._directions[kind.way]
+                if background.is_flows(kind):
+                    arrivals = background.transfers(kind, self._seed, segment.name)
+                    self._next_transfer(direction, segment.name, arrivals, epoch)
+                else:
+                    queue = direction.scheduler.add_queue(segment.name, is_first=True)
+                    rates = background.rates(kind, self._seed, segment.name)
+                    self._next_rate(direction, queue, rates, epoch, _Rate(time.monotonic()))
+
+    def _next_rate(
+        self,
+        direction: _SegmentLoop,
+        queue: _Queue,
+        rates: Iterator[tuple[float, float]],
+        epoch: float,
+        state: _Rate,
+    ) -> None:
+        if (step := next(rates, None)) is None:
+            return
+        at, rate = step
+
+        def change() -> None:
+            was, state.rate = state.rate, rate / self._dilation
+            if not was:
+                state.at = time.monotonic()
+                self._stream(direction, queue, state)
+            self._next_rate(direction, queue, rates, epoch, state)
+
+        asyncio.get_running_loop().call_at(epoch + at * self._dilation, change)
+
+    def _stream(self, direction: _SegmentLoop, queue: _Queue, state: _Rate) -> None:
+        now = time.monotonic()
+        state.owed += (now - state.at) * state.rate / 8
+        state.at = now
+        if state.owed >= _PACKET or not state.rate:
+            if queue.segment not in self._off and (size := int(state.owed)):
+                direction.scheduler.offer(queue, size, now, may_wait=False)
+                direction.advance()
+            state.owed = 0.0
+        if state.rate:
+            pause = max(_STREAM_SECONDS, 8 * (_PACKET - state.owed) / state.rate)
+            asyncio.get_running_loop().call_later(min(pause, 1.0), self._stream, direction, queue, state)
+
+    def _next_transfer(
+        self,
+        direction: _SegmentLoop,
+        segment: str,
+        arrivals: Iterator[tuple[float, float]],
+        epoch: float,
+    ) -> None:
+        for at, size in arrivals:
+            due = epoch + at * self._dilation
+            if due < time.monotonic() - _MAX_LATE_SECONDS:  # before a resumed run's start
+                continue
+
+            def arrive(size: int = round(size)) -> None:
+                if segment not in self._off:
+                    queue = direction.scheduler.add_queue(segment, is_first=False)
+                    for begin in range(0, size, SEGMENT):
+                        wire = on_wire(min(SEGMENT, size - begin))
+                        direction.scheduler.offer(queue, wire, time.monotonic(), may_wait=True)
+                    direction.advance()
+                self._next_transfer(direction, segment, arrivals, epoch)
+
+            asyncio.get_running_loop().call_at(due, arrive)
+            return
+
+    def use(self) -> NetworkUse | None:
+        """Return the use of the segments since the last call; None if nothing has passed."""
+        now, found = time.monotonic(), []
+        for way, direction in self._directions.items():
+            for name, total in direction.scheduler.passed.items():
+                before = self._counted.get((way, name), Counter())
+                self._counted[way, name] = total.copy()
+                if new := {device: size for device, size in (total - before).items() if size}:
+                    others = new.pop("", 0)
+                    found.append(SegmentUse(name, way, new, others))
+        seconds, self._counted_at = now - self._counted_at, now
+        return NetworkUse(ROUTER, now, seconds, found) if found else None
+
+
+@dataclass(slots=True)
+class _Rate:
+    """State of background traffic of a given rate."""
+
+    at: float
+    """Time in seconds until which the traffic has been sent."""
+    rate: float = 0.0
+    """Rate in bit/s of the host's time."""
+    owed: float = 0.0
+    """Bytes that are due but not sent."""

@@ -1,0 +1,1 @@
+"""Real devices, reached by the system's `ssh`, beside the devices that another runtime emulates."""

@@ -1,0 +1,120 @@
+"""Requirements of the agents on a real device: the archive of their code, and a Python environment."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed import bundle
+from testbed.errors import HostError
+from testbed.images import torch_index
+from testbed.images.wheels import significant_lines
+from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
+
+MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "xxhash")
+"""Packages that the agents import."""
+AGENTS_PYTHON = (3, 11)
+"""Oldest version of Python that can run the agents."""
+_ENVIRONMENT_BYTES, _RUN_BYTES = 3 * 2**30, 200 * 2**20
+"""Free space in bytes that a new environment and the files of a run need."""
+INSTALL_TIMEOUT_SECONDS = 3600.0
+"""Maximum seconds to make an environment: a slow device unpacks PyTorch for many minutes."""
+
+
+def requirement_lines(own: Sequence[str]) -> list[str]:
+    """Return the requirements of the agents and, in `own`, of the user's own code."""
+    file = bundle.IMAGES / "libraries" / "requirements.txt"
+    return [*significant_lines(file.read_text(encoding="utf-8")), *own]
+
+
+def environment_name(lines: Sequence[str]) -> str:
+    """Return the name of the environment with the requirements `lines`."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def attempts(lines: Sequence[str]) -> list[list[str]]:
+    """Return the arguments of `pip install` to try, one after the other. The first two get PyTorch's CPU
+    build, which the device's own index may have; the last takes whatever that index has."""
+    cpu = [f"{line}+cpu" if line.startswith("torch==") else line for line in lines]
+    return [cpu, ["--extra-index-url", torch_index.CPU_INDEX, *cpu], list(lines)]
+
+
+def archive(code: Path | None) -> bytes:
+    """Return the agents as a compressed tar file, with the user's own code in the folder `code`; None if
+    there is none."""
+    made = io.BytesIO()
+    folders = [("agents", bundle.AGENTS), *([("code", code)] if code is not None else [])]
+    with tarfile.open(fileobj=made, mode="w:gz", compresslevel=6) as tar:
+        for name, folder in folders:
+            for path in sorted(folder.rglob("*")):
+                inside = path.relative_to(folder)
+                if path.is_file() and "__pycache__" not in inside.parts:
+                    tar.add(path, f"{name}/{inside.as_posix()}")
+    return made.getvalue()
+
+
+def check(
+    connections: Connections,
+    target: SshTarget,
+    lines: Sequence[str],
+    *,
+    own_python: bool,
+    server: tuple[str, int] | None = None,
+) -> dict[str, Any]:
+    """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
+    agents, or cannot reach `server`.
+
+    `lines`: requirements. `own_python`: whether the topology names the interpreter. `server`: address
+    and port of this host at which something listens; None if that is not checked.
+    """
+    servers = [] if server is None else [server]
+    request = {"modules": MODULES, "environment": environment_name(lines), "servers": servers}
+    found = connections.call(target, "check", request, timeout=40.0)
+    problem = _problem(found, target, own_python=own_python)
+    if problem is None and server is not None and found.get("reaches") != [True]:
+        address, port = server
+        problem = (
+            f"it cannot connect to {address}, port {port} (server.address, server.port): let it pass a "
+            f"firewall of this host, as by sudo ufw allow proto tcp to {address} port {port}, or write "
+            "an address of this host on its network"
+        )
+    if problem is not None:
+        raise HostError(f"{target.host}: {problem}")
+    return found
+
+
+def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:
+    python, missing = shown(str(found.get("python"))), found.get("missing")
+    free, installed = found.get("free"), found.get("installed") is True
+    if not isinstance(missing, list) or not isinstance(free, int):
+        return "its answer is not valid: is another program called in place of Python?"
+    if found.get("system") != "Linux":
+        return f"it runs {shown(str(found.get('system')))}, expected Linux"
+    version = tuple(int(part) for part in python.split(".")[:2] if part.isdigit())
+    if version < AGENTS_PYTHON:
+        oldest = ".".join(map(str, AGENTS_PYTHON))
+        return (
+            f"{target.python} is Python {python}, expected at least {oldest}: name another with python"
+        )
+    if own_python and missing:
+        names = ", ".join(shown(str(one)) for one in missing)
+        return (
+            f"{target.python} lacks {names}: install them there, or remove python from the topology, so "
+            "that an environment is made"
+        )
+    if not own_python and not installed and found.get("venv") is not True:
+        return (
+            f"{target.python} cannot make virtual environments: run sudo apt-get install python3-venv "
+            "there, or name an interpreter that has the packages with python"
+        )
+    needed = _RUN_BYTES if own_python or installed else _ENVIRONMENT_BYTES
+    if free < needed:
+        return (
+            f"its disk has {free / 2**30:.1f} GiB free in ~/.cache, expected {needed / 2**30:.1f}: make "
+            "room there"
+        )
+    return None

@@ -1,0 +1,354 @@
+"""The real devices of one run: they are prepared, started, looked after, and cleaned up, in parallel."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agents.config import DeviceConfig, dump, load
+from agents.device_actions import (
+    Action,
+    Crash,
+    Disconnect,
+    Join,
+    Leave,
+    Pause,
+    Reconnect,
+    Restart,
+    Resume,
+    Switching,
+)
+from agents.disturbances import STANDSTILL_SECONDS
+from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance
+from testbed.errors import BadInputError, HostError
+from testbed.plan import Plan, PlannedDevice, agent_configs
+from testbed.plan.agent_configs import RunSpec, init_name
+from testbed.runtimes import HostReading
+from testbed.runtimes.ssh import environment, removal
+from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
+from testbed.view import View
+
+CONTACT_TIMEOUT_SECONDS = 600.0
+"""Seconds without the run's broker after which a real device ends its processes and removes its
+files."""
+_CLOCK_TIMEOUT_SECONDS = 60.0
+"""Maximum seconds until the clocks of all devices are compared."""
+_RETRY_SECONDS = 2.0
+"""Seconds between two attempts to reach a device."""
+_MAX_RESTARTS = 5
+"""Maximum number of times that a device is started again after its processes were killed."""
+_MAX_UNCERTAINTY = 10**12
+_LINE_BYTES, _MAX_LINES = 1000, 60
+"""Maximum length of a report in bytes, and maximum number of reports and questions per second."""
+_CERTIFICATE = "broker.pem"
+
+
+def target_of(device: PlannedDevice) -> SshTarget:
+    """Return where commands for a real device run. The interpreter of the topology serves for all."""
+    return SshTarget(str(device.host), device.python or "python3")
+
+
+def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
+    """Check in parallel that this host and all real devices can run `plan`. `requirements`: packages of
+    the user's own code. Raises HostError that names each device, the cause and the mend."""
+    if plan.server is None:
+        return
+    server = plan.server
+    lines, connections = environment.requirement_lines(requirements), Connections()
+    distinct = {target_of(device): device.python is not None for device in plan.real_devices}
+
+    def check(target: SshTarget, *, own: bool) -> None:
+        environment.check(connections, target, lines, own_python=own, server=server)
+
+    with listening(plan.server):  # for the devices to try
+        try:
+            errors = in_parallel([partial(check, target, own=own) for target, own in distinct.items()])
+        finally:
+            connections.close()
+    if errors:
+        raise HostError("\n".join(map(str, errors)))
+
+
+def listening(server: tuple[str, int]) -> socket.socket:
+    """Return a socket that listens at the address and port `server`. Raises HostError if the broker
+    could not listen there."""
+    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+    try:
+        return socket.create_server(server, family=family)
+    except OSError as error:
+        raise HostError(
+            f"the broker cannot listen at server.address {server[0]}, server.port {server[1]}: "
+            f"{error.strerror}. Write an address of this host (`ip address` lists them), and a free port"
+        ) from error
+
+
+class RealHosts:
+    """The real devices of the run `spec`."""
+
+    def __init__(self, spec: RunSpec, view: View) -> None:
+        self._spec, self._view = spec, view
+        self._connections = Connections(spec.plan.infrastructure_cpus)
+        absent = spec.plan.absent
+        self._devices = {
+            planned.name: RealDevice(spec, planned, self._connections, is_down=planned.name in absent)
+            for planned in spec.plan.real_devices
+        }
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._devices)
+
+    def prepare(self) -> None:
+        """Send the agents to all devices, and make their environments. Raises HostError."""
+        spec = self._spec
+        lines = environment.requirement_lines(spec.topology.requirements)
+        packed = environment.archive(spec.directory.code if spec.topology.user_code else None)
+        removal.note(spec.directory, {one.name: one.target for one in self._devices.values()})
+        count = len(self._devices)
+        self._view.progress(
+            f"Preparing {count} real device{'' if count == 1 else 's'}: the first time, PyTorch is "
+            "installed there, which takes minutes"
+        )
+        self._in_parallel(lambda device: device.install(packed, lines))
+
+    def start(self) -> None:
+        """Start all devices, and wait until their clocks are compared. Raises HostError."""
+        self._in_parallel(RealDevice.start)
+        deadline = time.monotonic() + _CLOCK_TIMEOUT_SECONDS
+        for device in self._devices.values():
+            device.await_clock(deadline)
+
+    def act(self, name: str, action: Action) -> list[AddressedOrder]:
+        """Return the orders for the device's init, which carries out the action. Raises
+        BadInputError."""
+        return self._devices[name].act(action)
+
+    def exit_codes(self) -> dict[str, int]:
+        codes = {name: device.exit_code for name, device in self._devices.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def disturbances(self) -> list[Disturbance]:
+        """Return the disturbances that were noticed since the last call."""
+        return [one for device in self._devices.values() for one in device.take_disturbances()]
+
+    def readings(self) -> dict[str, HostReading]:
+        """Return the uncertainty of each device's clock, by host."""
+        return {
+            device.target.host: HostReading(device.uncertainty, None)
+            for device in self._devices.values()
+            if device.uncertainty is not None
+        }
+
+    def stop(self) -> None:
+        """End everything on all devices, fetch their logs and files, and remove everything there.
+        Idempotent. Raises HostError if something may be left."""
+        self.close()
+        removal.remove(self._spec.directory)
+
+    def close(self) -> None:
+        """End all connections to the devices. Idempotent."""
+        for device in self._devices.values():
+            device.stop_watching()
+        self._connections.close()
+        for device in self._devices.values():
+            device.join()
+
+    def _in_parallel(self, task: Callable[[RealDevice], None]) -> None:
+        errors = in_parallel([partial(task, device) for device in self._devices.values()])
+        if errors:
+            raise HostError("\n".join(map(str, errors)))
+
+
+class RealDevice:
+    """A real device, as the controller sees it. A thread watches it over one SSH connection: the keeper
+    there reports the state, and asks for the time of this host's clock."""
+
+    def __init__(
+        self, spec: RunSpec, planned: PlannedDevice, connections: Connections, *, is_down: bool
+    ) -> None:
+        self._spec, self._connections = spec, connections
+        self.name, self.target = planned.name, target_of(planned)
+        self._has_own_python = planned.python is not None
+        self._python = self.target.python
+        """Interpreter of the agents there."""
+        self._request = {"run": spec.directory.run, "device": planned.name}
+        self.exit_code: int | None = None
+        """Exit code of the device's init; None while it runs or may start again."""
+        self.uncertainty: float | None = None
+        """Maximum error of times of the device's clock, in seconds; None if not compared yet."""
+        self._is_down, self._is_paused = is_down, False
+        self._restarts = 0
+        self._reported: float | None = None
+        """Time in seconds on the monotonic clock of the last report; None before the first."""
+        self._noticed: list[Disturbance] = []
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._compared = threading.Event()
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
+
+    def install(self, packed: bytes, lines: Sequence[str]) -> None:
+        """Send the agents, and make their environment. Raises HostError."""
+        request = {
+            **self._request,
+            "environment": environment.environment_name(lines),
+            "attempts": environment.attempts(lines),
+            "own_python": self._has_own_python,
+        }
+        files = [("agents.tar.gz", packed)]
+        found = self._connections.call(
+            self.target, "install", request, files, environment.INSTALL_TIMEOUT_SECONDS
+        )
+        if not isinstance(python := found.get("python"), str):
+            raise HostError(f"{self.target.host}: its answer names no interpreter")
+        self._python = python
+
+    def start(self) -> None:
+        """Send the device's files and start its processes, then watch them. Raises HostError."""
+        self._start(self._files())
+        self._thread.start()
+
+    def _files(self) -> list[tuple[str, Path | bytes]]:
+        """Return all files that the device needs, by name there."""
+        directory, name = self._spec.directory, self.name
+        server = load(DeviceConfig, directory.config(init_name(name))).broker
+        disk = sorted(path for path in directory.disk(name).iterdir() if path.is_file())
+        sent = agent_configs.files_to_send(self._spec, name)
+        return [
+            *self._configurations(),
+            (_CERTIFICATE, (server.certificate or "").encode()),
+            *((Path(path).name, source) for path, source in sent.items()),
+            *((f"disk/{path.name}", path) for path in disk),
+        ]
+
+    def _configurations(self) -> list[tuple[str, Path | bytes]]:
+        """Return the configurations of init and client. That of the init has the state that the actions
+        so far have led to."""
+        file = self._spec.directory.config(init_name(self.name))
+        init = load(DeviceConfig, file)
+        dump(replace(init, present=not self._is_down, paused=self._is_paused), file)
+        return [("init.json", file), ("client.json", self._spec.directory.config(self.name))]
+
+    def _start(self, files: Sequence[tuple[str, Path | bytes]]) -> None:
+        server = self._spec.plan.server or ("", 0)
+        keeper = {"host": server[0], "port": server[1], "timeout": CONTACT_TIMEOUT_SECONDS}
+        request = {**self._request, "python": self._python, "keeper": keeper}
+        self._connections.call(self.target, "start", request, files, 600.0)
+
+    def await_clock(self, deadline: float) -> None:
+        """Wait until the device's clock is compared. `deadline`: time in seconds on the monotonic clock.
+        Raises HostError."""
+        if not self._compared.wait(max(0.0, deadline - time.monotonic())):
+            raise HostError(
+                f"{self.target.host}: its clock cannot be compared with this host's"
+                + (f" ({self._failure})" if self._failure else "")
+            )
+
+    def act(self, action: Action) -> list[AddressedOrder]:
+        if isinstance(action, Disconnect):
+            raise BadInputError(f"{self.name} is a real device, whose network is not cut off")
+        if not isinstance(action, Switching):
+            raise BadInputError(f"{self.name} is a real device, of which nothing is emulated")
+        if isinstance(action, Restart | Join) and self.exit_code is not None:
+            raise BadInputError(
+                f"{self.name} cannot restart: its client exited unexpectedly (exit code "
+                f"{self.exit_code}). See its log."
+            )
+        if isinstance(action, Crash | Leave):
+            self._is_down = True
+        if isinstance(action, Restart | Join):
+            self._is_down = False
+        if isinstance(action, Pause):
+            self._is_paused = True
+        if isinstance(action, Resume | Join | Leave):
+            self._is_paused = False
+        if isinstance(action, Reconnect):
+            return []
+        return [(self.name, DeviceOrder(self.name, action))]
+
+    def take_disturbances(self) -> list[Disturbance]:
+        with self._lock:
+            found, self._noticed = self._noticed, []
+            return found
+
+    def _note(self, since: float, reason: str) -> None:
+        with self._lock:
+            self._noticed.append(Disturbance(self.name, time.monotonic(), since, reason))
+
+    def stop_watching(self) -> None:
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait until the thread that watches the device has ended."""
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        """Watch the device until the end of the run. After each loss of contact, try again."""
+        while not self._stopping.is_set():
+            try:
+                with self._connections.channel(self.target, "watch", self._request, timeout=None) as one:
+                    self._follow(one)
+            except (HostError, OSError, ValueError) as error:
+                self._failure = str(error)
+            self._stopping.wait(_RETRY_SECONDS)
+
+    def _follow(self, channel: Channel) -> None:
+        """Handle what the device reports, until the connection ends."""
+        lines, since = 0, time.monotonic()
+        while not self._stopping.is_set():
+            line, lines = channel.source.readline(_LINE_BYTES), lines + 1
+            if lines > _MAX_LINES and time.monotonic() - since < lines / _MAX_LINES:
+                raise HostError(f"{self.target.host}: it sends far too much")
+            if line == b"?\n":
+                channel.sink.write(b"%d\n" % time.monotonic_ns())
+                channel.sink.flush()
+                continue
+            if not line:
+                return
+            self._handle(parse(line))
+
+    def _handle(self, state: Any) -> None:
+        """Handle a report of the device's keeper. Raises ValueError if it is invalid."""
+        match state:
+            case {"gone": True}:
+                self.exit_code = 1
+                self._note(time.monotonic(), f"the files of {self.name} were removed from its machine")
+                self._stopping.set()
+            case {"kept": bool(kept), "exit": int() | None as code, "uncertainty": int(uncertainty)}:
+                if not 0 <= uncertainty <= _MAX_UNCERTAINTY:
+                    raise ValueError(f"uncertainty {uncertainty} ns")
+                self.uncertainty = uncertainty / 1e9
+                self._note_gap()
+                self._compared.set()
+                if code is not None and 0 <= code < 128:
+                    self.exit_code = code
+                elif code is not None or not kept:
+                    self._start_again(code)
+            case _:
+                raise ValueError("the report has another form")
+
+    def _note_gap(self) -> None:
+        """Note a loss of contact that is over: reports come once a second."""
+        now, since = time.monotonic(), self._reported
+        self._reported = now
+        if since is not None and now - since >= STANDSTILL_SECONDS:
+            self._note(since, f"there was no contact with {self.name} ({self.target.host})")
+
+    def _start_again(self, code: int | None) -> None:
+        """Start the device's processes again, which a power cut or a signal has ended."""
+        if self._restarts == _MAX_RESTARTS:
+            self.exit_code = 1 if code is None else code if code >= 0 else 128 - code
+            return
+        self._restarts += 1
+        begin = time.monotonic()
+        self._start(self._configurations())
+        why = "were gone, as after a power cut" if code is None else f"had ended with exit code {code}"
+        self._note(begin, f"the processes of {self.name} {why}, and were started again")
+        self._reported = time.monotonic()

@@ -1,0 +1,91 @@
+"""Real devices without a run: what they have, what a run would do there, and removal of what runs keep
+there."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from functools import partial
+
+from testbed.errors import HostError
+from testbed.plan import Plan
+from testbed.runtimes.ssh import environment
+from testbed.runtimes.ssh.connection import Connections, SshTarget, in_parallel, shown
+from testbed.runtimes.ssh.hosts import target_of
+
+_CACHE = "~/.cache/edge-fl-testbed"
+
+
+def describe(hosts: Sequence[str]) -> dict[str, str | HostError]:
+    """Return what each device has, as a sentence, or why it cannot take part in a run."""
+    connections, found = Connections(), dict[str, str | HostError]()
+    lines = environment.requirement_lines(())
+
+    def look(host: str) -> None:
+        try:
+            report = environment.check(connections, SshTarget(host), lines, own_python=False)
+        except HostError as error:
+            found[host] = error
+            return
+        installed = "is installed" if report.get("installed") is True else "is not installed yet"
+        address = shown(str(report.get("seen"))) or "an address of this host"
+        found[host] = (
+            f"Python {shown(str(report.get('python')))} on {shown(str(report.get('machine')))}, "
+            f"{report['free'] / 2**30:.1f} GiB free; the environment {installed}. It sees this host at "
+            f"{address}: write server: {{address: {address}}} in the topology"
+        )
+
+    in_parallel([partial(look, host) for host in hosts])
+    return {host: found[host] for host in hosts}
+
+
+def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
+    """Remove the environments, and what ended runs have left, from each device. Return what is left
+    there, or why it could not be removed."""
+    connections, found = Connections(), dict[str, str | HostError]()
+
+    def remove(host: str) -> None:
+        try:
+            kept = connections.call(SshTarget(host), "clean", {}).get("kept")
+        except HostError as error:
+            found[host] = error
+            return
+        found[host] = f"everything in {_CACHE} is removed"
+        if isinstance(kept, list) and kept:
+            names = ", ".join(shown(str(one)) for one in kept[:5])
+            found[host] = HostError(f"{host}: {names} belongs to a live run: end it with testbed down")
+
+    in_parallel([partial(remove, host) for host in hosts])
+    return {host: found[host] for host in hosts}
+
+
+def dry_run(plan: Plan, requirements: Sequence[str]) -> list[str]:
+    """Return the lines that say which commands a run would run for its real devices."""
+    wanted = environment.requirement_lines(requirements)
+    name = environment.environment_name(wanted)
+    size = len(environment.archive(None))
+    lines = []
+    for device in plan.real_devices:
+        target, folder = target_of(device), f"{_CACHE}/runs/RUN/{device.name}"
+        python = device.python or f"{_CACHE}/environments/{name}/bin/python"
+        lines += [
+            f"{device.name}: {shlex.join(target.command)}",
+            "  the same command each time; its standard input has agents/remote/program.py, a request,",
+            "  and files. There it does this:",
+            "  check    reports Python, free space, missing packages; connects to "
+            f"{plan.server[0] if plan.server else ''}, port {plan.server[1] if plan.server else ''}",
+            f"  install  unpacks the agents ({size / 1000:.0f} kB) into {folder}",
+        ]
+        if device.python is None:
+            first = shlex.join(environment.attempts(wanted)[0])
+            lines += [
+                f"           once: {target.python} -m venv {_CACHE}/environments/{name}",
+                f"           once: {python} -m pip install {first}",
+            ]
+        lines += [
+            "  start    writes init.json, client.json (mode 0600), broker.pem, shard.safetensors; runs",
+            f"           {python} -m agents.remote.keeper SETTINGS",
+            "  watch    reports the state and compares the clocks, until the end of the run",
+            f"  remove   ends all, sends log and unacknowledged updates, deletes {folder}",
+        ]
+    return lines

@@ -1,0 +1,116 @@
+"""Runs with real devices: each verb goes to the emulating runtime, or to the real devices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from agents.config import BrokerAccess
+from agents.device_actions import Action
+from agents.wire.messages import (
+    AddressedOrder,
+    Disturbance,
+    EnergySample,
+    EnergyStart,
+    GpuSample,
+    PowerSwitch,
+    Telemetry,
+)
+from testbed.plan.agent_configs import RunSpec
+from testbed.runtimes import HostReading, Meter, Runtime, emulator
+from testbed.runtimes.ssh.hosts import RealHosts
+from testbed.view import View
+
+
+@contextlib.contextmanager
+def launcher(spec: RunSpec, view: View) -> Iterator[Runtime]:
+    """Return the runtime of one run, in a context: the emulating runtime of the plan, with the real
+    devices of the plan if there are any."""
+    with emulator(spec.plan.runtime).launcher(spec, view) as emulating:
+        if not spec.plan.real_devices:
+            yield emulating
+            return
+        mixed = MixedRuntime(emulating, RealHosts(spec, view))
+        try:
+            yield mixed
+        finally:
+            mixed.close()
+
+
+class MixedRuntime(Runtime):
+    """Runtime of the devices that `emulating` emulates, and of the real devices `real`."""
+
+    def __init__(self, emulating: Runtime, real: RealHosts) -> None:
+        self._emulating, self._real = emulating, real
+        self._meter = MixedMeter(emulating.meter, real)
+
+    @property
+    def meter(self) -> Meter:
+        return self._meter
+
+    def start(self) -> BrokerAccess:
+        """Start everything. The real devices are prepared first, which may take long, and started last,
+        because they need the broker."""
+        self._real.prepare()
+        access = self._emulating.start()
+        self._real.start()
+        return access
+
+    def limit(self, device: str) -> None:
+        if device not in self._real.names:
+            self._emulating.limit(device)
+
+    def begin(self) -> None:
+        self._emulating.begin()
+
+    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+        owner = self._real if device in self._real.names else self._emulating
+        return owner.act(device, action)
+
+    def start_energy(self, order: EnergyStart) -> list[AddressedOrder]:
+        return self._emulating.start_energy(order)
+
+    def exit_codes(self) -> dict[str, int]:
+        return self._emulating.exit_codes() | self._real.exit_codes()
+
+    def restart(self, component: str) -> int | None:
+        return self._emulating.restart(component)
+
+    def stop(self) -> None:
+        """Remove everything. What the real devices may keep is reported when all else is removed."""
+        try:
+            self._real.stop()
+        finally:
+            self._emulating.stop()
+
+    def close(self) -> None:
+        """End all connections to real devices."""
+        self._real.close()
+
+
+class MixedMeter(Meter):
+    """Meter of emulated devices, and of real devices, which send their telemetry themselves."""
+
+    def __init__(self, emulating: Meter, real: RealHosts) -> None:
+        self._emulating, self._real = emulating, real
+
+    def telemetry(self) -> Sequence[Telemetry | GpuSample]:
+        return self._emulating.telemetry()
+
+    def energy(self) -> Sequence[EnergySample | PowerSwitch]:
+        return self._emulating.energy()
+
+    def disturbances(self) -> Sequence[Disturbance]:
+        return [*self._emulating.disturbances(), *self._real.disturbances()]
+
+    def externally_stopped(self) -> set[str]:
+        return self._emulating.externally_stopped()
+
+    def server_pids(self) -> list[int]:
+        return self._emulating.server_pids()
+
+    def device_cpu_seconds(self) -> float | None:
+        return self._emulating.device_cpu_seconds()
+
+    def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
+        return {**self._emulating.other_hosts(at, used), **self._real.readings()}

@@ -1,0 +1,97 @@
+"""Rules for device groups whose `hosts` are real devices, reached by SSH. Nothing of a real device is
+emulated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from testbed.topology import scenario
+from testbed.topology.devices import DeviceGroup, is_ssh_host
+from testbed.topology.schema import Topology
+from testbed.topology.yamlfile import Where
+
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_HOST = r"(?:[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])"
+_DESTINATION = re.compile(rf"(?:{_USER}@{_HOST}|ssh://(?:{_USER}@)?{_HOST}(?::[0-9]{{1,5}})?)")
+"""A destination never begins with `-`, so that `ssh` cannot take it for an option."""
+_EMULATED = (
+    *("cpu", "profile", "gflops", "timing", "memory", "gpu", "image", "link", "access", "segment"),
+    *("think", "power", "energy", "thermal", "placement", "draw"),
+)
+"""Keys that describe what is emulated."""
+_VERBS = {
+    "set": "nothing of it is limited",
+    "disconnect": "its network is not cut off",
+    "charge": "its battery is its own",
+    "unplug": "its battery is its own",
+}
+"""Verb of the scenario -> reason why it does not apply to a real device."""
+
+
+def is_destination(host: str) -> bool:
+    """Whether `host` is a valid SSH destination of a real device."""
+    return _DESTINATION.fullmatch(host) is not None
+
+
+def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
+    """Yield the place and the text of each problem with real devices."""
+    real: set[str] = set()
+    for index, group in enumerate(topology.devices):
+        where: Where = ("devices", index)
+        if not group.is_real:
+            if group.python is not None:
+                yield (*where, "python"), "applies to real devices only: remove it, or add hosts"
+            continue
+        real.update(group.device_names)
+        yield from _group_problems(group, where)
+    if not real:
+        return
+    if topology.server.address is None:
+        yield (
+            ("devices",),
+            "some are real devices, which have to reach the broker: add the address of this host on "
+            "their network, such as server: {address: 192.168.1.10}",
+        )
+    if topology.dilation != 1:
+        yield ("dilation",), "real devices run in real time: remove this, or the real devices"
+    by_name = scenario.devices_by_name(topology.devices)
+    for index, entry in enumerate(topology.scenario):
+        named = [name for name in scenario.expand(entry.targets, by_name) if name in real]
+        if named and entry.verb in _VERBS:
+            yield (
+                ("scenario", index, entry.verb),
+                f"{named[0]} is a real device, and {_VERBS[entry.verb]}: name other devices",
+            )
+
+
+def _group_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, str]]:
+    hosts = group.hosts or ()
+    for number, host in enumerate(hosts):
+        if not is_ssh_host(host):
+            yield (
+                (*where, "hosts", number),
+                f"{host} is the name of a node, and others are real devices: make a group of each, or "
+                f"write ssh://{host} for a real device",
+            )
+        elif not is_destination(host):
+            yield (
+                (*where, "hosts", number),
+                f"found {host!r}, expected user@host, or ssh://[user@]host[:port]",
+            )
+    if group.count is not None and group.count != len(hosts):
+        yield (
+            (*where, "count"),
+            f"found {group.count}, but hosts has {len(hosts)}: each real device is one device, so "
+            "remove count",
+        )
+    found = [key for key in _EMULATED if getattr(group, key) is not None]
+    found += [] if group.has_plain_speed else ["speed"]
+    for key in found:
+        yield (*where, key), f"{group.name} is a real device, of which nothing is emulated: remove it"
+    if group.availability is not None:
+        yield (
+            (*where, "availability"),
+            f"{group.name} is a real device, whose network is not cut off: remove it, or use leave and "
+            "join in scenario",
+        )

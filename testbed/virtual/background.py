@@ -1,0 +1,162 @@
+"""Background traffic of the segments in virtual time (`agents.links.background`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+from agents.config import Background, Segment, path_of
+from agents.links import background
+from agents.mqtt.topics import ROUTER
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.wire.messages import NetworkUse, SegmentUse
+from testbed.virtual.event_queue import LINK, EventQueue
+from testbed.virtual.fair_shares import Pipe, Transfer
+from testbed.virtual.network import VirtualNetwork
+
+_USE_EVERY: Nanoseconds = SECOND
+"""Minimum nanoseconds between two records of the segments' use."""
+
+
+class SegmentTraffic:
+    """Background traffic of a run's segments, and the use of the segments."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        network: VirtualNetwork,
+        segments: Mapping[str, Segment],
+        devices: Mapping[str, Sequence[str]],
+        seed: int,
+        record: Callable[[NetworkUse], None],
+    ) -> None:
+        """`segments`: the tree, by name. A parent comes before its children. `devices`: segment -> the
+        devices below it. `seed`: the run's seed. `record`: called with the use of the segments."""
+        self._events, self._network, self._record = queue, network, record
+        self.devices = devices
+        self._recorded: Nanoseconds = 0
+        """Time up to which the use of the segments is recorded."""
+        self.planned = 0
+        """Number of planned callbacks of the background traffic, which go on for ever."""
+        network.add_segments(segments.values())
+        self._sources: dict[str, list[_TrafficSource]] = {
+            name: [self._source(one, name, segments, seed) for one in segment.background]
+            for name, segment in segments.items()
+        }
+
+    def start(self) -> None:
+        """Begin the background traffic, at the start of the run clock."""
+        for sources in self._sources.values():
+            for source in sources:
+                source.plan_next()
+
+    def set_background(self, segment: str, *, on: bool) -> None:
+        """Switch all background traffic of `segment` on or off. Transfers in progress end at once when
+        it is switched off."""
+        for source in self._sources[segment]:
+            source.switch(on=on)
+
+    def change(self, segment: str, changes: Mapping[str, float | None]) -> None:
+        """Change fields of `agents.config.Segment`. The change also applies to messages in flight."""
+        self._network.change(segment, changes)
+
+    def cut(self, segment: str, *, is_cut: bool) -> None:
+        """Cut `segment`, or let packets pass again. Messages in flight wait meanwhile."""
+        self._network.cut(segment, is_cut=is_cut)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a transfer is in progress that the background traffic may delay."""
+        return any(
+            not self._network.shares_of(name, way).is_idle
+            for name, segment in self._network.segments.items()
+            for way in segment.pipes
+        )
+
+    def record_use(self, *, at_end: bool = False) -> None:
+        """Record the use of the segments since the last record, if this is due or `at_end` is true.
+        Nothing is recorded if nothing has passed."""
+        now, since = self._events.now, self._recorded
+        if now == since or (now - since < _USE_EVERY and not at_end):
+            return
+        self._recorded = now
+        found = []
+        for name, segment in self._network.segments.items():
+            for way, pipe in segment.pipes.items():
+                self._network.shares_of(name, way).count_use()
+                devices = {device: round(bits / 8) for device, bits in pipe.devices_bits.items()}
+                other = round(pipe.background_bits / 8)
+                pipe.devices_bits, pipe.background_bits = {}, 0.0
+                if other or any(devices.values()):
+                    found.append(SegmentUse(name, way, devices, other))
+        if found:
+            self._record(NetworkUse(ROUTER, to_seconds(now), to_seconds(now - since), found))
+
+    def _source(
+        self, one: Background, name: str, segments: Mapping[str, Segment], seed: int
+    ) -> _TrafficSource:
+        path = tuple(
+            self._network.segments[part.name].pipes[one.way] for part in path_of(name, segments)
+        )
+        return _TrafficSource(self, one, name, path, seed)
+
+    @property
+    def events(self) -> EventQueue:
+        return self._events
+
+    @property
+    def network(self) -> VirtualNetwork:
+        return self._network
+
+
+class _TrafficSource:
+    """Background traffic of one entry, in one direction."""
+
+    def __init__(
+        self, traffic: SegmentTraffic, one: Background, name: str, path: tuple[Pipe, ...], seed: int
+    ) -> None:
+        self._traffic, self._path = traffic, path
+        self._shares = traffic.network.shares_of(name, one.way)
+        self._is_on = True
+        self._is_flows = background.is_flows(one)
+        self._rate = 0.0
+        """Present rate while it is on, in bit/s."""
+        self._changes: Iterator[tuple[float, float]] = (
+            background.transfers(one, seed, name)
+            if self._is_flows
+            else background.rates(one, seed, name)
+        )
+        self._transfers: dict[int, Transfer] = {}
+        """Transfers in progress, by number."""
+        self._begun = 0
+
+    def plan_next(self) -> None:
+        """Plan the next transfer or change of the rate."""
+        at, value = next(self._changes, (None, 0.0))
+        if at is not None:
+            self._traffic.planned += 1
+            self._traffic.events.plan(from_seconds(at), LINK, 0, partial(self._due, value))
+
+    def _due(self, value: float) -> None:
+        self._traffic.planned -= 1
+        if not self._is_flows:
+            self._rate = value
+            if self._is_on:
+                self._shares.set_fixed(self, self._path, value)
+        elif self._is_on:
+            number, self._begun = self._begun, self._begun + 1
+            end = partial(self._transfers.__delitem__, number)
+            self._transfers[number] = self._shares.enter(8 * value, self._path, end)
+        self.plan_next()
+
+    def switch(self, *, on: bool) -> None:
+        """Switch the traffic on or off."""
+        if on == self._is_on:
+            return
+        self._is_on = on
+        if not self._is_flows:
+            self._shares.set_fixed(self, self._path, self._rate if on else 0.0)
+        elif not on:
+            for transfer in self._transfers.values():
+                self._shares.leave(transfer)
+            self._transfers.clear()

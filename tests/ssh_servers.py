@@ -1,0 +1,183 @@
+"""Machines with an SSH server, for tests of real devices: each has its own network, processes and home.
+As root. The interpreter and the checkout are at the same paths as here."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import unavailable
+from tests.waiting import eventually
+
+_PROGRAMS = ("sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "ip")
+_SSHD = """\
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/user.pub
+ListenAddress {address}
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+PidFile none
+SetEnv HOME={home}
+"""
+
+
+@dataclass(slots=True)
+class SshServer:
+    """A machine that can be switched off and on, and whose cable can be pulled."""
+
+    name: str
+    address: str
+    folder: Path
+    """Folder with the keys."""
+    bridge: str
+    interface: str
+    """Name of the interface on this side of the cable."""
+    _holder: subprocess.Popen[str] | None = field(default=None)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / self.name
+
+    def power_on(self) -> None:
+        """Start the machine and its SSH server."""
+        command = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        pipe = subprocess.PIPE
+        self._holder = subprocess.Popen(
+            [*command, "sh", "-c", "echo ready; exec cat"],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stderr is not None
+        if self._holder.stdout.readline() != "ready\n":
+            unavailable("ssh", f"no namespaces: {self._holder.stderr.read().strip()}")
+        with suppress(subprocess.CalledProcessError):  # the kernel removes the old one some time later
+            _run(f"ip link delete {self.interface}")
+        _run(f"ip link add {self.interface} type veth peer name eth0 netns {self._init.pid}")
+        _run(f"ip link set {self.interface} master {self.bridge} up")
+        _run("ip link set lo up", self._inside)
+        mac = ":".join(f"{int(part):02x}" for part in ("2", "0", *self.address.split(".")))
+        _run(f"ip link set eth0 address {mac}", self._inside)  # the same after each start
+        _run(f"ip address add {self.address}/24 dev eth0", self._inside)
+        _run("ip link set eth0 up", self._inside)
+        conf = self.folder / f"{self.name}.conf"
+        conf.write_text(_SSHD.format(folder=self.folder, address=self.address, home=self.home))
+        _run(f"{_program('sshd')} -f {conf}", self._inside)
+        eventually(self._answers, 30)
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.create_connection((self.address, 22), 1):
+            return True
+        return False
+
+    @property
+    def _init(self) -> psutil.Process:
+        assert self._holder is not None
+        (child,) = psutil.Process(self._holder.pid).children()
+        return child
+
+    @property
+    def _inside(self) -> list[str]:
+        return ["nsenter", f"--target={self._init.pid}", "--net", "--pid", "--mount"]
+
+    def power_off(self) -> None:
+        """Cut the power: all processes are killed at once."""
+        if self._holder is not None:
+            with suppress(ValueError, psutil.NoSuchProcess):
+                self._init.kill()
+            self._holder.communicate()
+            self._holder = None
+
+    def unplug(self) -> None:
+        """Pull the cable."""
+        _run(f"ip link set {self.interface} down")
+
+    def plug(self) -> None:
+        """Plug the cable in again."""
+        _run(f"ip link set {self.interface} up")
+
+    def processes(self, pattern: str = "agents") -> list[psutil.Process]:
+        """Processes on the machine whose command contains `pattern`."""
+        found = []
+        for process in self._init.children(recursive=True) if self._holder else ():
+            with suppress(psutil.NoSuchProcess):
+                if pattern in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def files(self) -> list[str]:
+        """Paths of all files in the machine's home, relative to it."""
+        return sorted(
+            str(path.relative_to(self.home)) for path in self.home.rglob("*") if path.is_file()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SshServers:
+    """Several machines on one network with this one."""
+
+    address: str
+    """Address of this machine on the network."""
+    machines: tuple[SshServer, ...]
+    ssh: str
+    """Value of TESTBED_SSH with which these machines are reached."""
+
+
+@contextmanager
+def servers(folder: Path, names: tuple[str, ...]) -> Iterator[SshServers]:
+    """Machines called `names`, in a context that switches them off. Skips the test where they cannot be
+    had."""
+    lacking = [name for name in _PROGRAMS if _program(name) is None]
+    if os.geteuid() != 0 or lacking:
+        unavailable("ssh", f"this takes root, and {', '.join(lacking or _PROGRAMS)}")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    for key in ("host", "user"):
+        _run(f"ssh-keygen -q -t ed25519 -f {folder / key}", ["env"], input_="\n\n")
+    mark, network = secrets.token_hex(3), f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
+    bridge = f"tb{mark}"
+    with ExitStack() as stack:
+        _run(f"ip link add {bridge} type bridge")
+        stack.callback(_run, f"ip link delete {bridge}")
+        _run(f"ip address add {network}.1/24 dev {bridge}")
+        _run(f"ip link set {bridge} up")
+        machines, known, config = [], [], []
+        public = " ".join((folder / "host.pub").read_text().split()[:2])
+        for number, name in enumerate(names, 2):
+            machine = SshServer(name, f"{network}.{number}", folder, bridge, f"tb{mark}{number}")
+            machine.home.mkdir()
+            stack.callback(machine.power_off)
+            machine.power_on()
+            machines.append(machine)
+            known.append(f"{machine.address} {public}")
+            config.append(f"Host {name}\n HostName {machine.address}")
+        config.append(
+            f"Host *\n User root\n IdentityFile {folder}/user\n IdentitiesOnly yes\n"
+            f" UserKnownHostsFile {folder}/known"
+        )
+        (folder / "known").write_text("\n".join(known) + "\n")
+        (folder / "config").write_text("\n".join(config) + "\n")
+        yield SshServers(f"{network}.1", tuple(machines), f"ssh -F {folder}/config")
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+
+
+def _run(command: str, prefix: list[str] | None = None, input_: str | None = None) -> None:
+    done = subprocess.run(
+        [*(prefix or []), *command.split()], capture_output=True, text=True, check=False, input=input_
+    )
+    if done.returncode:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)

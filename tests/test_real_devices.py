@@ -1,0 +1,239 @@
+"""Runs with real devices: machines with an SSH server, each in namespaces of its own, beside local
+processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import events
+from agents.config import BrokerAccess
+from agents.mqtt.transport import Connection, ConnectionFailedError
+from tests.running import (
+    TOPOLOGIES,
+    Finished,
+    Testbed,
+    interrupt,
+    left_as_processes,
+    started,
+    until_printed,
+    write_topology,
+)
+from tests.ssh_servers import SshServer, SshServers, servers
+from tests.waiting import eventually
+
+PORT = 18_890
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
+    with servers(tmp_path_factory.mktemp("hosts"), ("pi1", "pi2")) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
+
+
+def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
+    devices = [
+        {"name": "near", "cpu": 0.3},
+        {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable},
+    ]
+    task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
+    server = {"address": hosts.address, "port": PORT}
+    rest = {"task": task, "rule": {"name": "fedasync"}, "dilation": 1, "runtime": {"name": "process"}}
+    return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
+
+
+def left(hosts: SshServers) -> list[object]:
+    """Processes and files of the testbed on the machines."""
+    return [one for machine in hosts.machines for one in (*machine.processes(), *machine.files())]
+
+
+def assert_whole(run: Finished) -> None:
+    """Each update was applied once, and no client lost one that it had finished."""
+    counted = Counter((update.client, update.dispatch) for update in run.updates)
+    assert {key: count for key, count in counted.items() if count > 1} == {}
+
+
+def test_real_and_emulated_devices_share_a_run(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path
+) -> None:
+    """With a task of the user's own. One of them leaves and joins again, by the scenario."""
+    own = {"name": "circle:Circle", "local": {"steps": 20, "lr": 0.1}}
+    code = str(TOPOLOGIES / "own" / "circle.py")
+    scenario = [{"at": "2s", "leave": "pi-2"}, {"at": "3s", "join": "pi-2"}]
+    scenario += [{"at": "2s", "crash": "pi-1", "restart_after": "1s"}]
+    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"}, task=own, code=code)
+    planned = testbed("plan", file)
+    assert f"{hosts.address}, port {PORT}" in planned.out
+    done = testbed("up", file, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert {update.client for update in run.updates} == {"near", "pi-1", "pi-2"}
+    assert_whole(run)
+    acted = [r for r in run.records if isinstance(r, events.Acted)]
+    assert len(acted) == 4
+    back = [r.client for r in run.records if isinstance(r, events.ClientStatus) and r.state == "ready"]
+    assert {"pi-1", "pi-2"} <= set(back)
+    assert run.manifest["devices"]["pi-1"]["host"] == "root@pi1"
+    measured = {line["device"] for line in run.telemetry if "cpu" in line}
+    assert measured == {"near", "pi-1", "pi-2"}
+    assert "clocks: within" in done.out
+    assert (run.path / "logs" / "pi-1.log").is_file()
+    assert not (run.path / "hosts.json").exists()
+    refused = testbed("shell", run.path, "pi-1")
+    assert (refused.code, "ssh root@pi1" in refused.err) == (2, True)
+    assert left(hosts) == []
+    assert left_as_processes(run.path.name) == []
+
+
+def kill(machine: SshServer, pattern: str) -> None:
+    """Kill the processes whose command contains `pattern`, and wait until others have replaced them."""
+    before = machine.processes(pattern)
+    assert before, pattern
+    for process in before:
+        process.kill()
+    eventually(lambda: machine.processes(pattern) not in ([], before), 40)
+
+
+def test_run_outlives_kills_power_cut_and_lost_network(hosts: SshServers, tmp_path: Path) -> None:
+    first, second = hosts.machines
+    file = topology(tmp_path, hosts, stop={"after": "75s"})
+    with started("up", file, "--runs", tmp_path / "runs") as up:
+        until_printed(up, "the run clock starts")
+        second.unplug()
+        cut = time.monotonic()
+        kill(first, "agents.client.main")
+        kill(first, "agents.device.main")
+        kill(first, "agents.remote.keeper")
+        first.power_off()
+        time.sleep(1)
+        first.power_on()
+        eventually(lambda: first.processes("agents.client.main") != [], 40)
+        time.sleep(max(0.0, cut + 30 - time.monotonic()))
+        second.plug()
+        output, _ = up.communicate(timeout=200)
+    assert up.returncode == 0, output
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert_whole(run)
+    reasons = [r.reason for r in run.records if isinstance(r, events.Disrupted)]
+    assert sum("pi-1" in reason and "started again" in reason for reason in reasons) >= 3, reasons
+    assert any("no contact with pi-2" in reason for reason in reasons), reasons
+    last = {update.client: update.applied for update in run.updates}
+    assert last["pi-1"] > 40
+    assert last["pi-2"] > 40
+    assert left(hosts) == []
+
+
+def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    file = topology(tmp_path, hosts, stop={"after": "12s"})
+    with started("up", file, "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        time.sleep(4)
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    (path,) = runs.iterdir()
+    assert left(hosts) != []  # the devices look for the broker for some minutes
+    first, second = hosts.machines
+    second.power_off()
+    down = testbed("down", path.name, "--runs", runs)
+    assert down.code == 1
+    assert "ssh://pi2" in down.err
+    assert "testbed down" in down.err
+    assert first.processes() == first.files() == []
+    second.power_on()
+    assert path.name in testbed("ps", "--runs", runs).out
+    assert testbed("down", path.name, "--runs", runs).code == 0
+    assert left(hosts) == []
+    before = len(Finished.only_one_in(runs).updates)
+    done = testbed("up", "--resume", path.name, "--runs", runs)
+    assert done.code == 0, done.out + done.err
+    run = Finished.only_one_in(runs)
+    assert len(run.updates) > before
+    assert_whole(run)
+    assert left(hosts) == []
+
+
+def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: Path) -> None:
+    """Before it, the broker refuses a stranger at the port for real devices."""
+    file = topology(tmp_path, hosts)
+    for stage in ("Preparing 2 real devices", "the run clock starts"):
+        with started("up", file, "--runs", tmp_path / stage) as up:
+            until_printed(up, stage)
+            time.sleep(0.5)
+            if "clock" in stage:
+                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
+                stranger = BrokerAccess(hosts.address, PORT, "pi-1", "guessed", certificate.read_text())
+                with pytest.raises(ConnectionFailedError, match="did not accept"):
+                    Connection(stranger, [], lambda _: None).open(10)
+                plain = replace(stranger, certificate=None)
+                with pytest.raises(ConnectionFailedError):
+                    Connection(plain, [], lambda _: None).open(3)
+            _, output = interrupt(up)
+        assert up.returncode == 130, output
+        assert "Traceback" not in output
+        assert left(hosts) == []
+
+
+def test_unfit_real_devices_are_named_before_the_run(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them at once, each with cause and mend. Nothing is left of the run."""
+    devices = [
+        {"name": "no-python", "hosts": ["root@pi1"], "python": "/nowhere/python3"},
+        {"name": "bare", "hosts": ["root@pi2"], "python": "/usr/bin/python3"},
+        {"name": "unknown", "hosts": ["root@no-such-host.invalid"]},
+    ]
+    file = topology(tmp_path, hosts, devices=devices)
+    up = testbed("up", file, "--runs", tmp_path / "runs")
+    assert up.code == 1
+    assert "root@pi1: it has no /nowhere/python3" in up.err
+    assert "root@pi2: /usr/bin/python3 lacks" in up.err
+    assert "root@no-such-host.invalid: its name is unknown" in up.err
+    assert not (tmp_path / "runs").exists()
+    key = (hosts.machines[0].folder / "known").read_text()
+    other = key.replace("AAAA", "AAAB", 1)
+    changed = tmp_path / "known"
+    changed.write_text(other)
+    monkeypatch.setenv("TESTBED_SSH", f"{hosts.ssh} -o UserKnownHostsFile={changed}")
+    refused = testbed("up", topology(tmp_path, hosts), "--runs", tmp_path / "runs")
+    assert refused.code == 1
+    assert "host key" in refused.err
+    monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
+    unreachable = topology(tmp_path, hosts, server={"address": "127.0.0.1", "port": PORT})
+    told = testbed("up", unreachable, "--runs", tmp_path / "runs").err
+    assert f"root@pi1: it cannot connect to 127.0.0.1, port {PORT}" in told
+    elsewhere = topology(tmp_path, hosts, server={"address": "192.0.2.77"})
+    assert "server.address 192.0.2.77" in testbed("up", elsewhere, "--runs", tmp_path / "runs").err
+
+
+def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tmp_path: Path) -> None:
+    first = hosts.machines[0]
+    left_behind = first.home / ".cache" / "edge-fl-testbed" / "environments" / "abc" / "pyvenv.cfg"
+    left_behind.parent.mkdir(parents=True)
+    left_behind.touch()
+    found = json.loads(testbed("doctor", "ssh://pi1", "root@nowhere.invalid", "--json").out)
+    assert [one["status"] for one in found] == ["ok", "missing"]
+    assert f"address: {hosts.address}" in found[0]["detail"]
+    assert testbed("doctor", "--clean", "ssh://pi1").code == 0
+    assert left(hosts) == []
+    shown = testbed("up", topology(tmp_path, hosts), "--dry-run", "--runs", tmp_path / "runs").out
+    assert f"{hosts.ssh} -T -o BatchMode=yes" in shown
+    assert "agents.remote.keeper" in shown
+    assert not (tmp_path / "runs").exists()

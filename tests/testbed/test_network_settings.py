@@ -1,0 +1,148 @@
+"""Key `network` of a topology: the tree of segments, background traffic, errors with their places."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from agents.config import AccessLink, Background
+from agents.links import background
+from testbed.errors import BadInputError
+from testbed.plan import HostResources, Plan, plan
+from testbed.plan.catalog import read
+from testbed.topology import load, parse
+
+HEAD = """
+name: n
+task: {name: digits-logreg, local: {steps: 1}}
+rule: {name: fedbuff}
+stop: {after: 10s}
+"""
+TREE = """
+network:
+  cell: {parent: backhaul, up: 2mbit, down: 10mbit, rtt: 20ms, jitter: 1ms, loss: 50%, queue: 10 packets}
+  backhaul: {up: 5mbit, down: 20mbit, rtt: 10ms}
+devices:
+  - {name: phone, count: 2, timing: 1s, segment: cell, link: {up: 1mbit, rtt: 40ms}}
+  - {name: home, timing: 1s, access: {name: wifi, up: 3mbit}}
+  - {name: alone, timing: 1s}
+"""
+
+
+def _plan(text: str) -> Plan:
+    topology = parse(HEAD + text)
+    return plan(topology, "virtual", HostResources((0, 1), 2**34), read(topology))
+
+
+def test_devices_get_the_path_to_the_root_and_its_end_to_end_properties() -> None:
+    planned = _plan(TREE)
+    assert list(planned.segments) == ["backhaul", "cell", "wifi"]
+    assert [[one.name for one in device.path] for device in planned.devices] == [
+        ["cell", "backhaul"],
+        ["cell", "backhaul"],
+        ["wifi"],
+        [],
+    ]
+    assert planned.segments["cell"].queue == 10 * 1514
+    whole = planned.devices[0].end_to_end
+    assert whole == AccessLink(1_000_000, 10_000_000, 0.07, 0.001, 0.5)
+
+
+def test_written_topology_gives_the_same_plan() -> None:
+    topology = parse(HEAD + TREE + "scenario: []\n")
+    again = parse(topology.to_yaml())
+    assert again.network == topology.network
+    assert again.segments == topology.segments
+
+
+@pytest.mark.parametrize(
+    ("network", "group", "expected"),
+    [
+        ("{a: {parent: b, up: 1mbit}}", "segment: a", "network.a.parent.*'b'"),
+        ("{a: {parent: b}, b: {parent: a}}", "segment: a", "cycle"),
+        ("{a: {up: 1mbit}}", "segment: aa", "devices.0..segment.*'aa'.*did you mean a"),
+        ("{a: {up: 1mbit}}", "access: {name: a, up: 2mbit}", "a is a segment of network"),
+        ("{a: {up: 1mbit}}", "segment: a, access: {name: b, up: 2mbit}", "keep segment"),
+        ("{a: {loss: 1}}", "segment: a", "network.a.*nothing ever passes"),
+        ("{a: {jitter: 1ms}}", "segment: a", "network.a.jitter: exceeds"),
+        ("{a: {queue: 3}}", "segment: a", "queue.*100 packets"),
+        ("{a: {background: [{kind: constant}]}}", "segment: a", "neither up nor down"),
+        ("{a: {background: [{kind: constant, up: 50%}]}}", "segment: a", "add up to the segment"),
+        ("{a: {up: 1mbit, background: [{kind: x}]}}", "segment: a", "background.0..kind"),
+        (
+            "{a: {up: 1mbit, background: [{kind: on_off, up: 50%, on: 1ms, off: 1ms}]}}",
+            "segment: a",
+            "at least 0.01 s",
+        ),
+        (
+            "{a: {up: 1mbit, background: [{kind: flows, up: 2/s, size: 100kB}]}}",
+            "segment: a",
+            "never carry",
+        ),
+    ],
+)
+def test_errors_name_place_and_mend(network: str, group: str, expected: str) -> None:
+    with pytest.raises(BadInputError, match=f"(?s){expected}"):
+        parse(f"{HEAD}network: {network}\ndevices: [{{name: d, timing: 1s, {group}}}]\n")
+
+
+def test_unused_segment_and_child_faster_than_its_parent_are_noted() -> None:
+    network = "{a: {up: 1mbit}, b: {up: 2mbit, parent: a}, c: {}}"
+    planned = _plan(f"network: {network}\ndevices: [{{name: d, timing: 1s, segment: b}}]\n")
+    assert "Segment b has up 2mbit, more than the 1mbit of its parent a" in planned.notes
+    assert "No device uses the segment c" in planned.notes
+
+
+def test_background_is_planned_per_direction_and_shares_are_of_the_segment_rate() -> None:
+    planned = _plan(
+        """
+network:
+  a:
+    up: 1mbit
+    down: 10mbit
+    background:
+      - {kind: constant, up: 50%, down: 1mbit}
+      - {kind: on_off, down: 20%, on: 1s, off: {distribution: exponential, mean: 2s}}
+      - {kind: flows, up: 2/s, size: {distribution: exponential, mean: 10kB}}
+devices: [{name: d, timing: 1s, segment: a}]
+"""
+    )
+    made = planned.segments["a"].background
+    assert [(one.number, one.way, one.kind) for one in made] == [
+        (0, "up", "constant"),
+        (0, "down", "constant"),
+        (1, "down", "on_off"),
+        (2, "up", "flows"),
+    ]
+    assert [one.params.get("rate") for one in made] == [500_000, 1_000_000, 2_000_000, None]
+    changes = list(itertools.islice(background.rates(made[2], 0, "a"), 5))
+    assert [rate for _, rate in changes] == [0, 2_000_000, 0, 2_000_000, 0]
+    assert changes[2][0] - changes[1][0] == pytest.approx(1.0)
+    first = list(itertools.islice(background.transfers(made[3], 0, "a"), 400))
+    assert first == list(itertools.islice(background.transfers(made[3], 0, "a"), 400))
+    assert first != list(itertools.islice(background.transfers(made[3], 1, "a"), 400))
+    assert 400 / first[-1][0] == pytest.approx(2, rel=0.2)
+    assert sum(size for _, size in first) / 400 == pytest.approx(10_000, rel=0.2)
+
+
+def test_traced_background_is_read_from_files_and_repeats(tmp_path: Path) -> None:
+    (tmp_path / "load.csv").write_text("time,down\n0,1000\n1,3000\n")
+    (tmp_path / "t.yaml").write_text(
+        f"{HEAD}network: {{a: {{down: 1mbit, background: [{{kind: trace, csv: load.csv}}]}}}}\n"
+        "devices: [{name: d, timing: 1s, segment: a}]\n"
+    )
+    topology = load(tmp_path / "t.yaml")
+    planned = plan(topology, "virtual", HostResources((0, 1), 2**34), read(topology))
+    (one,) = planned.segments["a"].background
+    found = list(itertools.islice(background.rates(one, 0, "a"), 4))
+    assert found == [(0, 1000), (1, 3000), (2, 1000), (3, 3000)]
+    (tmp_path / "load.csv").write_text("time,rtt\n0,1\n")
+    with pytest.raises(BadInputError, match="neither column up nor down"):
+        read(topology)
+
+
+def test_unknown_kind_of_background_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected one of constant, on_off"):
+        background.build(Background(0, "up", "x", {}))

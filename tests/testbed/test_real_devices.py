@@ -1,0 +1,228 @@
+"""Real devices without a network: keys, plan, answers of a device that means harm, and the keeper."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agents.remote import program
+from testbed import topology
+from testbed.broker import BrokerLimits, Listeners, mosquitto_conf
+from testbed.broker.identity import new_identity
+from testbed.errors import BadInputError, HostError
+from testbed.host.nodes import Node
+from testbed.plan import HostResources, plan
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.ssh import environment, removal
+from testbed.runtimes.ssh.connection import Connections, SshTarget
+from tests.waiting import eventually
+
+HOST = HostResources(cores=(0, 1), memory=16 * 2**30)
+NODE = Node(id="a", name="a", cores=2, memory=16 * 2**30, labels={}, here=True)
+SERVER = "server: {address: 192.168.1.10}\n"
+
+
+def parse(devices: str, more: str = SERVER) -> topology.Topology:
+    return topology.parse(
+        "name: fleet\ntask: {name: digits-logreg, local: {steps: 20}}\nrule: {name: fedasync}\n"
+        f"devices: [{devices}]\nstop: {{updates: 10}}\n{more}"
+    )
+
+
+def refusal(devices: str, more: str = SERVER) -> str:
+    with pytest.raises(BadInputError) as refused:
+        parse(devices, more)
+    return str(refused.value)
+
+
+def test_each_host_is_a_device_without_numbers_to_emulate() -> None:
+    read = parse("{name: near, cpu: 0.2}, {name: pi, hosts: [pi@raspi-1, 'ssh://raspi-2:2222']}")
+    made = plan(read, "process", HOST)
+    assert [(one.name, one.host) for one in made.devices] == [
+        ("near", None),
+        ("pi-1", "pi@raspi-1"),
+        ("pi-2", "ssh://raspi-2:2222"),
+    ]
+    assert [one.name for one in made.emulated_devices] == ["near"]
+    real = made.real_devices[0]
+    assert (real.cpu, real.memory, real.link, real.threads) == (None, 0, None, 0)
+    assert made.server == ("192.168.1.10", 8883)
+    assert any("192.168.1.10, port 8883" in note for note in made.notes)
+    again = topology.parse(read.to_yaml())
+    assert plan(again, "process", HOST).devices == made.devices
+
+
+def test_one_host_has_the_name_of_its_group() -> None:
+    assert parse("{name: pi, hosts: [pi@raspi-1]}").device_names == ("pi",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cpu", "0.5"),
+        ("memory", "1GiB"),
+        ("link", "lte"),
+        ("timing", "1s"),
+        ("think", "1s"),
+        ("profile", "raspberry-pi-4"),
+        ("thermal", "{after: 1s, to: 0.5}"),
+        ("access", "{name: wifi, up: 1mbit}"),
+        ("image", "mine:1"),
+        ("gpu", "true"),
+        ("availability", "{on: 1s, off: 1s}"),
+        ("count", "2"),
+    ],
+)
+def test_key_of_an_emulated_device_is_refused_for_a_real_one(key: str, value: str) -> None:
+    told = refusal(f"{{name: pi, hosts: [pi@raspi-1], {key}: {value}}}")
+    assert key in told
+    assert "remove" in told
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "told"),
+    [
+        ("[pi@raspi-1]", "", "server: {address: 192.168.1.10}"),
+        ("[pi@raspi-1]", "server: {address: 0.0.0.0}", "found 0.0.0.0"),
+        ("[pi@raspi-1]", "server: {address: raspi}", "found raspi"),
+        ("[pi@raspi-1]", SERVER + "dilation: 2", "real time"),
+        ("[pi@raspi-1, node-2]", SERVER, "node-2 is the name of a node"),
+        ("[ssh://-oProxyCommand=x]", SERVER, "expected user@host"),
+        ("['-o@x']", SERVER, "expected user@host"),
+        ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, set: pi, cpu: 0.1}]", "nothing of it is limited"),
+        ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, disconnect: pi, for: 1s}]", "not cut off"),
+    ],
+)
+def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str) -> None:
+    assert told in refusal(f"{{name: pi, hosts: {hosts}}}", more)
+
+
+@pytest.mark.parametrize("runtime", ["virtual", "swarm"])
+def test_runtime_without_real_devices_refuses_them(runtime: str) -> None:
+    with pytest.raises(BadInputError, match="docker or process runtime"):
+        plan(parse("{name: pi, hosts: [pi@raspi-1]}"), runtime, replace(HOST, nodes=(NODE,)))
+
+
+def test_broker_listens_for_real_devices_with_tls_at_their_address_alone() -> None:
+    at = Listeners("127.0.0.1", 1883, remote=("192.168.1.10", 8883))
+    lines = mosquitto_conf(at, "/files", BrokerLimits()).splitlines()
+    listeners = [number for number, line in enumerate(lines) if line.startswith("listener ")]
+    assert [lines[number] for number in listeners] == [
+        "listener 1883 127.0.0.1",
+        "listener 8883 192.168.1.10",
+    ]
+    assert "certfile /files/certificate.pem" in lines[listeners[1] :]
+    assert "certfile /files/certificate.pem" not in lines[: listeners[1]]
+
+
+def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> SshTarget:
+    """A stand-in for ssh that answers like a device that means harm: `script` gets the token."""
+    file = folder / "ssh.py"
+    file.write_text(
+        "import json, sys\n"
+        "source, sink = sys.stdin.buffer, sys.stdout.buffer\n"
+        "source.read(int(source.readline()))\n"
+        "token = json.loads(source.readline())['token'].encode()\n" + script
+    )
+    monkeypatch.setenv("TESTBED_SSH", f"{sys.executable} {file}")
+    return SshTarget("pi@raspi-1")
+
+
+CHECK = {"modules": [], "environment": "x", "servers": []}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sink.write(b'x' * 10**8)",
+        "sink.write(b'junk\\n' * 10**6)",
+        "sink.write(token + b'\\n' + b'[' * 10**7)",
+        "sink.write(token + b'\\n\\x1b[2J not JSON\\n')",
+        "sink.write(token + b'\\n' + json.dumps({'failure': '\\x1b[2J' * 10**4}).encode() + b'\\n')",
+        "sys.stderr.write('\\x1b[2J' * 10**5); sys.exit(255)",
+        "pass",
+    ],
+)
+def test_hostile_output_is_bounded_and_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    target = hostile(tmp_path, monkeypatch, script)
+    with pytest.raises(HostError) as refused:
+        Connections().call(target, "check", CHECK, timeout=20)
+    told = str(refused.value)
+    assert told.startswith("pi@raspi-1: ")
+    assert "\x1b" not in told
+    assert len(told) < 4000
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        [["../../escaped", 3]],
+        [["disk/../../escaped", 3]],
+        [["disk/a/b", 3]],
+        [["disk/x", -1]],
+        [["disk/x", 10**15]],
+        [["log", "3"]],
+        "all",
+    ],
+)
+def test_files_outside_the_devices_folder_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: object
+) -> None:
+    answer = f"json.dumps({{'files': {listed!r}}}).encode()"
+    target = hostile(tmp_path, monkeypatch, f"sink.write(token + b'\\n' + {answer} + b'\\nabc')")
+    directory = RunDirectory.create(tmp_path / "runs", "r")
+    removal.note(directory, {"pi": target})
+    with pytest.raises(HostError, match="valid"):
+        removal.remove(directory)
+    assert list(tmp_path.rglob("escaped")) == []
+    assert directory.hosts.exists()  # nothing was removed
+
+
+def test_login_text_before_the_answer_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "sink.write(b'Welcome!\\n' + token + b'\\n{\"kept\": []}\\n')"
+    assert Connections().call(hostile(tmp_path, monkeypatch, script), "clean", {}) == {"kept": []}
+
+
+def test_unfit_device_is_described_with_a_mend() -> None:
+    fit = {"python": "3.11.2", "system": "Linux", "free": 2**40, "missing": ["torch"], "venv": True}
+    target = SshTarget("pi@raspi-1")
+
+    def problem(*, own: bool = False, **changes: object) -> str:
+        return str(environment._problem({**fit, **changes}, target, own_python=own))
+
+    assert problem() == "None"
+    assert "lacks torch" in problem(own=True)
+    assert "expected at least" in problem(python="3.5.1")
+    assert "python3-venv" in problem(venv=False)
+    assert "0.1 GiB free" in problem(free=10**8)
+    assert "expected Linux" in problem(system="Darwin")
+    assert "not valid" in problem(free="much")
+
+
+def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -> None:
+    """Nobody has to come back for that. The stand-in for the init would run for ever."""
+    folder = tmp_path / "runs" / "r" / "pi"
+    (folder / "agents" / "device").mkdir(parents=True)
+    (folder / "agents" / "__init__.py").touch()
+    (folder / "agents" / "device" / "__init__.py").touch()
+    here = Path(program.__file__).parents[1]
+    for name in ("remote/__init__.py", "remote/keeper.py", "device/bound.py"):
+        (folder / "agents" / name).parent.mkdir(exist_ok=True)
+        (folder / "agents" / name).write_text((here / name).read_text())
+    (folder / "agents" / "device" / "main.py").write_text("import time; time.sleep(600)")
+    (folder / "broker.pem").write_text(new_identity("127.0.0.1").certificate)
+    settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1}'
+    keeper = subprocess.Popen([sys.executable, "-m", "agents.remote.keeper", settings], cwd=folder)
+    eventually(lambda: len(program.processes_in(folder)) == 2, 20)
+    (init,) = (one for one in program.processes_in(folder) if one != keeper.pid)
+    assert keeper.wait(40) == 0
+    assert not folder.exists()
+    assert not Path(f"/proc/{init}").exists()
