@@ -43,8 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m testbed.conformance",
-        description="Hold an implementation of an aggregation rule against recorded scenarios with the exact "
-        "model of each version. Exit code 0: it conforms; 1: it differs; 2: the input or adapter is faulty.",
+        description="Hold an implementation of an aggregation rule against recorded scenarios with the "
+        "exact model of each version. Exit code 0: it conforms; 1: it differs; 2: the input or the "
+        "adapter is faulty.",
     )
     parser.add_argument("adapter", nargs="?", help="module:Class, or path/to/file.py:Class")
     parser.add_argument("--rule", default="all", help="rule to check (default: all)")
@@ -95,8 +96,8 @@ def _print(lines: str) -> None:
 
 
 def find_adapter(place: str) -> Callable[[], Adapter]:
-    """Return the class at `place`, which is `module:Class` or `file.py:Class`. Raises BadInputError if there
-    is none, or if it lacks a method."""
+    """Return the class at `place`, which is `module:Class` or `file.py:Class`. Raises BadInputError if
+    there is none, or if it lacks a method."""
     module_name, colon, class_name = place.rpartition(":")
     if not colon or not module_name or not class_name:
         raise BadInputError(f"{place}: expected module:Class, or path/to/file.py:Class")

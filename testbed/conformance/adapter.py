@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 Vector = NDArray[np.float64]
 """A vector of shape (d,)."""
 Kind = Literal["delta", "model", "gradient", "residual"]
-"""Content of `Update.vector`. `delta`: end minus start of the local training. `model`: what the server
-mixes into its model, usually the end of the local training. `gradient`: gradient at the base model.
+"""Content of `ClientUpdate.vector`. `delta`: end minus start of the local training. `model`: the model
+that the server mixes in, usually the end of the local training. `gradient`: gradient at the base model.
 `residual` (AREA): the end minus the end of the client's previous local training."""
 
 
@@ -42,15 +42,15 @@ class Setting:
     model: Vector
     """First model (version 0), shape (d,)."""
     draws: Sequence[Sequence[str]]
-    """Clients that each round draws, in order of the rounds; empty if the rule draws no clients. A client
-    that is drawn twice is listed twice."""
+    """Clients that each round draws, in order of the rounds; empty if the rule draws no clients. A
+    client that is drawn twice is listed twice."""
     intervals: Sequence[float]
     """Seconds between aggregations, if they are drawn at random (AREA, `criterion: random`); otherwise
     empty."""
 
 
 @dataclass(frozen=True)
-class Update:
+class ClientUpdate:
     """An update that a client hands in. The vectors are copies: an adapter may keep or change them."""
 
     client: str
@@ -66,7 +66,7 @@ class Update:
     kind: Kind
     """Content of `vector`."""
     vector: Vector
-    """What a client of this rule sends, shape (d,)."""
+    """Vector that a client of this rule sends, shape (d,)."""
     trained: Vector | None
     """End of the local training, shape (d,); None if the client sends a gradient."""
     samples: int
@@ -84,9 +84,9 @@ class Update:
 class Adapter(Protocol):
     """An implementation of aggregation rules, as the kit uses it.
 
-    The kit makes a new object for each scenario and calls `start` once. Then it calls the other methods in
-    order of time. Within one instant, it calls `join`, `leave` and `receive` in the recorded order, which
-    is the order of the devices. It calls `model` for each model that a client is sent, at each new
+    The kit makes a new object for each scenario and calls `start` once. Then it calls the other methods
+    in order of time. Within one instant, it calls `join`, `leave` and `receive` in the recorded order,
+    which is the order of the devices. It calls `model` for each model that a client is sent, at each new
     version, and at the end of each instant.
 
     A rule with a period (FedFix, FAVANO, AREA) aggregates at each multiple of the period: after all
@@ -97,7 +97,7 @@ class Adapter(Protocol):
         """Begin a scenario. Raise NotImplementedError to skip a variant that is not implemented; the kit
         reports the message."""
 
-    def receive(self, update: Update) -> None:
+    def receive(self, update: ClientUpdate) -> None:
         """Handle an update. Updates of absent clients and repeated updates must change nothing."""
 
     def model(self, at: float, client: str | None = None) -> ArrayLike:

@@ -20,7 +20,7 @@ Outcome = Literal["conforms", "differs", "skipped", "failed"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first check at which the adapter's model differs from the recorded one."""
 
     number: int
@@ -36,7 +36,7 @@ class Difference:
 
 @dataclass
 class ScenarioResult:
-    """What one scenario showed."""
+    """Result of one scenario."""
 
     scenario: Scenario
     outcome: Outcome
@@ -44,14 +44,14 @@ class ScenarioResult:
     """Number of comparisons that were made."""
     reason: str = ""
     """Why the scenario was skipped, or how the adapter failed; otherwise empty."""
-    difference: Difference | None = None
+    difference: FirstDifference | None = None
     explanations: Sequence[Explanation] = ()
     """Likely causes of the difference, the likeliest first; empty if no known mistake explains it."""
 
 
 @dataclass
 class RuleResult:
-    """What the scenarios of one rule showed."""
+    """Results of the scenarios of one rule."""
 
     file: RuleFile
     results: list[ScenarioResult] = field(default_factory=list)
@@ -110,7 +110,9 @@ def _run(make: Callable[[], Adapter], scenario: Scenario, tolerance: Tolerance) 
         if not tolerance.equal(found, point.expected):
             versions = [p.version for p in points if tolerance.equal(found, p.expected)]
             weights = fit(scenario, point, found)
-            difference = Difference(number, point, found, versions[0] if versions else None, weights)
+            difference = FirstDifference(
+                number, point, found, versions[0] if versions else None, weights
+            )
             explanations = explain(scenario, observed, number, tolerance)
             return ScenarioResult(scenario, "differs", len(observed), failure, difference, explanations)
     return ScenarioResult(scenario, "failed" if failure else "conforms", len(observed), failure)

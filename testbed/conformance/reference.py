@@ -1,4 +1,4 @@
-"""The thirteen rules in plain NumPy, written from the papers' equations and sharing no code with `agents`.
+"""The thirteen rules in plain NumPy, written from the papers' equations without code of `agents`.
 
 `Reference` is an adapter. Its `faults` name known mistakes (`testbed.conformance.faults`), each of which
 changes one line of the computation. So the kit knows the models that an implementation with this mistake
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from testbed.conformance.adapter import Setting, Update, Vector
+from testbed.conformance.adapter import ClientUpdate, Setting, Vector
 
 
 class Reference:
@@ -25,14 +25,14 @@ class Reference:
         self._faults = frozenset(faults)
         self._answered: set[int] = set()
         self._next_tick = math.inf
-        self._rule: _Rule
+        self._rule: _RuleReference
 
     def start(self, setting: Setting) -> None:
         self._rule = RULES[setting.rule](setting, self._faults)
         self._rule.begin()
         self._next_tick = self._rule.first_tick()
 
-    def receive(self, update: Update) -> None:
+    def receive(self, update: ClientUpdate) -> None:
         rule = self._rule
         self._tick(update.at, inclusive="tick_before_arrivals" in self._faults)
         rule.now = update.at
@@ -68,7 +68,7 @@ class Reference:
         rule.now = at
         rule.flush()
         rule.present = [one for one in rule.setting.clients if one in {*rule.present, client}]
-        rule.joined(client)
+        rule.admit(client)
 
     def leave(self, client: str, at: float, memory: ArrayLike | None = None) -> None:
         self._tick(at, inclusive=False)
@@ -79,7 +79,7 @@ class Reference:
         rule.training.pop(client, None)
         if "buffer_lost_on_leave" in self._faults:
             rule.buffer = [update for update in rule.buffer if update.client != client]
-        rule.left(client, None if memory is None else np.asarray(memory, dtype=np.float64))
+        rule.remove(client, None if memory is None else np.asarray(memory, dtype=np.float64))
 
     def _tick(self, at: float, *, inclusive: bool) -> None:
         rule = self._rule
@@ -89,7 +89,7 @@ class Reference:
             self._next_tick = rule.following_tick(self._next_tick)
 
 
-class _Rule:
+class _RuleReference:
     """Common parts of the rules. The methods are the equations; the faults are in them."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -103,7 +103,7 @@ class _Rule:
         """Times of the versions."""
         self.present = list(setting.present)
         self.clients = len(setting.clients)
-        self.buffer: list[Update] = []
+        self.buffer: list[ClientUpdate] = []
         self.training: dict[str, int] = {}
         """Dispatch that each training client works on."""
         self.version_sent: dict[str, int] = {}
@@ -114,13 +114,13 @@ class _Rule:
     def begin(self) -> None:
         """Begin the first round."""
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         raise NotImplementedError
 
-    def joined(self, client: str) -> None:
+    def admit(self, client: str) -> None:
         pass
 
-    def left(self, client: str, memory: Vector | None) -> None:
+    def remove(self, client: str, memory: Vector | None) -> None:
         pass
 
     def flush(self) -> None:
@@ -148,9 +148,8 @@ class _Rule:
             return self.setting.clients[client].samples / total
         return self.setting.clients[client].importance
 
-    def delta(self, update: Update) -> Vector:
+    def delta(self, update: ClientUpdate) -> Vector:
         """Δ_i = w_i − w_b, divided by the effective number of steps."""
-        assert update.trained is not None
         base = update.base
         if "base_current" in self.faults:
             base = self.w
@@ -160,10 +159,10 @@ class _Rule:
             base = self.models[0]
         if "model_as_delta" in self.faults:
             base = np.zeros_like(base)
-        delta = (update.trained - base) / update.effective_steps
+        delta = (_trained(update) - base) / update.effective_steps
         return -delta if "sign" in self.faults else delta
 
-    def end(self, update: Update) -> Vector:
+    def end(self, update: ClientUpdate) -> Vector:
         """w_i."""
         if "delta_as_model" in self.faults:
             return update.vector - update.base
@@ -171,7 +170,7 @@ class _Rule:
             return 2 * update.base - update.vector
         return update.vector
 
-    def staleness(self, update: Update) -> int:
+    def staleness(self, update: ClientUpdate) -> int:
         """τ = v − b."""
         tau = max(0, self.version - update.base_version)  # a faulty server may lag behind
         if "staleness_plus_one" in self.faults:
@@ -185,7 +184,7 @@ class _Rule:
             return max(0, at_upload - update.base_version)
         return tau
 
-    def divide(self, count: int, updates: Sequence[Update]) -> float:
+    def divide(self, count: int, updates: Sequence[ClientUpdate]) -> float:
         """Return 1/count."""
         if "not_divided" in self.faults:
             return 1.0
@@ -213,7 +212,7 @@ class _Rule:
         self.models.append(w)
         self.made.append(self.now)
 
-    def empty(self) -> list[Update]:
+    def empty(self) -> list[ClientUpdate]:
         """Return the updates in the buffer, and empty it."""
         taken = list(self.buffer)
         if "buffer_not_cleared" not in self.faults:
@@ -224,7 +223,7 @@ class _Rule:
         return list(next(self._draws, []))
 
 
-class _Rounds(_Rule):
+class _RoundsReference(_RuleReference):
     """A rule with rounds that wait for the clients they have drawn."""
 
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
@@ -238,11 +237,11 @@ class _Rounds(_Rule):
         if "multiplicity_ignored" in self.faults:
             self.drawn = Counter(set(self.drawn))
 
-    def joined(self, client: str) -> None:
+    def admit(self, client: str) -> None:
         if not self.waiting:
             self.begin()
 
-    def left(self, client: str, memory: Vector | None) -> None:
+    def remove(self, client: str, memory: Vector | None) -> None:
         if client in self.waiting:
             if "leaver_counted" not in self.faults:
                 del self.drawn[client]
@@ -259,7 +258,7 @@ class _Rounds(_Rule):
         raise NotImplementedError
 
 
-class _FedAvg(_Rounds):
+class _FedAvgReference(_RoundsReference):
     """w ← w + η_g τ_eff Σ_{i∈S} p'_i Δ_i (McMahan 2017)."""
 
     began = 0.0
@@ -285,7 +284,7 @@ class _FedAvg(_Rounds):
             self.waiting = set()
             self.end_if_complete()
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         late = update.client not in self.waiting or update.base_version != self.version
         if late and "late_applied" not in self.faults:
             return
@@ -313,7 +312,7 @@ class _FedAvg(_Rounds):
         self.add(np.asarray(tau_eff * scale * total))
 
 
-class _FedAsync(_Rule):
+class _FedAsyncReference(_RuleReference):
     """w ← (1 − β_t) w + β_t w_i, β_t = η_g β s(τ) (Xie 2019)."""
 
     defaults: ClassVar = {"mixing": 0.6, "staleness": "polynomial", "a": None, "b": 4}
@@ -322,7 +321,7 @@ class _FedAsync(_Rule):
         super().__init__(setting, faults)
         self._mixing = float(self.parameters["mixing"])
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         discount = self.discount(self.staleness(update))
         if "staleness_inverted" in self.faults:
             discount = 1 / discount
@@ -347,11 +346,11 @@ class _FedAsync(_Rule):
             return float((tau + 1) ** -(0.5 if a is None else a))
         if kind == "hinge" and tau > b:
             one = 0 if "hinge_without_one" in self.faults else 1
-            return 1 / ((10 if a is None else a) * (tau - b) + one)
+            return float(1 / ((10 if a is None else a) * (tau - b) + one))
         return 1.0
 
 
-class _AsyncFedAvg(_Rule):
+class _AsyncFedAvgReference(_RuleReference):
     """w ← w + η_g d_i Δ_i, d_i = 1 or (Σ_j 1/τ_j) τ_i p_i (Fraboni 2023, 4.3)."""
 
     defaults: ClassVar = {"weights": "identical", "update_times": None}
@@ -360,7 +359,7 @@ class _AsyncFedAvg(_Rule):
         super().__init__(setting, faults)
         self._trips: defaultdict[str, list[float]] = defaultdict(list)
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self._trips[update.client].append(update.at - update.sent)
         weight = self._weight(update.client)
         if "divided_by_clients" in self.faults:
@@ -381,12 +380,12 @@ class _AsyncFedAvg(_Rule):
         return sum(1 / time for time in times.values()) * times[client] * self.importance(client)
 
 
-class _FedFix(_Rule):
+class _FedFixReference(_RuleReference):
     """Every Δt: w ← w + η_g Σ_{i∈S} d_i Δ_i, d_i = ⌈τ_i/Δt⌉ p_i (Fraboni 2023, 4.4)."""
 
     defaults: ClassVar = {"update_times": None}
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self.buffer.append(update)
 
     def tick(self) -> None:
@@ -396,18 +395,19 @@ class _FedFix(_Rule):
                 weights = [weight / sum(weights) for weight in weights]
             self.add(np.asarray(sum(d * self.delta(u) for d, u in zip(weights, updates, strict=True))))
 
-    def _ticks(self, update: Update) -> int:
+    def _ticks(self, update: ClientUpdate) -> int:
         """⌈τ_i/Δt⌉; if τ_i is not given, the ticks after the dispatch, up to now."""
         if "time_weights_ignored" in self.faults:
             return 1
-        period, given = self.parameters["period"], self.parameters["update_times"]
+        period = float(self.parameters["period"])
+        given = self.parameters["update_times"]
         if given is not None:
-            times = dict(zip(self.setting.clients, given, strict=True))
+            times = dict[str, float](zip(self.setting.clients, given, strict=True))
             return max(1, math.ceil(times[update.client] / period))
-        return round(self.now / period) - math.floor(update.sent / period)
+        return round(self.now / period) - int(update.sent // period)
 
 
-class _FedBuff(_Rule):
+class _FedBuffReference(_RuleReference):
     """At K updates: w ← w + (η_g/K) Σ s(τ_i) Δ_i (Nguyen 2022; Toghani & Uribe 2022)."""
 
     defaults: ClassVar = {"buffer_size": 10, "staleness": "none"}
@@ -416,7 +416,7 @@ class _FedBuff(_Rule):
         super().__init__(setting, faults)
         self._deltas: list[tuple[Vector, float]] = []
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self.buffer.append(update)
         size = self.parameters["buffer_size"]
         if len(self.buffer) < self.size(size):
@@ -438,12 +438,12 @@ class _FedBuff(_Rule):
         return 1 / discount if "staleness_inverted" in self.faults else discount
 
 
-class _FedFa(_Rule):
+class _FedFaReference(_RuleReference):
     """w ← mean of the window's models, or w + η_g × mean of the window's deltas (Xu 2024)."""
 
     defaults: ClassVar = {"variant": "param"}
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         size = self.parameters["window_size"]
         length = self.size(size)
         self.buffer = [*self.buffer, update][-length:]
@@ -462,10 +462,10 @@ class _FedFa(_Rule):
             self.buffer = []
 
 
-class _AsFedAvg(_Rule):
+class _AsFedAvgReference(_RuleReference):
     """At every Δ-th arrival: w ← mean of the Δ models (Iakovidou & Kim 2024, section 5)."""
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self.buffer.append(update)
 
     def flush(self) -> None:
@@ -477,10 +477,10 @@ class _AsFedAvg(_Rule):
                 self.buffer = updates[-(self.parameters["every"] - 1) :] if len(updates) > 1 else []
 
 
-class _DeFedAvgNiid(_Rounds):
-    """Of n clients drawn with replacement: w ← w + η_g (1/n) Σ m_i Δ_i (Wang 2024, Algorithm 1)."""
+class _DeFedAvgNiidReference(_RoundsReference):
+    """Clients are drawn with replacement: w ← w + η_g (1/n) Σ m_i Δ_i (Wang 2024, Algorithm 1)."""
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         if update.client in self.waiting:
             self.buffer.append(update)
             self.waiting.discard(update.client)
@@ -493,14 +493,14 @@ class _DeFedAvgNiid(_Rounds):
         self.add(np.asarray(share * total))
 
 
-class _DeFedAvgIid(_Rule):
+class _DeFedAvgIidReference(_RuleReference):
     """At n updates of different clients: w ← w + η_g (1/n) Σ Δ_i (Wang 2024, Algorithm 2)."""
 
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
-        self._held: list[Update] = []
+        self._held: list[ClientUpdate] = []
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         twice = update.client in {u.client for u in self.buffer}
         if twice and "counted_twice" not in self.faults:
             if "second_dropped" not in self.faults:
@@ -516,7 +516,7 @@ class _DeFedAvgIid(_Rule):
                 self.arrived(one)
 
 
-class _Area(_Rule):
+class _AreaReference(_RuleReference):
     """u ← u + p_i m_i; x ← x + η_g u, u ← (1 − η_g) u (Iakovidou & Kim 2024, Algorithms 1-2)."""
 
     defaults: ClassVar = {"criterion": "every"}
@@ -540,14 +540,14 @@ class _Area(_Rule):
             return tick + next(self._intervals, math.inf)
         return super().following_tick(tick)
 
-    def arrived(self, update: Update) -> None:
-        assert update.trained is not None
-        message = update.trained - self._ends.get(update.client, update.base)
-        self._ends[update.client] = update.trained
+    def arrived(self, update: ClientUpdate) -> None:
+        trained = _trained(update)
+        message = trained - self._ends.get(update.client, update.base)
+        self._ends[update.client] = trained
         if "model_as_delta" in self.faults:
-            message = update.trained
+            message = trained
         if "residual_of_base" in self.faults:
-            message = update.trained - update.base
+            message = trained - update.base
         p = self._members[update.client] / sum(self._members.values())
         if "importance_ignored" in self.faults:
             p = 1 / len(self._members)
@@ -572,7 +572,7 @@ class _Area(_Rule):
                 self._u = np.zeros_like(step)
             self.make(self.w + step)
 
-    def joined(self, client: str) -> None:
+    def admit(self, client: str) -> None:
         """y_i = x: x + u ← (P (x+u) + p_i x)/(P + p_i)."""
         if client not in self._members:
             before = sum(self._members.values())
@@ -580,7 +580,7 @@ class _Area(_Rule):
             if "joiner_not_counted" not in self.faults:
                 self._u = self._u * before / sum(self._members.values())
 
-    def left(self, client: str, memory: Vector | None) -> None:
+    def remove(self, client: str, memory: Vector | None) -> None:
         """With y_i: x + u ← (P (x+u) − p_i y_i)/(P − p_i)."""
         if memory is not None and "goodbye_ignored" not in self.faults:
             before, p = sum(self._members.values()), self._members.pop(client)
@@ -589,12 +589,12 @@ class _Area(_Rule):
             self._u = total / (before - p) - self.w
 
 
-class _AsySG(_Rule):
+class _AsySGReference(_RuleReference):
     """At n gradients: w ← w − γ (1/n) Σ g_i (Lian 2015)."""
 
     defaults: ClassVar = {"mean": True}
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self.buffer.append(update)
         n = self.parameters["gradients"]
         if len(self.buffer) >= self.size(n):
@@ -605,7 +605,7 @@ class _AsySG(_Rule):
             self.add(np.asarray(sign * share * sum(u.vector for u in updates)))
 
 
-class _Favano(_Rounds):
+class _FavanoReference(_RoundsReference):
     """w ← (w + Σ ŵ_i)/(s + 1), ŵ_i = w_b + (w_i − w_b)/α_i, mixed in with η_g (Leconte 2023)."""
 
     defaults: ClassVar = {"debias": "stochastic"}
@@ -615,30 +615,30 @@ class _Favano(_Rounds):
         self._steps: defaultdict[str, list[int]] = defaultdict(list)
         """Local steps of all updates of each client."""
 
-    def end(self, update: Update) -> Vector:
+    def end(self, update: ClientUpdate) -> Vector:
         """ŵ_i."""
-        assert update.trained is not None
+        trained = _trained(update)
         if "not_debiased" in self.faults:
-            return update.trained
+            return trained
         steps = self._steps[update.client]
         if self.parameters["debias"] == "deterministic":
             alpha = sum(steps) / len(steps)
         else:
             alpha = sum(n > 0 for n in steps) / len(steps) * update.steps
-        delta = (update.trained - update.base) / alpha
+        delta = (trained - update.base) / alpha
         return update.base + (-delta if "sign" in self.faults else delta)
 
     def begin(self) -> None:
         pass
 
-    def joined(self, client: str) -> None:
+    def admit(self, client: str) -> None:
         pass
 
     def tick(self) -> None:
         if not self.waiting:
             super().begin()
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         if update.client in self.waiting:
             self._steps[update.client].append(update.steps)
             self.buffer.append(update)
@@ -659,7 +659,7 @@ class _Favano(_Rounds):
         self.make((1 - self.eta) * self.w + self.eta * mean)
 
 
-class _Port(_Rule):
+class _PortReference(_RuleReference):
     """w ← w + η_g Σ ω_i Δ_i, ω_i ∝ n_i (μ(1 + cos)/2 + λ S/(τ + S)) (Su & Li 2022)."""
 
     defaults: ClassVar = {
@@ -669,11 +669,11 @@ class _Port(_Rule):
         "staleness_bound": 10,
     }
 
-    def arrived(self, update: Update) -> None:
+    def arrived(self, update: ClientUpdate) -> None:
         self.buffer.append(update)
         self._aggregate_if_ready()
 
-    def left(self, client: str, memory: Vector | None) -> None:
+    def remove(self, client: str, memory: Vector | None) -> None:
         self._aggregate_if_ready()
 
     def _aggregate_if_ready(self) -> None:
@@ -693,7 +693,7 @@ class _Port(_Rule):
             np.asarray(sum(o * self.delta(u) for o, u in zip(weights, updates, strict=True)) / total)
         )
 
-    def _weight(self, update: Update) -> float:
+    def _weight(self, update: ClientUpdate) -> float:
         mu, lam = self.parameters["similarity_weight"], self.parameters["staleness_weight"]
         bound, tau = self.parameters["staleness_bound"], self.staleness(update)
         cosine = 1.0
@@ -706,23 +706,28 @@ class _Port(_Rule):
         return samples * float(mu * (1 + cosine) / 2 + lam * bound / (tau + bound))
 
 
+def _trained(update: ClientUpdate) -> Vector:
+    """Return the end of the local training; the base model if the client sent a gradient."""
+    return update.base if update.trained is None else update.trained
+
+
 def _cosine(a: Vector, b: Vector) -> float:
     norms = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / norms if norms else 0.0
 
 
-RULES: dict[str, type[_Rule]] = {
-    "area": _Area,
-    "as_fedavg": _AsFedAvg,
-    "async_fedavg": _AsyncFedAvg,
-    "asysg": _AsySG,
-    "defedavg_iid": _DeFedAvgIid,
-    "defedavg_niid": _DeFedAvgNiid,
-    "favano": _Favano,
-    "fedasync": _FedAsync,
-    "fedavg": _FedAvg,
-    "fedbuff": _FedBuff,
-    "fedfa": _FedFa,
-    "fedfix": _FedFix,
-    "port": _Port,
+RULES: dict[str, type[_RuleReference]] = {
+    "area": _AreaReference,
+    "as_fedavg": _AsFedAvgReference,
+    "async_fedavg": _AsyncFedAvgReference,
+    "asysg": _AsySGReference,
+    "defedavg_iid": _DeFedAvgIidReference,
+    "defedavg_niid": _DeFedAvgNiidReference,
+    "favano": _FavanoReference,
+    "fedasync": _FedAsyncReference,
+    "fedavg": _FedAvgReference,
+    "fedbuff": _FedBuffReference,
+    "fedfa": _FedFaReference,
+    "fedfix": _FedFixReference,
+    "port": _PortReference,
 }

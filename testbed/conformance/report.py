@@ -1,4 +1,4 @@
-"""What the command prints: text for people, JSON for programs."""
+"""Output of the command: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from testbed.conformance.adapter import Vector
-from testbed.conformance.checking import Difference, RuleResult, ScenarioResult
+from testbed.conformance.checking import FirstDifference, RuleResult, ScenarioResult
 from testbed.conformance.faults import FAULTS, Explanation
 from testbed.conformance.scenario import (
-    Event,
-    Join,
-    Leave,
+    ClientJoined,
+    ClientLeft,
+    ModelSent,
     NewVersion,
-    Receive,
     RuleFile,
     Scenario,
-    Send,
+    ScenarioEvent,
+    UpdateReceived,
 )
 
 _CAUSES = 3
 """Maximum number of likely causes that are shown for one scenario."""
 _UNKNOWN = (
-    "No known mistake, and no pair of known mistakes, gives these models. Compare the steps above with the "
-    "equation."
+    "No known mistake, and no pair of known mistakes, gives these models. Compare the steps above with "
+    "the equation."
 )
 
 
@@ -103,7 +103,7 @@ def _strength(explanation: Explanation, result: ScenarioResult) -> str:
     return f"gives these models in the first {explanation.matched} of {result.checks} comparisons"
 
 
-def _difference_lines(difference: Difference) -> list[str]:
+def _difference_lines(difference: FirstDifference) -> list[str]:
     check = difference.check
     receiver = "" if check.client is None else f" that {check.client} is sent"
     lines = [
@@ -117,18 +117,18 @@ def _difference_lines(difference: Difference) -> list[str]:
     return lines
 
 
-def _event_text(event: Event) -> str:
+def _event_text(event: ScenarioEvent) -> str:
     match event:
-        case Send(_, client, version):
+        case ModelSent(_, client, version):
             return f"{client} is sent version {version}"
-        case Receive(_, update):
+        case UpdateReceived(_, update):
             return (
                 f"{update.client} hands in {update.kind} {_numbers(update.vector)}, "
                 f"trained from version {update.base_version}"
             )
-        case Join(_, client):
+        case ClientJoined(_, client):
             return f"{client} joins"
-        case Leave(_, client, memory):
+        case ClientLeft(_, client, memory):
             return f"{client} leaves" + ("" if memory is None else f" and hands in {_numbers(memory)}")
         case NewVersion(_, version, _, equation):
             return f"version {version}: {equation}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from testbed.conformance.adapter import Client, Kind, Setting, Update, Vector
+from testbed.conformance.adapter import Client, ClientUpdate, Kind, Setting, Vector
 from testbed.errors import BadInputError, name_list
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -18,7 +18,7 @@ KINDS: tuple[Kind, ...] = ("delta", "model", "gradient", "residual")
 
 
 @dataclass(frozen=True)
-class Send:
+class ModelSent:
     """`client` is sent the model of `version`."""
 
     at: float
@@ -27,21 +27,21 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Receive:
+class UpdateReceived:
     """The server receives `update`."""
 
     at: float
-    update: Update
+    update: ClientUpdate
 
 
 @dataclass(frozen=True)
-class Join:
+class ClientJoined:
     at: float
     client: str
 
 
 @dataclass(frozen=True)
-class Leave:
+class ClientLeft:
     at: float
     client: str
     memory: Vector | None
@@ -60,7 +60,7 @@ class NewVersion:
     """The step from the previous version, with the weights of this scenario."""
 
 
-Event = Send | Receive | Join | Leave | NewVersion
+ScenarioEvent = ModelSent | UpdateReceived | ClientJoined | ClientLeft | NewVersion
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Scenario:
 
     name: str
     about: str
-    """What the scenario shows, in one or two sentences."""
+    """Purpose of the scenario, in one or two sentences."""
     setting: Setting
-    events: Sequence[Event]
+    events: Sequence[ScenarioEvent]
 
 
 @dataclass(frozen=True)
@@ -146,27 +146,27 @@ class _EventReader:
     def __init__(self, setting: Setting) -> None:
         self._clients = setting.clients
         self._models = [setting.model]
-        self._sends: list[Send] = []
+        self._sends: list[ModelSent] = []
 
-    def read(self, event: Mapping[str, Any]) -> Event:
+    def read(self, event: Mapping[str, Any]) -> ScenarioEvent:
         at = float(event["at"])
         if "send" in event:
-            self._sends.append(Send(at, event["send"], event["version"]))
+            self._sends.append(ModelSent(at, event["send"], event["version"]))
             return self._sends[-1]
         if "receive" in event:
-            return Receive(at, self._update(at, event))
+            return UpdateReceived(at, self._update(at, event))
         if "join" in event:
-            return Join(at, event["join"])
+            return ClientJoined(at, event["join"])
         if "leave" in event:
             memory = event.get("memory")
-            return Leave(at, event["leave"], None if memory is None else _vector(memory))
+            return ClientLeft(at, event["leave"], None if memory is None else _vector(memory))
         made = NewVersion(at, event["version"], _vector(event["model"]), event["equation"])
         if made.version != len(self._models):
             raise ValueError(f"version {made.version} at {at:g} s, expected version {len(self._models)}")
         self._models.append(made.model)
         return made
 
-    def _update(self, at: float, event: Mapping[str, Any]) -> Update:
+    def _update(self, at: float, event: Mapping[str, Any]) -> ClientUpdate:
         client, dispatch = event["receive"], event["dispatch"]
         sent = self._sends[dispatch - 1]
         if sent.client != client:
@@ -183,7 +183,7 @@ class _EventReader:
             trained = base + effective_steps * vector
         elif kind == "model":
             trained = vector
-        return Update(
+        return ClientUpdate(
             client=client,
             at=at,
             dispatch=dispatch,

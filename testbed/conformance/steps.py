@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from testbed.conformance.adapter import Adapter, Setting, Update, Vector
-from testbed.conformance.scenario import Join, Leave, NewVersion, Receive, Scenario, Send
+from testbed.conformance.adapter import Adapter, ClientUpdate, Setting, Vector
+from testbed.conformance.scenario import (
+    ClientJoined,
+    ClientLeft,
+    ModelSent,
+    NewVersion,
+    Scenario,
+    UpdateReceived,
+)
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,19 @@ def checks(scenario: Scenario) -> list[Check]:
 
 
 def observe(adapter: Adapter, scenario: Scenario) -> Iterator[Vector | str]:
-    """Lead `adapter` through the scenario. Yield the name of each call before it is made, and after a call
-    of `model` a copy of the model."""
+    """Lead `adapter` through the scenario. Yield the name of each call before it is made, and after a
+    call of `model` a copy of the model."""
     yield "start"
     adapter.start(_copied(scenario.setting))
     for step in _walk(scenario):
         match step:
-            case Receive(at, update):
+            case UpdateReceived(at, update):
                 yield f"receive of the update of {update.client} at {at:g} s"
                 adapter.receive(_copied_update(update))
-            case Join(at, client):
+            case ClientJoined(at, client):
                 yield f"join of {client} at {at:g} s"
                 adapter.join(client, at)
-            case Leave(at, client, memory):
+            case ClientLeft(at, client, memory):
                 yield f"leave of {client} at {at:g} s"
                 adapter.leave(client, at, None if memory is None else memory.copy())
             case Check():
@@ -82,13 +89,13 @@ def checked(found: ArrayLike, length: int) -> Vector:
     return vector
 
 
-def _walk(scenario: Scenario) -> Iterator[Receive | Join | Leave | Check]:
+def _walk(scenario: Scenario) -> Iterator[UpdateReceived | ClientJoined | ClientLeft | Check]:
     """Yield the events in which an adapter is called, and the checks between them."""
     models = [scenario.setting.model]
     for index, event in enumerate(scenario.events):
         following = scenario.events[index + 1 : index + 2]
         match event:
-            case Send(at, client, version):
+            case ModelSent(at, client, version):
                 yield Check(index, at, client, version, models[version])
             case NewVersion(at, version, model):
                 models.append(model)
@@ -112,9 +119,9 @@ def _copied(setting: Setting) -> Setting:
     )
 
 
-def _copied_update(update: Update) -> Update:
+def _copied_update(update: ClientUpdate) -> ClientUpdate:
     """Return `update` with vectors of its own, so that an adapter may change them."""
     vectors = {
         name: value.copy() for name, value in vars(update).items() if isinstance(value, np.ndarray)
     }
-    return Update(**{**vars(update), **vectors})
+    return ClientUpdate(**{**vars(update), **vectors})

@@ -24,7 +24,7 @@ from agents.selection.draws import Draws
 from agents.selection.interface import ClientSelection, Draw, ServerView
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
-from testbed.conformance.adapter import Setting, Update
+from testbed.conformance.adapter import ClientUpdate, Setting
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Adapter:
         self._handle(inputs.Started(0, 0.0, 0), 0.0)
         self._end_instant(0.0)
 
-    def receive(self, update: Update) -> None:
+    def receive(self, update: ClientUpdate) -> None:
         self._advance(update.at)
         client = update.client
         residual = update.kind == "residual"

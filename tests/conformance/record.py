@@ -11,7 +11,7 @@ from testbed.conformance.scenario import FOLDER
 from tests.conformance.recording import record
 from tests.conformance.scripts import SCRIPTS
 
-_HEAD = "# Written by `python -m tests.conformance.record`. docs/guide/conformance.md says what the keys mean.\n"
+_HEAD = "# Written by `python -m tests.conformance.record`. testbed/conformance/scenario.py reads it.\n"
 
 
 def text(rule: str) -> str:

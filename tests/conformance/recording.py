@@ -1,4 +1,4 @@
-"""Records scenarios from the testbed's own core: who is sent which version, and the model of each version."""
+"""Records scenarios from the testbed's own core: who is sent which version, and each new model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from agents.rules import RULES
 from agents.rules.favano import Favano, FavanoClient
 from agents.rules.interface import ClientSettings
-from testbed.conformance.adapter import Client, Kind, Setting, Update, Vector
+from testbed.conformance.adapter import Client, ClientUpdate, Kind, Setting, Vector
 from tests.conformance.core_adapter import Adapter, Made, Sent
 
 
@@ -22,8 +22,8 @@ class Up:
     at: float
     client: str
     vector: tuple[float, float]
-    """First two elements of Δ_i for rules of kind `delta`, of the gradient for `gradient`, otherwise of the
-    end of the training. The third element is their product."""
+    """First two elements of Δ_i for rules of kind `delta`, of the gradient for `gradient`, otherwise of
+    the end of the training. The third element is their product."""
     of: int | None = None
     """Version that the client trained from; None for the newest that it was sent."""
     uploaded: float | None = None
@@ -81,7 +81,7 @@ class _Memory:
 
     end: Vector | None = None
     """y_i: the end of the last training, shape (d,); None before the first one."""
-    last: Update | None = None
+    last: ClientUpdate | None = None
     favano: FavanoClient | None = None
 
 
@@ -172,7 +172,7 @@ class _Recorder:
         if up.again:
             assert memory.last is not None
             update = memory.last
-            update = Update(**{**vars(update), "at": up.at, "uploaded": up.at})
+            update = ClientUpdate(**{**vars(update), "at": up.at, "uploaded": up.at})
         else:
             update = self._new_update(up, memory)
         memory.last = update
@@ -195,7 +195,7 @@ class _Recorder:
         self.events.append(event)
         self.adapter.receive(update)
 
-    def _new_update(self, up: Up, memory: _Memory) -> Update:
+    def _new_update(self, up: Up, memory: _Memory) -> ClientUpdate:
         sent = next(
             sent
             for sent in reversed(self.sends)
@@ -211,7 +211,7 @@ class _Recorder:
             memory.end = trained
         if self.rule == "favano":
             vector = sent.model + (vector - sent.model) / self._favano_divisor(up, memory)
-        return Update(
+        return ClientUpdate(
             client=up.client,
             at=up.at,
             dispatch=self.names[sent.client, sent.number],
@@ -258,8 +258,8 @@ class _Recorder:
                 self.members_changed = False
 
     def _equation(self, made: Made) -> str:
-        """The step to this version, with the weights of the updates in it. `a1` is the update of client a
-        that answers dispatch 1."""
+        """The step to this version, with the weights of the updates in it. `a1` is the update of client
+        a that answers dispatch 1."""
         new, old = f"w{made.version}", f"w{made.version - 1}"
         used = [(f"{c}{self.names[c, n]}", weight) for c, n, weight in made.weights]
         lr = float(self.script.parameters.get("server_lr", 1.0))

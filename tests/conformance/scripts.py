@@ -19,7 +19,7 @@ _ASYNCHRONOUS = (
     Up(6.5, "c", (0.5, 0.5), uploaded=4.5),
     Up(7, "b", (1.5, -0.25)),
 )
-"""Deltas of three clients. `a` is fast; `a` and `b` arrive together at 5 s; an upload of `c` takes 2 s."""
+"""Deltas of three clients. `a` is fast. Two arrive together at 5 s. An upload of `c` takes 2 s."""
 
 _LEAVING = (
     Up(1, "a", (0.5, 0.25)),
@@ -33,8 +33,8 @@ _LEAVING = (
     Up(6.5, "b", (0.25, 1.0)),
     Up(7, "c", (-0.5, 0.25)),
 )
-"""`a` leaves after its update; what still arrives of it counts for nothing. It joins again, and one of its
-updates arrives twice."""
+"""`a` leaves after its update; what still arrives of it counts for nothing. It joins again, and one of
+its updates arrives twice."""
 
 
 def _models(happenings: Sequence[Up | Join | Leave | Wait]) -> list[Up | Join | Leave | Wait]:
