@@ -10,13 +10,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents import events
+from agents.config import BrokerAccess
+from agents.mqtt.transport import Connection, ConnectionFailedError
 from tests.running import (
+    TOPOLOGIES,
     Finished,
     Testbed,
     interrupt,
@@ -67,10 +71,12 @@ def assert_whole(run: Finished) -> None:
 def test_real_and_emulated_devices_share_a_run(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
-    """One of them leaves and joins again, by the scenario."""
+    """With a task of the user's own. One of them leaves and joins again, by the scenario."""
+    own = {"name": "circle:Circle", "local": {"steps": 20, "lr": 0.1}}
+    code = str(TOPOLOGIES / "own" / "circle.py")
     scenario = [{"at": "2s", "leave": "pi-2"}, {"at": "3s", "join": "pi-2"}]
     scenario += [{"at": "2s", "crash": "pi-1", "restart_after": "1s"}]
-    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"})
+    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"}, task=own, code=code)
     planned = testbed("plan", file)
     assert f"{hosts.address}, port {PORT}" in planned.out
     done = testbed("up", file, "--runs", tmp_path / "runs")
@@ -88,6 +94,8 @@ def test_real_and_emulated_devices_share_a_run(
     assert "clocks: within" in done.out
     assert (run.path / "logs" / "pi-1.log").is_file()
     assert not (run.path / "hosts.json").exists()
+    refused = testbed("shell", run.path, "pi-1")
+    assert (refused.code, "ssh root@pi1" in refused.err) == (2, True)
     assert left(hosts) == []
     assert left_as_processes(run.path.name) == []
 
@@ -163,11 +171,20 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
 
 
 def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: Path) -> None:
+    """Before it, the broker refuses a stranger at the port for real devices."""
     file = topology(tmp_path, hosts)
     for stage in ("Preparing 2 real devices", "the run clock starts"):
         with started("up", file, "--runs", tmp_path / stage) as up:
             until_printed(up, stage)
             time.sleep(0.5)
+            if "clock" in stage:
+                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
+                stranger = BrokerAccess(hosts.address, PORT, "pi-1", "guessed", certificate.read_text())
+                with pytest.raises(ConnectionFailedError, match="did not accept"):
+                    Connection(stranger, [], lambda _: None).open(10)
+                plain = replace(stranger, certificate=None)
+                with pytest.raises(ConnectionFailedError):
+                    Connection(plain, [], lambda _: None).open(3)
             _, output = interrupt(up)
         assert up.returncode == 130, output
         assert "Traceback" not in output
