@@ -17,7 +17,7 @@ FIGURES = ("step", "up", "down", "rtt", "jitter", "clock", "foreign")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RealDevice:
+class RealDeviceFigures:
     """Measured figures of a real device. A figure is None if it was not measured."""
 
     device: str
@@ -64,7 +64,7 @@ def of_run(
     samples: Iterable[Mapping[str, Any]],
     clocks: Mapping[str, float],
     loads: Mapping[str, Sequence[HostSample]],
-) -> tuple[RealDevice, ...]:
+) -> tuple[RealDeviceFigures, ...]:
     """Return the figures of the real devices of a run.
 
     `hosts`: device -> SSH destination. `records`: the run's records. `samples`: telemetry. `clocks`:
@@ -84,7 +84,7 @@ def of_run(
         if one.get("device") in hosts and isinstance(probe := one.get("probe"), Mapping)
     }
     return tuple(
-        RealDevice(
+        RealDeviceFigures(
             device=name,
             host=host,
             step=median(steps[name]) if name in steps else None,

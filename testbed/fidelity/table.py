@@ -23,7 +23,7 @@ from testbed.fidelity.figures import (
     Figure,
     SegmentFidelity,
 )
-from testbed.fidelity.real_devices import RealDevice
+from testbed.fidelity.real_devices import RealDeviceFigures
 
 _MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
@@ -186,7 +186,7 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
     return table
 
 
-def _real_table(shown: Iterable[RealDevice]) -> Table:
+def _real_table(shown: Iterable[RealDeviceFigures]) -> Table:
     """Return the table of real devices, whose figures are measured only."""
     table = console.number_table(
         "real device",
