@@ -52,7 +52,7 @@ def use_folder(folder: str | None) -> None:
         if _lies_in_use(getattr(module, "__file__", None)):
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if path not in _in_use]
-    _in_use[:] = [] if folder is None else [folder]
+    _in_use[:] = [] if folder is None else [os.path.abspath(folder)]  # noqa: PTH100  (pathlib is not for the cores)
     sys.path[:0] = _in_use  # before the entry for the folder in which the process was started
     importlib.invalidate_caches()
 

@@ -20,6 +20,7 @@ from testbed import topology
 from testbed.errors import BadInputError
 from testbed.sweeps import SweepFile
 from testbed.topology import machines, profiles, validation_errors, yamlfile
+from testbed.topology.devices import DeviceGroup
 from tests import browser, documents
 from tests.conftest import unavailable
 from tests.documents import DOCS, DOCUMENTS, LIMITS, PAGES, ROOT, Block
@@ -154,6 +155,8 @@ def check_yaml(text: str) -> None:
         validation_errors.validate(SweepFile, yamlfile.parse(text))
     elif "nodes" in data:
         machines.parse(text)
+    elif isinstance(fleet := data.get("devices"), dict) and {"from_run", "from_log"} & fleet.keys():
+        DeviceGroup.model_validate({"name": "recorded", **fleet})  # the record is not here
     elif data.keys() <= {"devices", "links"} and isinstance(data.get("devices", {}), dict):
         profiles.parse(text)
     elif "code" not in data:  # with code: tests/test_own_code.py and tests/testbed/test_own_data.py

@@ -17,6 +17,7 @@ import pytest
 
 from agents import events
 from tests.running import (
+    TOPOLOGIES,
     Finished,
     Testbed,
     interrupt,
@@ -67,10 +68,12 @@ def assert_whole(run: Finished) -> None:
 def test_real_and_emulated_devices_share_a_run(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
-    """One of them leaves and joins again, by the scenario."""
+    """With a task of the user's own. One of them leaves and joins again, by the scenario."""
+    own = {"name": "circle:Circle", "local": {"steps": 20, "lr": 0.1}}
+    code = str(TOPOLOGIES / "own" / "circle.py")
     scenario = [{"at": "2s", "leave": "pi-2"}, {"at": "3s", "join": "pi-2"}]
     scenario += [{"at": "2s", "crash": "pi-1", "restart_after": "1s"}]
-    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"})
+    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"}, task=own, code=code)
     planned = testbed("plan", file)
     assert f"{hosts.address}, port {PORT}" in planned.out
     done = testbed("up", file, "--runs", tmp_path / "runs")
@@ -88,6 +91,8 @@ def test_real_and_emulated_devices_share_a_run(
     assert "clocks: within" in done.out
     assert (run.path / "logs" / "pi-1.log").is_file()
     assert not (run.path / "hosts.json").exists()
+    refused = testbed("shell", run.path, "pi-1")
+    assert (refused.code, "ssh root@pi1" in refused.err) == (2, True)
     assert left(hosts) == []
     assert left_as_processes(run.path.name) == []
 

@@ -129,7 +129,9 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Make the virtual environment unless it exists or an interpreter is given, and unpack the agents
     into the device's folder."""
     remove_old()
-    folder = folder_of(request)
+    folder, contents = folder_of(request), [content for _, content in received(request, source)]
+    if is_gone(source):  # it has perhaps removed everything already
+        return
     stop(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chdir(str(folder))  # `stop` finds this process and pip there
@@ -137,19 +139,30 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in (EXIT, CLOCK):
         remove_file(folder / name)
-    for _, content in received(request, source):
+    for content in contents:
         with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
             unpack(archive, folder)
-    if request["own_python"]:
-        answer(sink, {"python": sys.executable})
-        return
+    python = sys.executable if request["own_python"] else installed_python(request)
+    if is_gone(source):
+        remove_folder(folder)
+    else:
+        answer(sink, {"python": python})
+
+
+def is_gone(source: Any) -> bool:
+    """Whether the controller has closed the connection."""
+    return bool(select.select([source], [], [], 0)[0]) and source.peek(1) == b""
+
+
+def installed_python(request: dict[str, Any]) -> str:
+    """Return the interpreter of the virtual environment, which is made if it does not exist."""
     made = environment(request)
     made.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with made.with_suffix(".lock").open("w") as lock:  # another device may be the same machine
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (made / COMPLETE).exists():
             make_environment(made, request["attempts"])
-    answer(sink, {"python": str(made / "bin" / "python")})
+    return str(made / "bin" / "python")
 
 
 def make_environment(made: Path, attempts: list[list[str]]) -> None:

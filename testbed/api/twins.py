@@ -369,6 +369,8 @@ class _Making:
         ]
         if changes:
             self._remark("changes of CPU shares, links and chargers by the scenario are left out")
+        if found.pop("network", None):
+            self._remark("shared segments are left out: each device has a link of its own")
         if any(group.energy is not None for group in self._topology.devices):
             self._remark("energy is not counted: the twin has no figures of its devices for it")
         found |= {

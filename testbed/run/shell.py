@@ -33,6 +33,8 @@ def run(directory: RunDirectory, device: str, command: Sequence[str]) -> int:
             f"as {first}"
         )
     device = first
+    if (host := manifest["devices"][device].get("host")) is not None:
+        raise BadInputError(f"{device} is a real device: open a shell there with ssh {host}")
     if runtime not in RUNTIMES or not RUNTIMES[runtime].images:
         raise BadInputError(
             f"{directory.run} ran in the {runtime} runtime, whose devices have no containers to open a "

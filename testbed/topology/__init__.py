@@ -82,7 +82,9 @@ def validate(document: Document) -> Topology:
     local = topology.task.local
     fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
     if fleet.drawn:
-        document = replace(document, source=replace(document.source, members=fleet.members))
+        hints = (*document.source.hints, *fleet.hints)
+        source = replace(document.source, members=fleet.members, hints=hints)
+        document = replace(document, source=source)
         topology = topology.with_fleet(fleet, document.source)
     problems += [*document.problems, *consistency.conflicts(topology, document)]
     if problems:

@@ -259,6 +259,12 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
                 ("devices", index),
                 f"both {' and '.join(encoding)} encode the updates: keep one of them",
             )
+        if group.transfers is not None and topology.server.link is not None:
+            yield (
+                ("server", "link"),
+                "the durations of transfers are given, as of a recorded run, and include the server's "
+                "link: remove this",
+            )
         if group.gflops is not None and task.flops_per_step is None:
             yield (
                 ("devices", index, "gflops"),

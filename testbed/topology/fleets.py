@@ -56,6 +56,8 @@ class DrawnFleet:
     """Written group of each of `groups`; empty if nothing was drawn."""
     drawn: Mapping[str, Mapping[str, Keys]] = field(default_factory=dict)
     """Written group -> device -> drawn or recorded keys. Other groups are left out."""
+    hints: tuple[str, ...] = ()
+    """Sentences for the user on recorded devices."""
 
 
 def draw(
@@ -98,7 +100,8 @@ def draw(
     problems += _name_problems(written, groups, members, document)
     if problems:
         raise document.source.error(problems)
-    return DrawnFleet(tuple(groups), tuple(members), drawn)
+    hints = tuple(_other_trainings(groups, local, drawn))
+    return DrawnFleet(tuple(groups), tuple(members), drawn, hints)
 
 
 def as_json(drawn: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
@@ -124,6 +127,28 @@ def _read_kept(path: Path) -> Mapping[str, Mapping[str, Keys]]:
             f"{path}: cannot be read as the drawn devices of a run ({error}): remove the file to draw "
             "them again"
         ) from error
+
+
+def _other_trainings(
+    groups: Sequence[DeviceGroup],
+    local: LocalSettings,
+    drawn: Mapping[str, Mapping[str, Keys]],
+) -> Iterator[str]:
+    """Yield a sentence if trainings have another number of steps than those that were recorded."""
+    counts = {
+        name: keys[recorded.STEPS]
+        for devices in drawn.values()
+        for name, keys in devices.items()
+        if recorded.STEPS in keys
+    }
+    for group in groups:
+        steps = local.changed_by(group.local).build().steps
+        if steps is not None and counts.get(group.name, steps) != steps:
+            yield (
+                f"{group.name} was recorded with trainings of {counts[group.name]} steps, and has "
+                f"trainings of {steps}: they last as long as the recorded ones"
+            )
+            return  # once for the fleet
 
 
 def _name_problems(
@@ -184,7 +209,9 @@ class _RecordedGroup(_GroupTemplate):
         found, origin = (kept, FILE) if kept else self._read()
         faulty: list[Problem] = []
         for name, keys in found.items():
-            own = {key: value for key, value in keys.items() if key != recorded.GROUP}
+            own = {
+                key: value for key, value in keys.items() if key not in (recorded.GROUP, recorded.STEPS)
+            }
             try:
                 device = self._validated(own)
             except BadInputError as error:

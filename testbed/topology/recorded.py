@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
     from analysis.load import Run
 
-GROUP = "group"
-"""Key with the name of the group that a device had in the recorded run."""
+GROUP, STEPS = "group", "recorded_steps"
+"""Keys with the name of the group that a device had in the recorded run, and with the number of steps of
+its trainings. They are no keys of a device group."""
 _TRAINING_KEYS = ("local", "data", "byzantine", "steps")
 """Keys of a device group that say what its devices train on, and what they do to their updates."""
 _NO_PROCESS = frozenset[Hold]({"down", "unpowered"})
@@ -109,8 +110,8 @@ def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
 
 
 def from_run(path: Path) -> dict[str, Keys]:
-    """Return device -> keys for the devices of the run in the directory `path`. The key `GROUP` is the
-    name of the device's group in the run.
+    """Return device -> keys for the devices of the run in the directory `path`, with `GROUP` and `STEPS`
+    where they are known.
 
     A training that was lost, or under way at the end of the run, lasts as long as the device's median
     training, or as it was seen to last if that is longer. A device without any finished training gets
@@ -145,6 +146,7 @@ def from_run(path: Path) -> dict[str, Keys]:
         listed = [[_seconds(at), name_of(action)] for at, action in actions[name]]
         found[name] = {
             **({GROUP: groups[name]} if name in groups else {}),
+            **({STEPS: count} if (count := _steps(run, groups.get(name, ""))) else {}),
             **_keys(own),
             **({"actions": listed} if listed else {}),
             **training_keys(run, groups.get(name, "")),
@@ -277,7 +279,7 @@ def _rounds(
     happened to the device."""
     frozen = _spans(actions, Pause, Resume)
     held = [*frozen, *_spans(actions, Disconnect, Reconnect)]
-    steps = _local_steps(run, group) or int(updates["steps"].max())
+    steps = _steps(run, group)
     pulls = _pulls(run.topology.get("rule", {}))
     applied: list[tuple[float, _RecordedRound]] = []
     gaps: list[float] = []
@@ -479,15 +481,15 @@ def training_keys(run: Run, group: str) -> Keys:
     }
 
 
-def _local_steps(run: Run, group: str) -> int | None:
-    """Return the number of steps of a local training in the run's topology; None if it is given in
-    epochs."""
-    local = {
-        **run.topology.get("task", {}).get("local", {}),
-        **training_keys(run, group).get("local", {}),
-    }
-    steps = local.get("steps")
-    return steps if isinstance(steps, int) else None
+def _steps(run: Run, group: str) -> int:
+    """Return the number of steps of a whole training of a device in `group`: that of the run's topology,
+    or the most that a device of the group did."""
+    own = training_keys(run, group).get("local", {})
+    steps = {**run.topology.get("task", {}).get("local", {}), **own}.get("steps")
+    if isinstance(steps, int):
+        return steps
+    done = run.updates["steps"][run.updates["group"] == group]
+    return int((done if len(done) else run.updates["steps"]).max())
 
 
 def _pulls(rule: Mapping[str, Any]) -> bool:

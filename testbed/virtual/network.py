@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from agents.config import AccessLink, Segment, Way
+from agents.config import AccessLink, DrawnDuration, Segment, Way
 from agents.device.link import burst
+from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
 from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledgement_bytes, bytes_on_link, goodput
+from testbed.plan.planned_devices import PlannedTransfers
 from testbed.topology import seeds
 from testbed.virtual import timing
 from testbed.virtual.event_queue import EventQueue
@@ -340,6 +342,60 @@ class VirtualSegment:
         return math.inf if rate is None else rate * (1 - self.settings.loss)
 
 
+class TimedLine(Line):
+    """Connection whose transfers have given durations, such as those of a recorded run. Requests and
+    acknowledgements take no time. Each transfer begins when it is ordered, and none arrives before an
+    earlier one in its direction."""
+
+    __slots__ = ("_lasting", "_latest")
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        transfers: PlannedTransfers,
+        generator: Callable[[], np.random.Generator],
+    ) -> None:
+        none: Route = (None, ())
+        super().__init__(queue, _FREE, (none, none), generator, steady=False, packets=False)
+        rng = generator()
+        self._lasting = {
+            self.up: _durations(transfers.upload, transfers.update_bytes, rng),
+            self.down: _durations(transfers.download, transfers.model_bytes, rng),
+        }
+        self._latest = dict.fromkeys((self.up, self.down), 0)
+
+    def _send(
+        self, there: Direction, back: Direction, size: int, then: Callable[[Nanoseconds], None]
+    ) -> None:
+        takes = self._lasting[there](size) if size else 0
+
+        def passed(at: Nanoseconds) -> None:
+            self._latest[there] = max(self._latest[there], at + takes)
+            then(self._latest[there])
+
+        there.send(0, passed)
+
+    def drop(self) -> None:
+        super().drop()
+        self._latest = dict.fromkeys((self.up, self.down), 0)
+
+
+def _durations(
+    duration: DrawnDuration | None, usual: int | None, rng: np.random.Generator
+) -> Callable[[int], Nanoseconds]:
+    """Return a function from the size of a message in bytes to the duration of its transfer. `usual`:
+    size in bytes that `duration` refers to; None if the size has no influence."""
+    if duration is None:
+        return lambda _: 0
+    draw = durations.sampler(duration, rng)
+
+    def takes(size: int) -> Nanoseconds:
+        near = usual is None or abs(size - usual) <= max(_HEADER, _SAME_SIZE * usual)
+        return from_seconds(draw() * (1.0 if usual is None or near else size / usual))
+
+    return takes
+
+
 class VirtualNetwork:
     """All links of a run."""
 
@@ -377,6 +433,8 @@ class VirtualNetwork:
         segments = [self._segment(one, device.path[-1].name) for one in reversed(device.path)][::-1]
         root = device.path[-1].name if device.path else None
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
+        if device.transfers is not None:
+            return TimedLine(self._events, device.transfers, generator)
         line = Line(
             self._events,
             device.link or _FREE,

@@ -234,6 +234,8 @@ def test_keys_that_do_not_fit_together_are_refused() -> None:
     assert "cannot be combined" in _error("[{name: x, count: 2, from_log: log.csv}]")
     assert "columns: has no effect" in _error("[{name: x, cpu: 1, columns: {client: y}}]")
     assert "link.up has no effect" in _error("{from_log: log.csv, link: {up: 1mbit}}")
+    with pytest.raises(BadInputError, match="include the server's link"):
+        _load("{from_log: log.csv}", f"{_TASK_OF_ONE}server: {{link: {{up: 1mbit}}}}\n")
     assert "a, a name that another group has" in _error(
         "[{name: r, from_log: log.csv}, {name: a, cpu: 1}]"
     )
@@ -275,3 +277,22 @@ def test_other_settings_on_the_same_fleet_are_one_command(testbed: Testbed) -> N
     for wrong in ("seed", "=3", "name.x=3"):
         code, _, err = testbed("up", "again.yaml", "--set", wrong)
         assert (code, f"--set {wrong}" in err) == (2, True)
+
+
+def test_trainings_of_another_length_are_pointed_out(testbed: Testbed) -> None:
+    original = _original(testbed)
+    again = _again(testbed, original)
+    assert _load(f"{{from_run: {again.path}}}").hints == ()  # a record of a record
+    longer = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
+    assert longer.hints == (
+        "slow-1 was recorded with trainings of 4 steps, and has trainings of 8: they last as long as "
+        "the recorded ones",
+    )
+
+
+def test_record_of_a_dilated_run_has_the_times_of_devices(testbed: Testbed) -> None:
+    original = _original(testbed)
+    before = _load(f"{{from_run: {original.path}}}").devices
+    manifest = original.path / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "dilation": 4.0}))
+    assert _load(f"{{from_run: {original.path}}}").devices == before
