@@ -10,12 +10,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents import events
+from agents.config import BrokerAccess
+from agents.mqtt.transport import Connection, ConnectionFailedError
 from tests.running import (
     TOPOLOGIES,
     Finished,
@@ -168,11 +171,20 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
 
 
 def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: Path) -> None:
+    """Before it, the broker refuses a stranger at the port for real devices."""
     file = topology(tmp_path, hosts)
     for stage in ("Preparing 2 real devices", "the run clock starts"):
         with started("up", file, "--runs", tmp_path / stage) as up:
             until_printed(up, stage)
             time.sleep(0.5)
+            if "clock" in stage:
+                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
+                stranger = BrokerAccess(hosts.address, PORT, "pi-1", "guessed", certificate.read_text())
+                with pytest.raises(ConnectionFailedError, match="did not accept"):
+                    Connection(stranger, [], lambda _: None).open(10)
+                plain = replace(stranger, certificate=None)
+                with pytest.raises(ConnectionFailedError):
+                    Connection(plain, [], lambda _: None).open(3)
             _, output = interrupt(up)
         assert up.returncode == 130, output
         assert "Traceback" not in output

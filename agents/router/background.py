@@ -4,8 +4,8 @@ classes.
     python -m agents.router.background SOURCES
 
 The router starts it as a child, so it runs in the router's network namespace, on the infrastructure's
-cores. `SOURCES` is a JSON list of `Source`. Each line on standard input is a JSON object `States`; the
-process ends when standard input closes.
+cores. `SOURCES` is a JSON list of `RoutedTraffic`. Each line on standard input is a JSON object
+`TrafficStates`; the process ends when standard input closes.
 
 Traffic of a given rate is sent on the IFB itself, where the kernel drops it behind the classes.
 Transfers (`flows`) are TCP connections from an address of their own to `SINK`, over the loopback
@@ -47,7 +47,7 @@ _MAX_OPEN = 512
 """Maximum number of open transfers of a source; further ones wait."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class RoutedTraffic(msgspec.Struct, frozen=True):
     """One kind of background traffic on one segment."""
 
     segment: str
@@ -60,8 +60,8 @@ class Source(msgspec.Struct, frozen=True):
     """Host seconds per second of device time."""
 
 
-class States(msgspec.Struct, frozen=True):
-    """What the sources do from now on."""
+class TrafficStates(msgspec.Struct, frozen=True):
+    """Start of the sources, and which of them are switched off or cut."""
 
     epoch: float | None = None
     """Time on the monotonic clock at which the traffic begins, in seconds; None before the start."""
@@ -71,12 +71,12 @@ class States(msgspec.Struct, frozen=True):
     """Numbers of the sources whose segment is cut: their transfers wait."""
 
 
-class Generator:
+class TrafficGenerator:
     """Sends the traffic of all sources in one thread."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[RoutedTraffic]) -> None:
         self.selector = selectors.DefaultSelector()
-        self._states = States()
+        self._states = TrafficStates()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._sockets = {way: packet_socket(dev) for way, dev in INTERFACES.items()}
@@ -90,7 +90,7 @@ class Generator:
             self.selector.register(listening, selectors.EVENT_READ, lambda: self._accept(listening))
 
     def serve(self, orders: int) -> None:
-        """Send until the file descriptor `orders`, with lines of `States`, is closed."""
+        """Send until the file descriptor `orders`, with lines of `TrafficStates`, is closed."""
         os.set_blocking(orders, False)
         self.selector.register(orders, selectors.EVENT_READ, None)
         waiting = b""
@@ -104,7 +104,7 @@ class Generator:
                     return
                 *lines, waiting = (waiting + data).split(b"\n")
                 for line in lines:
-                    self._change(msgspec.json.decode(line, type=States))
+                    self._change(msgspec.json.decode(line, type=TrafficStates))
             now = time.monotonic()
             while self._timers and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)[2]()
@@ -117,7 +117,7 @@ class Generator:
         with suppress(OSError):  # full: the kernel would have dropped the packet in the queue
             self._sockets[way].send(data)
 
-    def _change(self, states: States) -> None:
+    def _change(self, states: TrafficStates) -> None:
         started = self._states.epoch is None and states.epoch is not None
         self._states = states
         for number, source in enumerate(self._sources):
@@ -149,7 +149,7 @@ class Generator:
 class Stream:
     """Traffic of a given rate, which may change with time."""
 
-    def __init__(self, generator: Generator, source: Source) -> None:
+    def __init__(self, generator: TrafficGenerator, source: RoutedTraffic) -> None:
         self._generator = generator
         self._steps = background.rates(source.traffic, source.seed, source.segment)
         self._dilation = source.dilation
@@ -206,7 +206,7 @@ class Stream:
 class Transfers:
     """Transfers that arrive at random times, each over a TCP connection of its own."""
 
-    def __init__(self, generator: Generator, source: Source) -> None:
+    def __init__(self, generator: TrafficGenerator, source: RoutedTraffic) -> None:
         self._generator = generator
         self._arrivals = background.transfers(source.traffic, source.seed, source.segment)
         self._dilation = source.dilation
@@ -283,16 +283,16 @@ class Transfers:
 
 
 def main() -> None:
-    generator = Generator(msgspec.json.decode(sys.argv[1], type=list[Source]))
+    generator = TrafficGenerator(msgspec.json.decode(sys.argv[1], type=list[RoutedTraffic]))
     generator.serve(sys.stdin.fileno())
 
 
-def command(sources: Sequence[Source]) -> list[str]:
+def command(sources: Sequence[RoutedTraffic]) -> list[str]:
     """Return the command that starts the process."""
     return [sys.executable, "-m", "agents.router.background", json.dumps(msgspec.to_builtins(sources))]
 
 
-def line(states: States) -> bytes:
+def line(states: TrafficStates) -> bytes:
     """Return the line of standard input that orders `states`."""
     return msgspec.json.encode(states) + b"\n"
 

@@ -31,7 +31,7 @@ from agents.config import RouterConfig
 from agents.device.delayline import DelayServer, Impairment
 from agents.device.link import LinkError, interface_towards, run
 from agents.device.nfqueue import QueueError
-from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.mqtt import topics
 from agents.mqtt.retry import retry
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
@@ -215,9 +215,9 @@ class Router:
             match messages.decode(self._topics, message.topic, message.payload):
                 case DeviceOrder(device, SetLink(changes)) if device in self._links:
                     self._change(device, changes)
-                case DeviceOrder(name, (SetLink() | Disconnect() | Reconnect()) as action) if (
-                    self._network is not None and name in self._network.segments
-                ):
+                case DeviceOrder(
+                    name, (SetLink() | SetBackground() | Disconnect() | Reconnect()) as action
+                ) if self._network is not None and name in self._network.segments:
                     for device in self._network.act(name, action):
                         self._apply(device)
                 case NetworkStart(run_time):

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from agents.config import RouterConfig, Segment, Way
 from agents.device.delayline import Impairment
 from agents.device.link import LinkError, run
-from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.device_actions import Disconnect, Reconnect, SegmentAction, SetBackground, SetLink
 from agents.links.background import is_flows
 from agents.mqtt import topics
 from agents.router import background
-from agents.router.background import Source, States
+from agents.router.background import RoutedTraffic, TrafficStates
 from agents.router.segments import FIELDS, FIRST_LEAF, INTERFACES, Leaf, SegmentTree, ShapedSegments
 from agents.wire.messages import NetworkProbe, NetworkUse, SegmentUse
 
@@ -38,7 +38,7 @@ class Network:
             for way in ways:
                 leaves[way].append(Leaf(number, attached, FIELDS[way], cfg.addresses[device]))
         number = FIRST_LEAF + len(cfg.attached)
-        self._sources: list[Source] = []
+        self._sources: list[RoutedTraffic] = []
         for segment in used:
             for traffic in segment.background:
                 count = _FLOW_LEAVES if is_flows(traffic) else 1
@@ -50,7 +50,7 @@ class Network:
                 leaves[traffic.way] += made
                 addresses = [leaf.address for leaf in made]
                 self._sources.append(
-                    Source(segment.name, traffic, cfg.background_seed, addresses, cfg.dilation)
+                    RoutedTraffic(segment.name, traffic, cfg.background_seed, addresses, cfg.dilation)
                 )
         self._shaped = ShapedSegments(SegmentTree(used, leaves))
         self._epoch: float | None = None
@@ -100,7 +100,7 @@ class Network:
         """Segments on the ways of this router's devices, as they are now, by name."""
         return self._shaped.tree.segments
 
-    def act(self, segment: str, action: SetLink | Disconnect | Reconnect) -> set[str]:
+    def act(self, segment: str, action: SegmentAction) -> set[str]:
         """Carry out `action` on the segment. Return the devices below the segment, whose impairments may
         have changed."""
         match action:
@@ -110,16 +110,12 @@ class Network:
                 self._cut.add(segment)
             case Reconnect():
                 self._cut.discard(segment)
+            case SetBackground(on):
+                numbers = {n for n, one in enumerate(self._sources) if one.segment == segment}
+                self._off = self._off - numbers if on else self._off | numbers
         self._order()
         below = self._tree.below(segment)
         return {device for device, name in self._config.attached.items() if name in below}
-
-    def switch_background(self, segment: str, *, on: bool) -> None:
-        """Switch the background traffic of the segment on or off."""
-        for number, source in enumerate(self._sources):
-            if source.segment == segment:
-                (self._off.discard if on else self._off.add)(number)
-        self._order()
 
     def use(self, now: float) -> NetworkUse | None:
         """Return the use of the segments since the last call; None if nothing has passed. Raises
@@ -149,12 +145,14 @@ class Network:
         cut = {name for one in self._cut for name in self._tree.below(one)}
         halted = [number for number, one in enumerate(self._sources) if one.segment in cut]
         try:
-            self._generator.stdin.write(background.line(States(self._epoch, sorted(self._off), halted)))
+            self._generator.stdin.write(
+                background.line(TrafficStates(self._epoch, sorted(self._off), halted))
+            )
             self._generator.stdin.flush()
         except BrokenPipeError as error:
             raise LinkError("the background traffic has ended") from error
 
-    def _loop(self, sources: Sequence[Source]) -> None:
+    def _loop(self, sources: Sequence[RoutedTraffic]) -> None:
         """Redirect the transfers' packets, on the loopback interface, to the classes."""
         run(["ip", "link", "set", "dev", "lo", "mtu", "1500", "gso_max_segs", "1"])
         run(["ip", "address", "add", f"{background.SINK[0]}/32", "dev", "lo"])

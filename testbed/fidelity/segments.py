@@ -28,21 +28,25 @@ def of_run(spec: RunSpec, epoch: float, begin: float, end: float) -> tuple[Segme
     if not spec.plan.segments:
         return ()
     samples = (
-        in_device_time(one, spec.plan.dilation) for one in Samples(spec.directory.telemetry).read()
+        in_device_time(one, spec.plan.dilation)
+        for one in Samples(spec.directory.telemetry).read()
+        if "segments" in one
     )
-    shifted = ({**one, "at": one["at"] - epoch} for one in samples if "segments" in one and "at" in one)
-    return measure_segments(spec.plan.segments, shifted, spec.topology.seed, begin, end)
+    shown = epoch + begin, epoch + end
+    return measure_segments(spec.plan.segments, samples, spec.topology.seed, epoch, *shown)
 
 
 def measure_segments(
     segments: Mapping[str, Segment],
     samples: Iterable[Mapping[str, Any]],
     seed: int,
+    epoch: float,
     begin: float,
     end: float,
 ) -> tuple[SegmentFidelity, ...]:
     """Return a row for each segment and direction that was measured, or that has background traffic.
-    Times are device time in seconds, rates in bit/s of device time.
+    `epoch`, `begin` and `end`: times of the samples' clock, in seconds of device time, at device time 0
+    and at the begin and end of the run. Rates are in bit/s of device time.
 
     `segments`: the tree of the plan, by name. `samples`: messages of the router (`NetworkProbe`,
     `NetworkUse`). `seed`: seed of the run.
@@ -63,7 +67,7 @@ def measure_segments(
             below = sum(passed[one.name, way] for one in segments.values() if one.parent == name)
             figure = Figure()
             if kinds and end > begin and math.isfinite(end):
-                offered = sum(_offered(one, seed, name, begin, end) for one in kinds)
+                offered = sum(_offered(one, seed, name, begin - epoch, end - epoch) for one in kinds)
                 figure = Figure(offered, 8 * (passed[name, way] - below) / (end - begin))
             if (rates := probed.get((name, way))) is not None:
                 alone, together = Figure(rates.reach, rates.alone), Figure(rates.full, rates.together)

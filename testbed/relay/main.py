@@ -19,7 +19,7 @@ from typing import assert_never
 
 from agents import config, disturbances
 from agents.config import AccessLink, BrokerAccess, Segment
-from agents.device_actions import Disconnect, Reconnect, SetLink
+from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import make_realtime
@@ -161,6 +161,8 @@ def main() -> None:
                 shared.cut(order.device)
             case Reconnect():
                 shared.restore(order.device)
+            case SetBackground(on):
+                shared.switch_background(order.device, on=on)
 
     def fail(reason: str) -> None:
         sys.stderr.write(f"relay: {reason}\n")

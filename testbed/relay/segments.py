@@ -214,7 +214,7 @@ class SegmentScheduler:
 class SegmentLane:
     """A device's way through its segments in one direction; see `testbed.relay.sockets.LinkLane`."""
 
-    def __init__(self, shared: _Direction, device: str) -> None:
+    def __init__(self, shared: _SegmentLoop, device: str) -> None:
         self._shared = shared
         self._device = device
 
@@ -249,7 +249,7 @@ class SegmentLane:
         await self._shared.changed.wait()
 
 
-class _Direction:
+class _SegmentLoop:
     """One direction of the segments in the event loop."""
 
     def __init__(self, scheduler: SegmentScheduler) -> None:
@@ -279,7 +279,7 @@ class SharedSegments:
         self._seed, self._dilation = seed, dilation
         self._attached = attached
         self._directions = {
-            way: _Direction(
+            way: _SegmentLoop(
                 SegmentScheduler(
                     segments,
                     attached,
@@ -343,7 +343,7 @@ class SharedSegments:
 
     def _next_rate(
         self,
-        direction: _Direction,
+        direction: _SegmentLoop,
         queue: _Queue,
         rates: Iterator[tuple[float, float]],
         epoch: float,
@@ -362,7 +362,7 @@ class SharedSegments:
 
         asyncio.get_running_loop().call_at(epoch + at * self._dilation, change)
 
-    def _stream(self, direction: _Direction, queue: _Queue, state: _Rate) -> None:
+    def _stream(self, direction: _SegmentLoop, queue: _Queue, state: _Rate) -> None:
         now = time.monotonic()
         state.owed += (now - state.at) * state.rate / 8
         state.at = now
@@ -377,7 +377,7 @@ class SharedSegments:
 
     def _next_transfer(
         self,
-        direction: _Direction,
+        direction: _SegmentLoop,
         segment: str,
         arrivals: Iterator[tuple[float, float]],
         epoch: float,

@@ -81,7 +81,7 @@ PROGRAM = """
     import json, subprocess, time
     from agents.config import Background, BrokerAccess, RouterConfig, Segment
     from agents.device.delayline import Impairment
-    from agents.device_actions import Disconnect, Reconnect, SetLink
+    from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
     from agents.router.network import Network
 
     for command in (
@@ -110,7 +110,7 @@ PROGRAM = """
     network.use(time.monotonic())
     time.sleep(2)
     on = network.use(time.monotonic())
-    network.switch_background("cell", on=False)
+    network.act("cell", SetBackground(on=False))
     time.sleep(0.3)
     network.use(time.monotonic())
     time.sleep(0.3)

@@ -11,6 +11,7 @@ import pytest
 
 from agents.remote import program
 from testbed import topology
+from testbed.broker import BrokerLimits, Listeners, mosquitto_conf
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host.nodes import Node
@@ -104,6 +105,18 @@ def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str
 def test_runtime_without_real_devices_refuses_them(runtime: str) -> None:
     with pytest.raises(BadInputError, match="docker or process runtime"):
         plan(parse("{name: pi, hosts: [pi@raspi-1]}"), runtime, replace(HOST, nodes=(NODE,)))
+
+
+def test_broker_listens_for_real_devices_with_tls_at_their_address_alone() -> None:
+    at = Listeners("127.0.0.1", 1883, remote=("192.168.1.10", 8883))
+    lines = mosquitto_conf(at, "/files", BrokerLimits()).splitlines()
+    listeners = [number for number, line in enumerate(lines) if line.startswith("listener ")]
+    assert [lines[number] for number in listeners] == [
+        "listener 1883 127.0.0.1",
+        "listener 8883 192.168.1.10",
+    ]
+    assert "certfile /files/certificate.pem" in lines[listeners[1] :]
+    assert "certfile /files/certificate.pem" not in lines[: listeners[1]]
 
 
 def hostile(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> SshTarget:
