@@ -25,7 +25,6 @@ from pyarrow import json as arrow_json
 
 from agents import events
 from agents.disk import files
-from agents.wire.messages import NetworkUse
 
 BLOCK = 1 << 25
 """Bytes that are read per block. The size of a block limits the memory that is needed in addition to the
@@ -131,7 +130,26 @@ _Sample = msgspec.defstruct(
 )
 """Type of a sample, with the fields of `_SAMPLE`. Other fields are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
-_USES = msgspec.json.Decoder(NetworkUse)
+
+
+class _SegmentUse(msgspec.Struct):
+    """Use of a segment in one direction, as in `agents.wire.messages.SegmentUse`."""
+
+    segment: str
+    way: str
+    devices: dict[str, float]
+    background: float = 0.0
+
+
+class _NetworkUse(msgspec.Struct):
+    """Use of the segments, as in `agents.wire.messages.NetworkUse`. Other fields are ignored."""
+
+    at: float
+    seconds: float
+    segments: list[_SegmentUse]
+
+
+_USES = msgspec.json.Decoder(_NetworkUse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
