@@ -434,8 +434,8 @@ class Fidelity:
         if there is only one host. `energy` has `emulated` and `host` of EnergyComparison. `energy` is
         left out if no device's energy is counted. `segments` has an entry per segment, and in it one per
         direction, with the figures of SegmentFidelity. It is left out if devices share no segment.
-        `real` has an entry per real device, with the fields of RealDeviceFigures. It is left out if all devices
-        are emulated.
+        `real` has an entry per real device, with the fields of RealDeviceFigures. It is left out if all
+        devices are emulated.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
