@@ -220,6 +220,15 @@ COLUMNS: Mapping[str, Mapping[str, TableColumn]] = {
         "charging": _watts("Power that the charger offers; NaN without a battery"),
         "monotonic": _MONOTONIC,
     },
+    "network": {
+        "at": _seconds("Device time at which the period ends", sign="any"),
+        "seconds": _seconds("Length of the period"),
+        "segment": TableColumn("Name of the segment"),
+        "way": TableColumn("`up` or `down`"),
+        "device": TableColumn("Name of the device; empty for background traffic"),
+        "bytes": _bytes("Bytes that passed the segment in the period"),
+        "monotonic": _MONOTONIC,
+    },
     "fidelity": {
         "device": _DEVICE,
         "group": _GROUP,

@@ -118,6 +118,10 @@ class Run:
     (J since the start of the run), `power` (mean since the sample before, W), and for batteries `level`
     (share of the capacity), `supplied` (J) and `charging` (W). `monotonic` as in `telemetry`. Empty
     unless the topology has `energy`."""
+    network: pd.DataFrame
+    """Use of the segments of `network` over time: `at` (s), `seconds` up to `at` that the row is about,
+    `segment`, `way` (`up` or `down`), `device` (empty for background traffic), and the `bytes` that
+    passed. `monotonic` as in `telemetry`. Empty if the topology has no segments."""
     fidelity: pd.DataFrame
     """Content of `fidelity.json`: `device`, `group`, `figure`, `asked` (requested), `got` (measured),
     `error` (%). Empty until the run has ended.
@@ -262,7 +266,8 @@ class Follower:
             scenario=_planned(frames[events.Acted.event], "device", devices),
             telemetry=_planned(self._in_device_time(frames["telemetry"], manifest), "device", devices),
             probes=_planned(self._in_device_time(frames["probe"], manifest), "device", devices),
-            energy=_planned(self._energy(frames["energy_sample"], manifest), "device", devices),
+            energy=_planned(self._recorded(frames["energy_sample"], manifest), "device", devices),
+            network=self._recorded(frames["network"], manifest),
             fidelity=_planned(_fidelity(self._path / "fidelity.json", manifest), "device", devices),
         )
 
@@ -311,9 +316,9 @@ class Follower:
             self._known = state, manifests.read(path)
         return self._known[1]
 
-    def _energy(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-        """Return the energy samples with `at` on the run clock. In virtual time they are recorded in
-        device time."""
+    def _recorded(self, samples: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+        """Return samples of energy or of segments with `at` on the run clock. In virtual time they are
+        recorded in device time."""
         timed = self._in_device_time(samples, manifest)
         has_clock = "monotonic_zero" in manifest or manifests.verdict(manifest) != "simulated"
         return timed if has_clock else timed.assign(at=samples["at"], monotonic=np.nan)

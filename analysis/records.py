@@ -93,7 +93,23 @@ SAMPLES = pa.schema(
 )
 PROBES = pa.schema(_COMMON + [(name, pa.float64()) for name in PROBED])
 ENERGY = pa.schema(_COMMON + [(name, pa.float64()) for name in ENERGY_FIGURES])
-TELEMETRY: Mapping[str, pa.Schema] = {"telemetry": SAMPLES, "probe": PROBES, "energy_sample": ENERGY}
+NETWORK = pa.schema(
+    [
+        *_COMMON,
+        ("seconds", pa.float64()),
+        ("segment", pa.string()),
+        ("way", pa.string()),
+        ("bytes", pa.float64()),
+    ]
+)
+"""Columns of the use of segments. There is a row per segment, direction and device; `device` is empty
+for background traffic."""
+TELEMETRY: Mapping[str, pa.Schema] = {
+    "telemetry": SAMPLES,
+    "probe": PROBES,
+    "energy_sample": ENERGY,
+    "network": NETWORK,
+}
 """Kinds of line in `telemetry.jsonl` that become tables: kind -> columns."""
 
 
@@ -114,6 +130,26 @@ _Sample = msgspec.defstruct(
 )
 """Type of a sample, with the fields of `_SAMPLE`. Other fields are ignored."""
 _SAMPLES = msgspec.json.Decoder(_Sample)
+
+
+class _SegmentUse(msgspec.Struct):
+    """Use of a segment in one direction, as in `agents.wire.messages.SegmentUse`."""
+
+    segment: str
+    way: str
+    devices: dict[str, float]
+    background: float = 0.0
+
+
+class _NetworkUse(msgspec.Struct):
+    """Use of the segments, as in `agents.wire.messages.NetworkUse`. Other fields are ignored."""
+
+    at: float
+    seconds: float
+    segments: list[_SegmentUse]
+
+
+_USES = msgspec.json.Decoder(_NetworkUse)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -190,7 +226,26 @@ def parse_samples(block: bytes, zero: float | None) -> tuple[dict[str, pa.Table]
     }
     plain = {name: samples[name] for name in SAMPLES.names if name not in carried}
     usage = _encoded(pa.table({**plain, **carried}, schema=SAMPLES))
-    return {"telemetry": usage, "probe": probes, "energy_sample": energy}, zero
+    network = _network(block, zero)
+    return {"telemetry": usage, "probe": probes, "energy_sample": energy, "network": network}, zero
+
+
+def _network(block: bytes, zero: float | None) -> pa.Table:
+    """Return the rows of `NETWORK` in `block`. `zero`: `monotonic_zero`; None if it is unknown."""
+    rows = []
+    for line in block.splitlines() if b'"segments"' in block else ():
+        try:
+            use = _USES.decode(line)
+        except (ValueError, RecursionError):
+            continue  # another kind of line, or damaged by a crash
+        common = {"at": use.at, "monotonic_zero": zero, "seconds": use.seconds}
+        for one in use.segments:
+            parts = {**one.devices, **({"": one.background} if one.background else {})}
+            rows += [
+                {**common, "device": name, "segment": one.segment, "way": one.way, "bytes": count}
+                for name, count in parts.items()
+            ]
+    return _encoded(pa.Table.from_pylist(rows, NETWORK))
 
 
 def _nested(table: pa.Table, name: str, schema: pa.Schema) -> pa.Table:

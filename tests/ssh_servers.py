@@ -27,7 +27,7 @@ StrictModes no
 UsePAM no
 PermitRootLogin yes
 PidFile none
-SetEnv HOME={home}
+SetEnv HOME={home}{environment}
 """
 
 
@@ -42,6 +42,8 @@ class SshServer:
     bridge: str
     interface: str
     """Name of the interface on this side of the cable."""
+    environment: str = ""
+    """Further environment of all programs there, such as ` LD_PRELOAD=/clock.so`."""
     _holder: subprocess.Popen[str] | None = field(default=None)
 
     @property
@@ -73,7 +75,14 @@ class SshServer:
         _run(f"ip address add {self.address}/24 dev eth0", self._inside)
         _run("ip link set eth0 up", self._inside)
         conf = self.folder / f"{self.name}.conf"
-        conf.write_text(_SSHD.format(folder=self.folder, address=self.address, home=self.home))
+        conf.write_text(
+            _SSHD.format(
+                folder=self.folder,
+                address=self.address,
+                home=self.home,
+                environment=self.environment,
+            )
+        )
         _run(f"{_program('sshd')} -f {conf}", self._inside)
         eventually(self._answers, 30)
 
@@ -136,9 +145,9 @@ class SshServers:
 
 
 @contextmanager
-def servers(folder: Path, names: tuple[str, ...]) -> Iterator[SshServers]:
-    """Machines called `names`, in a context that switches them off. Skips the test where they cannot be
-    had."""
+def servers(folder: Path, names: tuple[str, ...], environment: str = "") -> Iterator[SshServers]:
+    """Machines called `names`, in a context that switches them off. `environment`: as in SshServer.
+    Skips the test where they cannot be had."""
     lacking = [name for name in _PROGRAMS if _program(name) is None]
     if os.geteuid() != 0 or lacking:
         unavailable("ssh", f"this takes root, and {', '.join(lacking or _PROGRAMS)}")
@@ -155,7 +164,9 @@ def servers(folder: Path, names: tuple[str, ...]) -> Iterator[SshServers]:
         machines, known, config = [], [], []
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         for number, name in enumerate(names, 2):
-            machine = SshServer(name, f"{network}.{number}", folder, bridge, f"tb{mark}{number}")
+            machine = SshServer(
+                name, f"{network}.{number}", folder, bridge, f"tb{mark}{number}", environment
+            )
             machine.home.mkdir()
             stack.callback(machine.power_off)
             machine.power_on()

@@ -25,6 +25,7 @@ import select
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tarfile
@@ -50,6 +51,14 @@ connection."""
 _CONNECT_SECONDS = 5.0
 _QUICK_EXCHANGES = 10
 """Number of exchanges of clocks that are made at once at the start."""
+_LOAD_SECONDS = 5.0
+"""Seconds between two readings of this machine's load."""
+_ROUND_TRIPS, _PAUSE_SECONDS = 40, 0.02
+"""Number of round trips that are measured, and seconds between two of them."""
+_SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
+"""Sizes of transfers in bytes: larger ones follow until one takes `_TRANSFER_SECONDS`."""
+_TRANSFER_SECONDS = 0.5
+_CHUNK_BYTES = 2**16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -64,6 +73,7 @@ def main(source: Any, sink: Any) -> None:
     verbs = {
         "check": check,
         "install": install,
+        "measure": measure,
         "start": start,
         "watch": watch,
         "remove": remove,
@@ -213,6 +223,56 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
                 (folder / path).write_bytes(content.read())
 
 
+def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Measure the way to the controller: round trips to the broker's port, where the kernel answers, and
+    rates of one encrypted connection in each direction."""
+    trips = []
+    for _ in range(_ROUND_TRIPS):
+        begin = time.monotonic_ns()
+        if reaches(*request["server"]):
+            trips.append((time.monotonic_ns() - begin) / 1e9)
+        time.sleep(_PAUSE_SECONDS)
+    found: dict[str, Any] = {"round_trips": _ROUND_TRIPS, "loss": 1 - len(trips) / _ROUND_TRIPS}
+    if trips:
+        found.update({"rtt": statistics.median(trips), "jitter": statistics.pstdev(trips)})
+    for size in _SIZES:
+        answer(sink, {"send": size})
+        rate, seconds = receive(source, size)
+        if rate:
+            found["down"] = rate
+        if seconds >= _TRANSFER_SECONDS:
+            break
+    block = os.urandom(_CHUNK_BYTES)
+    for size in _SIZES:
+        begin = time.monotonic_ns()
+        answer(sink, {"receive": size})
+        for _ in range(size // _CHUNK_BYTES):
+            sink.write(block)
+        sink.flush()
+        if not source.readline():
+            raise RequestError("the connection broke while the link was measured")
+        if (time.monotonic_ns() - begin) / 1e9 >= _TRANSFER_SECONDS:
+            break
+    answer(sink, {"measured": found})
+
+
+def receive(source: Any, size: int) -> tuple[float | None, float]:
+    """Read `size` bytes. Return the rate in bit/s after the first chunk, None if all came at once, and
+    the duration in seconds."""
+    first = left = 0
+    begin = since = time.monotonic_ns()
+    while left < size:
+        chunk = source.read1(min(size - left, _CHUNK_BYTES))
+        if not chunk:
+            raise RequestError("the connection broke while the link was measured")
+        left += len(chunk)
+        if not first:
+            first, since = len(chunk), time.monotonic_ns()
+    end = time.monotonic_ns()
+    rate = 8e9 * (size - first) / (end - since) if first < size and end > since else None
+    return rate, (end - begin) / 1e9
+
+
 def start(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Write the received files into the device's folder, then start its keeper, which outlives this
     connection. Files in the client's folder are kept if it exists: they are newer."""
@@ -278,13 +338,13 @@ def is_kept(folder: Path) -> bool:
 def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Report the state of the keeper every second, and compare this machine's clock with the
     controller's, until the connection ends. `?` asks for the time of the controller's monotonic clock,
-    in nanoseconds."""
+    in nanoseconds. Some reports have the CPU seconds of this machine."""
     folder = folder_of(request)
     os.chdir(str(folder))  # `stop` finds this process there
     sys.path.insert(0, str(folder))
     from agents.timing.clock_sync import Exchanges  # sent with the agents
 
-    known, number = Exchanges(), 0
+    known, number, looked = Exchanges(), 0, 0
     while True:
         asked = time.monotonic_ns()
         sink.write(b"?\n")
@@ -305,9 +365,38 @@ def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
             return
         replace(folder / CLOCK, json.dumps(estimate.as_dict()))
         code = exit_code(folder)
-        answer(sink, {"kept": is_kept(folder), "exit": code, "uncertainty": estimate.uncertainty})
+        report: dict[str, Any] = {
+            "kept": is_kept(folder),
+            "exit": code,
+            "uncertainty": estimate.uncertainty,
+        }
+        if answered - looked >= _LOAD_SECONDS * 1e9:
+            looked = answered
+            report["cpu"] = cpu_seconds(folder.parent)
+        answer(sink, report)
         if select.select([source], [], [], _ASK_SECONDS)[0]:
             return  # the controller has closed the connection
+
+
+def cpu_seconds(run: Path) -> dict[str, float]:
+    """Return seconds of all CPUs since the machine started: in total, without idling (`busy`), and taken
+    by a hypervisor (`stolen`); and the CPU seconds of all processes of the run whose folder is `run`
+    (`own`)."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    user, nice, system, idle, waiting, interrupts, soft, stolen = ticks
+    own = sum(os.times()[:4])
+    per_second = os.sysconf("SC_CLK_TCK")
+    for process in processes_in(run):
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
+            own += sum(int(field) for field in fields[11:15]) / per_second
+    return {
+        "total": (idle + waiting + user + nice + system + interrupts + soft + stolen) / per_second,
+        "busy": (user + nice + system + interrupts + soft) / per_second,
+        "stolen": stolen / per_second,
+        "own": own,
+        "cores": os.cpu_count() or 1,
+    }
 
 
 def exit_code(folder: Path) -> int | None:

@@ -19,6 +19,7 @@ from analysis.charts import (
     lanes,
     participation,
     parts,
+    segments,
     spread,
     staleness,
     telemetry,
@@ -52,6 +53,7 @@ CHARTS: Mapping[str, Callable[[Sequence[Run]], Chart]] = {
     "rates-over-time": telemetry.rates,
     "battery-over-time": telemetry.battery,
     "power-over-time": telemetry.power,
+    "segments-over-time": segments.over_time,
     "time-to-accuracy": time_to_accuracy,
     "target-reached": target_reached,
 }

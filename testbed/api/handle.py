@@ -19,6 +19,7 @@ from agents.device_actions import (
     Pause,
     Restart,
     Resume,
+    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -215,9 +216,11 @@ class RunHandle:
         jitter: str | None = None,
         loss: str | float | None = None,
         battery: str | float | None = None,
+        background: bool | None = None,
     ) -> Done:
         """Change the CPU share, the link or the level of the battery of devices:
-        `run.set("pi", cpu=0.05, up="1mbit")`.
+        `run.set("pi", cpu=0.05, up="1mbit")`. Or change the link or the background traffic of a segment:
+        `run.set("cell-3", down="2mbit", background=False)`.
 
         `cpu` is a share of one host core, `battery` a share of the battery's capacity. All values are
         written as in a topology. A setting that is None does not change. Returns the actions that were
@@ -225,7 +228,7 @@ class RunHandle:
         run is over or in virtual time.
         """
         given = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-        return self.act(devices, *changes(cpu, given, battery))
+        return self.act(devices, *changes(cpu, given, battery, background=background))
 
     def charge(self, devices: Devices, watts: str | float | None = None) -> Done:
         """Plug in a charger with a constant power of `watts` (a number of watts, or a text such as
@@ -367,7 +370,7 @@ class RunHandle:
         were sent. Raises BadInputError if a device is unknown, or the run is over or in virtual time.
         """
         names = [devices] if isinstance(devices, str) else devices
-        expanded = dict.fromkeys(device for name in names for device in self._directory.devices(name))
+        expanded = dict.fromkeys(device for name in names for device in self._directory.targets(name))
         sent = [{"device": device, **to_json(action)} for action in actions for device in expanded]
         commands.send(self._directory, *sent)
         return sent
@@ -434,11 +437,13 @@ def changes(
     cpu: str | float | None,
     link: dict[str, Any],
     battery: str | float | None = None,
+    *,
+    background: bool | None = None,
     prefix: str = "",
-) -> list[SetCpu | SetLink | SetBattery]:
+) -> list[SetCpu | SetLink | SetBattery | SetBackground]:
     """Return the actions that change the CPU share to `cpu` (share of one host core), the link to the
-    values in `link`, and the level of the battery to `battery` (all in the notation of a topology).
-    Settings that are None do not change.
+    values in `link`, and the level of the battery to `battery` (all in the notation of a topology), and
+    switch the background traffic of segments. Settings that are None do not change.
 
     Raises BadInputError. The error's message has `prefix` before the names of settings.
     """
@@ -460,7 +465,7 @@ def changes(
                 found[name] = (read | read_others)[name](value)
             except ValueError as error:
                 raise BadInputError(f"{prefix}{name} {value}: {error}") from error
-    if not found:
+    if not found and background is None:
         *some, last = (prefix + name for name in ("cpu", *read, "battery"))
         raise BadInputError(f"nothing to set: give {', '.join(some)} or {last}")
     share, level = found.pop("cpu", None), found.pop("battery", None)
@@ -468,4 +473,5 @@ def changes(
         *([] if share is None else [SetCpu(share)]),
         *([SetLink(found)] if found else []),
         *([] if level is None else [SetBattery(level)]),
+        *([] if background is None else [SetBackground(background)]),
     ]

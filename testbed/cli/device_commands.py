@@ -58,15 +58,20 @@ def _set(
     jitter: Annotated[str | None, typer.Option(help="Jitter, such as 5ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="Packet loss, such as 2%.")] = None,
     battery: Annotated[str | None, typer.Option(help="Level of the battery, such as 20%.")] = None,
+    background: Annotated[
+        bool | None,
+        typer.Option("--background/--no-background", help="Other people's traffic on a segment."),
+    ] = None,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Change the CPU share, the link or the battery's level of devices during a run."""
+    """Change the CPU share, the link or the battery's level of devices during a run, or the link or the
+    background traffic of a segment."""
     from testbed.api.handle import changes
     from testbed.api.running import attach
 
     link = {"up": up, "down": down, "rtt": rtt, "jitter": jitter, "loss": loss}
-    wanted = changes(cpu, link, battery, prefix="--")
+    wanted = changes(cpu, link, battery, background=background, prefix="--")
     _print_actions(attach(run, runs=runs).act(devices, *wanted), as_json=as_json)
 
 

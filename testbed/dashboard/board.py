@@ -35,6 +35,8 @@ time, nothing is measured."""
 BATTERY, POWER = "battery-over-time", "power-over-time"
 """Names of charts that contain only one run. `BATTERY` is shown if any device has a battery, `POWER` if
 the energy of any device is counted."""
+SEGMENTS = "segments-over-time"
+"""Name of a chart that contains only one run. It is shown if anything has passed a segment."""
 BY_ENERGY = "accuracy-by-energy"
 """Name of a chart that contains all runs. It is shown if any run counts energy."""
 _LIVE_LANE_UPDATES = 10_000
@@ -155,6 +157,7 @@ class Board:
             shown = APART if simulated else (*APART, *EMULATED)
             further = {
                 PARTICIPATION: bool(run.topology.get("selection")),
+                SEGMENTS: not run.network.empty,
                 BATTERY: _has_batteries(run),
                 POWER: counts_energy(run),
             }

@@ -15,6 +15,7 @@ from typing import Any
 
 from agents.disk import files
 from testbed.fidelity.limits import RequestedLimits
+from testbed.fidelity.real_devices import RealDeviceFigures
 
 FORMAT = 1
 """Version of the format of `fidelity.json`."""
@@ -417,6 +418,8 @@ class Fidelity:
     """Emulated energy beside that of the host; None if no device's energy is counted."""
     segments: tuple[SegmentFidelity, ...] = ()
     """Requested and measured figures of the segments that devices share."""
+    real: tuple[RealDeviceFigures, ...] = ()
+    """Measured figures of the real devices."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `fidelity.json`.
@@ -431,6 +434,8 @@ class Fidelity:
         if there is only one host. `energy` has `emulated` and `host` of EnergyComparison. `energy` is
         left out if no device's energy is counted. `segments` has an entry per segment, and in it one per
         direction, with the figures of SegmentFidelity. It is left out if devices share no segment.
+        `real` has an entry per real device, with the fields of RealDeviceFigures. It is left out if all
+        devices are emulated.
         """
         clocks = {host: {"uncertainty": _round(one)} for host, one in self.clocks.items()}
         devices = {one.device: one.as_dict() for one in self.devices}
@@ -443,6 +448,8 @@ class Fidelity:
             found["energy"] = {"emulated": _round(energy.emulated), "host": _round(energy.host)}
         for one in self.segments:
             found.setdefault("segments", {}).setdefault(one.segment, {})[one.way] = one.as_dict()
+        for real in self.real:
+            found.setdefault("real", {})[real.device] = real.as_dict()
         return found
 
     def save(self, path: Path) -> None:

@@ -23,6 +23,7 @@ from testbed.fidelity.figures import (
     Figure,
     SegmentFidelity,
 )
+from testbed.fidelity.real_devices import RealDeviceFigures
 
 _MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
@@ -86,7 +87,7 @@ def render(fidelity: Fidelity) -> RenderableType:
     """Return tables of requested and measured values, and a line on the worst errors. Figures of links
     that were neither requested nor measured for any device are left out."""
     shown = rows(fidelity)
-    parts: list[RenderableType] = [Text(), _cpu_table(shown)]
+    parts: list[RenderableType] = [Text(), _cpu_table(shown)] if shown else []
     for names in (RATES, DELAYS):
         columns = [n for n in names if any(one.figures[n] != Figure() for one in fidelity.devices)]
         if columns:
@@ -97,6 +98,8 @@ def render(fidelity: Fidelity) -> RenderableType:
         parts += [Text(), _segment_table(fidelity.segments)]
     if on_gpu := [one for one in fidelity.devices if one.gpu is not None]:
         parts += [Text(), _gpu_table(on_gpu[:_MAX_ROWS])]
+    if fidelity.real:
+        parts += [Text(), _real_table(fidelity.real[:_MAX_ROWS])]
     return Group(*parts, Text(), Text(summary(fidelity)))
 
 
@@ -180,6 +183,26 @@ def _link_table(shown: Iterable[DeviceFidelity], names: Sequence[str]) -> Table:
     for one in shown:
         cells = [cell for name in names for cell in _cells(one.figures[name], _UNITS[name][1])]
         table.add_row(console.shorten(one.device), *cells)
+    return table
+
+
+def _real_table(shown: Iterable[RealDeviceFigures]) -> Table:
+    """Return the table of real devices, whose figures are measured only."""
+    table = console.number_table(
+        "real device",
+        "step ms",
+        *(_UNITS[name][0] for name in ("up", "down", "rtt")),
+        "clock ms",
+        "other work",
+    )
+    for one in shown:
+        table.add_row(
+            console.shorten(one.device),
+            _number(one.step, 1e3),
+            *(_number(getattr(one, name), _UNITS[name][1]) for name in ("up", "down", "rtt")),
+            _NONE if one.clock is None else f"±{_number(one.clock, 1e3)}",
+            _NONE if one.foreign is None else f"{one.foreign:.0%}",
+        )
     return table
 
 

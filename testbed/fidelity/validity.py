@@ -258,6 +258,9 @@ def _unjudged(host: Sequence[HostSample], fidelity: Fidelity) -> Iterator[str]:
             reasons.setdefault(what.partition(":")[0], []).append(f"{one.device}, {what}")
     for found in reasons.values():
         yield f"{found[0]}{_more_text(len(found))}"
+    unmeasured = [f"{one.device}, {lack}" for one in fidelity.real if (lack := one.unjudged())]
+    if unmeasured:
+        yield f"{unmeasured[0]}{_more_text(len(unmeasured))}"
 
 
 def _wrong_limits(fidelity: Fidelity) -> Iterator[str]:

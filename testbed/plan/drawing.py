@@ -8,14 +8,13 @@ aggregator ─ broker ─ router
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
-from agents.config import AccessLink, Segment
+from agents.config import AccessLink, Segment, path_of
 from testbed.plan.fleet_tables import KeyDistribution
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology
@@ -37,8 +36,8 @@ class DrawnGroup:
     """Hardware of each device."""
     link: str
     """Each device's own link."""
-    cell: str | None = None
-    """Name of the access link that the group shares with other groups; None if the group shares none."""
+    segment: str | None = None
+    """Name of the segment that the group is attached to; None if it is attached to none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +47,20 @@ class Picture:
     servers: tuple[str, ...]
     """Servers, from the aggregator to the devices."""
     groups: tuple[DrawnGroup, ...]
-    """Device groups. Groups that share an access link are adjacent."""
-    cells: Mapping[str, str]
-    """Name of a shared access link -> its rates."""
+    """Device groups, in the order in which they are drawn: each segment's own groups come before those
+    of the segments below it."""
+    segments: Mapping[str, Segment]
+    """Segments by name, in the order in which they are drawn: each one before those below it."""
+
+    def path(self, segment: str | None) -> tuple[str, ...]:
+        """Return the names of the segments from the root to `segment`; empty for None."""
+        return tuple(one.name for one in path_of(segment, self.segments))[::-1]
+
+    def below(self, segment: str) -> list[int]:
+        """Return the numbers of the groups at `segment` or below it."""
+        return [
+            number for number, group in enumerate(self.groups) if segment in self.path(group.segment)
+        ]
 
 
 def picture(topology: Topology, plan: Plan) -> Picture:
@@ -58,15 +68,10 @@ def picture(topology: Topology, plan: Plan) -> Picture:
     members: dict[str, list[PlannedDevice]] = {}
     for one in plan.devices:
         members.setdefault(one.group, []).append(one)
-    cells: dict[str, str] = {}
     groups = []
     for group in {group.group_name: group for group in topology.devices}.values():
         devices = members[group.group_name]
         device = devices[0]
-        cell = None
-        if device.path:
-            cell = device.path[0].name
-            cells[cell] = _rates(device.path[0])
         count, name = len(devices), group.group_name
         image = f", image {group.image}" if group.image and plan.traits.images else ""
         gpu = f", {device.gpu.summary}" if device.gpu else ""
@@ -82,13 +87,23 @@ def picture(topology: Topology, plan: Plan) -> Picture:
                 name if count == 1 else f"{name} × {count}",
                 f"{hardware}{gpu}{image}",
                 link or _NO_LIMITS,
-                cell,
+                device.segment,
             )
         )
-    order = {cell: number for number, cell in enumerate([None, *cells])}
-    groups.sort(key=lambda group: order[group.cell])
+    used = {segment.name for device in plan.devices for segment in device.path}
+    segments = {one.name: one for one in _depth_first(plan.segments, None) if one.name in used}
+    order = {name: number for number, name in enumerate([None, *segments])}
+    groups.sort(key=lambda group: order[group.segment])
     between = {True: ("router",), False: ("relay",)}[plan.traits.cgroups] if plan.shaper else ()
-    return Picture((f"aggregator ({topology.rule.name})", "broker", *between), tuple(groups), cells)
+    return Picture((f"aggregator ({topology.rule.name})", "broker", *between), tuple(groups), segments)
+
+
+def _depth_first(segments: Mapping[str, Segment], parent: str | None) -> Iterator[Segment]:
+    """Yield the segments below `parent`, each one before those below it."""
+    for one in segments.values():
+        if one.parent == parent:
+            yield one
+            yield from _depth_first(segments, one.name)
 
 
 def _are_equal(values: Iterable[Any]) -> bool:
@@ -105,19 +120,17 @@ def as_text(drawn: Picture) -> str:
     def describe(group: DrawnGroup) -> str:
         return f"{group.title:{titles}}  {group.hardware:{hardware}} ── {group.link}"
 
-    branches: list[tuple[str, list[str]]] = []
-    for cell, members in itertools.groupby(drawn.groups, lambda group: group.cell):
-        if cell is None:
-            branches += [(describe(group), []) for group in members]
-        else:
-            branches.append(
-                (f"{cell}, shared: {drawn.cells[cell]}", [describe(group) for group in members])
-            )
-    lines = [" ─ ".join(drawn.servers)]
-    for mark, bar, (line, below) in _with_branch_marks(branches):
-        lines.append(f"{mark} {line}")
-        lines += [f"{bar}  {inner} {each}" for inner, _, each in _with_branch_marks(below)]
-    return "\n".join(lines)
+    def lines_below(segment: str | None) -> Iterator[str]:
+        branches = [(describe(one), None) for one in drawn.groups if one.segment == segment]
+        inner = [one for one in drawn.segments.values() if one.parent == segment]
+        for mark, bar, (line, name) in _with_branch_marks(
+            [*branches, *((f"{one.name}, shared: {_segment(one)}", one.name) for one in inner)]
+        ):
+            yield f"{mark} {line}"
+            if name is not None:
+                yield from (f"{bar}  {each}" for each in lines_below(name))
+
+    return "\n".join([" ─ ".join(drawn.servers), *lines_below(None)])
 
 
 def _with_branch_marks(items: Sequence[T]) -> Iterator[tuple[str, str, T]]:
@@ -154,30 +167,30 @@ def as_svg(drawn: Picture, fleet: Sequence[KeyDistribution] = ()) -> str:
         shapes += _box(x, middle, width, server)
         x += width + 30
     trunk = x - 30
-    cells = {cell: f"{cell}: {rates}" for cell, rates in drawn.cells.items()}
-    cell_width = max(map(_width, cells.values()), default=0.0)
-    at_cells, at_groups = trunk + 60, trunk + 60 + (cell_width + 40 if cells else 0)
+    texts = {name: f"{name}: {_segment(one)}" for name, one in drawn.segments.items()}
+    depth = max((len(drawn.path(group.segment)) for group in groups), default=0)
+    cell_width = max(map(_width, texts.values()), default=0.0)
+    at_segments, at_groups = trunk + 60, trunk + 60 + depth * (cell_width + 40)
     links = max(_width(group.link) for group in groups)
     boxes = max(max(_width(group.title), _width(group.hardware)) for group in groups)
     rows = [_MARGIN + _ROW * (number + 0.5) for number in range(len(groups))]
-    for cell in cells:
-        mine = [y for y, group in zip(rows, groups, strict=True) if group.cell == cell]
-        y = sum(mine) / len(mine)
-        shapes.append(_line(trunk, middle, at_cells, y))
-        shapes += _box(at_cells, y, cell_width, cells[cell], kind="cell")
+    ends: dict[str | None, tuple[float, float]] = {None: (trunk, middle)}
+    for name, one in drawn.segments.items():
+        below = [rows[number] for number in drawn.below(name)]
+        y = sum(below) / len(below)
+        x = at_segments + (len(drawn.path(name)) - 1) * (cell_width + 40)
+        shapes.append(_line(*ends[one.parent], x, y))
+        shapes += _box(x, y, cell_width, texts[name], kind="cell")
+        ends[name] = x + cell_width, y
     for y, group in zip(rows, groups, strict=True):
-        begin = (trunk, middle)
-        if group.cell is not None:
-            mine = [row for row, one in zip(rows, groups, strict=True) if one.cell == group.cell]
-            begin = (at_cells + cell_width, sum(mine) / len(mine))
-        shapes.append(_line(*begin, at_groups, y))
+        shapes.append(_line(*ends[group.segment], at_groups, y))
         shapes.append(_line(at_groups, y, at_groups + links, y))
         shapes.append(_text(at_groups + links / 2, y - 5, group.link, "middle", small=True))
         shapes += _box(at_groups + links, y, boxes, group.title, group.hardware)
     width = at_groups + links + boxes + _MARGIN
-    for number, one in enumerate(fleet):
+    for number, distribution in enumerate(fleet):
         x, y = _MARGIN + (number % _COLUMNS) * _PANEL, height + number // _COLUMNS * _PANEL / 2
-        shapes += _histogram(one, x, y)
+        shapes += _histogram(distribution, x, y)
     if fleet:
         width = max(width, 2 * _MARGIN + _PANEL * min(len(fleet), _COLUMNS))
         height += math.ceil(len(fleet) / _COLUMNS) * _PANEL // 2
@@ -237,13 +250,27 @@ def _rates(link: AccessLink | Segment) -> str:
     return ", ".join(found)
 
 
+def _segment(segment: Segment) -> str:
+    """Return a text with the segment's rates, round-trip time, jitter, loss, and kinds of background
+    traffic."""
+    facts = [_rates(segment), *_impairments(segment)]
+    kinds = dict.fromkeys(one.kind for one in segment.background)
+    facts.append(f"background {' + '.join(kinds)}" if kinds else "")
+    return ", ".join(filter(None, facts)) or _NO_LIMITS
+
+
+def _impairments(link: AccessLink | Segment) -> Iterator[str]:
+    """Yield texts about round-trip time, jitter and loss, if they have an effect."""
+    if link.rtt or link.jitter:
+        jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
+        yield f"rtt {format_duration(link.rtt)}{jitter}"
+    if link.loss:
+        yield f"loss {link.loss:.3g}"
+
+
 def _link(link: AccessLink, device: PlannedDevice) -> str:
     """Return a text with the link's rates, round-trip time, jitter and loss, without those that have no
     effect, and with the kind of the device's compression, such as `up 1mbit, rtt 80ms ± 10ms`."""
-    facts = [_rates(link)]
-    if link.rtt or link.jitter:
-        jitter = f" ± {format_duration(link.jitter)}" if link.jitter else ""
-        facts.append(f"rtt {format_duration(link.rtt)}{jitter}")
-    facts.append(f"loss {link.loss:.3g}" if link.loss else "")
+    facts = [_rates(link), *_impairments(link)]
     facts.append(device.step_kind("compression") or "")
     return ", ".join(filter(None, facts))

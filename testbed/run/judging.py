@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents import events
 from agents.timing.clock import in_device_time
-from testbed.fidelity import SegmentClock, measure, requested, segments
+from testbed.fidelity import SegmentClock, measure, real_devices, requested, segments
 from testbed.fidelity.validity import Judgement, Validity, verdict
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
@@ -43,6 +43,13 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         clocks=controller.clocks,
         energy=controller.energy_comparison(),
         segments=segments.of_run(spec, epoch / dilation, begin, end),
+        real=real_devices.of_run(
+            {one.name: str(one.host) for one in spec.plan.real_devices},
+            records,
+            Samples(spec.directory.telemetry).read(),
+            controller.clocks,
+            controller.other_samples,
+        ),
     )
     fidelity.save(spec.directory.fidelity)
     steps = tuple(requested.steps(records))

@@ -38,6 +38,7 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "host": host(),
         "git_commit": git_commit(),
         "cpus": _cpus(spec.plan),
+        **({"segments": list(spec.plan.segments)} if spec.plan.segments else {}),
         "devices": {
             device.name: {
                 "group": device.group,

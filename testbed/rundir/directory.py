@@ -169,6 +169,11 @@ class RunDirectory:
             raise BadInputError(f"{self.run} has no device {name}; it has {name_list(names)}")
         return found
 
+    def targets(self, name: str) -> list[str]:
+        """Return the names that an action on `name` applies to: a segment, a device, or the devices of a
+        group. Raises BadInputError if there is none."""
+        return [name] if name in self.read_manifest().get("segments", {}) else self.devices(name)
+
     def claim(self) -> None:
         """Record in the manifest that the run is live, and that this process is the run's controller."""
         me = {"pid": os.getpid(), "started": psutil.Process().create_time()}

@@ -266,7 +266,10 @@ class FairShares:
         """Compute the rates of the transfers, and plan a check for the time at which the first transfer
         will have passed. A check that comes too early does no harm."""
         share_out(self._by_cap, self._pipes)
-        remaining = min((self._remaining(one) for one in self._by_cap), default=math.inf)
+        remaining = math.inf
+        for one in self._by_cap:
+            if one.rate and (first := self._remaining(one)) < remaining:
+                remaining = first
         if remaining == math.inf:
             return
         at = self._events.now + from_seconds(max(0.0, remaining))
@@ -277,16 +280,15 @@ class FairShares:
     def _remaining(self, one: _Class) -> float:
         """Return the seconds until the first transfer of the class has passed or has no tokens left;
         infinite if nothing passes."""
-        ends = one.order
-        while ends and (ends[0][2].in_class is not one or ends[0][2].end != ends[0][0]):
+        ends, tokens = one.order, one.tokens
+        while ends[0][2].in_class is not one:
             heapq.heappop(ends)
         if not one.rate:
             return math.inf
-        first = (ends[0][0] - one.served) / one.rate if ends else math.inf
-        tokens = one.tokens
-        while tokens and tokens[0][2].in_class is not one:
-            heapq.heappop(tokens)
+        first = (ends[0][0] - one.served) / one.rate
         if tokens and one.rate > one.own:
+            while tokens[0][2].in_class is not one:  # a transfer of the class is in both heaps
+                heapq.heappop(tokens)
             first = min(first, (tokens[0][0] - one.drained) / (one.rate - one.own))
         return first
 
@@ -320,6 +322,9 @@ def share_out(claims: Sequence[_Share], pipes: Iterable[Pipe]) -> None:
     """
     for pipe in pipes:
         pipe.left, pipe.waiting = pipe.free, 0
+    if claims and len(claims[0].path) == 1 and all(one.path is claims[0].path for one in claims):
+        _share_pipe(claims, claims[0].path[0])
+        return
     for one in claims:
         one.rate = _RISING
         for pipe in one.path:
@@ -339,6 +344,23 @@ def share_out(claims: Sequence[_Share], pipes: Iterable[Pipe]) -> None:
             for one in claims[first:]:
                 if one.rate == _RISING and (full is None or full in one.path):
                     _stop(one, level)
+
+
+def _share_pipe(claims: Sequence[_Share], pipe: Pipe) -> None:
+    """Do the work of `share_out` for claims that share one pipe only."""
+    left, waiting = pipe.left, sum(one.count for one in claims)
+    level = math.inf
+    for one in claims:
+        if level == math.inf and one.cap * waiting <= left:
+            one.rate = one.cap
+            left -= one.cap * one.count
+            waiting -= one.count
+        else:  # all further claims have the same rate, as their caps are higher
+            if level == math.inf:
+                level = left / waiting
+                left = 0.0 if level < math.inf else left
+            one.rate = level
+    pipe.left = max(0.0, left)
 
 
 def _stop(one: _Share, rate: float) -> None:

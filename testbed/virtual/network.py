@@ -423,6 +423,8 @@ class VirtualNetwork:
                 self._server[way] = shares, shares.add(Pipe(rate))
         self.segments: dict[str, VirtualSegment] = {}
         """Segments by name."""
+        self._routes: dict[tuple[Way, str | None], Route] = {}
+        """Routes from each segment that devices are attached to; from None for devices without one."""
         self._shares: dict[tuple[str, Way], FairShares] = {}
         """Shares of the tree that a segment belongs to, by the segment's name."""
 
@@ -494,8 +496,11 @@ class VirtualNetwork:
         return self._shares.get((root, way)) or FairShares(self._events)
 
     def _route(self, way: Way, root: str | None, segments: Sequence[VirtualSegment]) -> Route:
-        server = self._server.get(way)
-        pipes = tuple(one.pipes[way] for one in segments)
-        if server is not None:
-            return server[0], (*pipes, server[1])
-        return (None if root is None else self._shares[root, way]), pipes
+        key = way, segments[0].settings.name if segments else None
+        if key not in self._routes:
+            pipes = tuple(one.pipes[way] for one in segments)
+            shares = None if root is None else self._shares[root, way]
+            if (server := self._server.get(way)) is not None:
+                shares, pipes = server[0], (*pipes, server[1])
+            self._routes[key] = shares, pipes
+        return self._routes[key]

@@ -37,6 +37,34 @@ def test_text_drawing_has_servers_cells_groups_and_links() -> None:
     ]
 
 
+def test_drawing_has_the_tree_of_segments() -> None:
+    topology = parse(
+        """
+name: t
+task: {name: digits-logreg, local: {steps: 20}}
+rule: {name: fedbuff}
+network:
+  cell: {parent: backhaul, up: 2mbit}
+  backhaul: {up: 5mbit, rtt: 10ms, background: [{kind: constant, up: 50%}]}
+devices:
+  - {name: a, timing: 1s, segment: cell}
+  - {name: b, timing: 1s, segment: backhaul}
+stop: {after: 60s}
+"""
+    )
+    drawn = drawing.picture(topology, plan(topology, "virtual", HOST))
+    assert [line.rstrip() for line in drawing.as_text(drawn).splitlines()] == [
+        "aggregator (fedbuff) ─ broker",
+        "└─ backhaul, shared: up 5mbit, rtt 10ms, background constant",
+        "   ├─ b  timing 1s ── no limits",
+        "   └─ cell, shared: up 2mbit",
+        "      └─ a  timing 1s ── no limits",
+    ]
+    shapes = ElementTree.fromstring(drawing.as_svg(drawn))  # noqa: S314
+    texts = [each.text for each in shapes.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"cell: up 2mbit", "backhaul: up 5mbit, rtt 10ms, background constant"} <= {*texts}
+
+
 @pytest.mark.parametrize(("runtime", "between"), [("docker", "router"), ("virtual", None)])
 def test_svg_is_well_formed_and_its_texts_fit(runtime: str, between: str | None) -> None:
     topology = parse(TOPOLOGY)

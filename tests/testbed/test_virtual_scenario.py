@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 from agents import events
 from agents.config import KEEPALIVE
 from agents.device_actions import SetCpu
+from analysis.charts import CHARTS
+from analysis.load import load
 from testbed.errors import RunFailedError
 from testbed.run import planning, up
 from testbed.run.options import Options
@@ -325,3 +327,30 @@ def test_leaving_client_is_removed_from_area_mean(tmp_path: Path) -> None:
     )
     (w,) = load_file(tmp_path / "run" / "models" / "final.safetensors").values()
     assert float(w[0]) == pytest.approx(1.5, abs=1e-3)
+
+
+def test_run_has_the_use_of_its_segments_and_actions_on_them(tmp_path: Path) -> None:
+    """`a` needs a second for a training; an upload waits while the cell is cut."""
+    half = {"kind": "constant", "up": "50%"}
+    network = {"cell": {"parent": "root", "up": "1mbit"}, "root": {"up": "2mbit", "background": [half]}}
+    records = _run(
+        tmp_path,
+        [
+            {"at": "2500ms", "disconnect": "cell", "for": "1500ms"},
+            {"at": "5s", "set": "cell", "link": {"up": "2mbit"}},
+            {"at": "6s", "set": "root", "background": False},
+        ],
+        network=network,
+        devices=[A | {"segment": "cell"}, {"name": "b", "timing": "100s"}],
+    )
+    assert _applied(records) == pytest.approx([1, 2, 4, 5, 6, 7], abs=0.01)
+    run = load(tmp_path / "run")
+    assert [*run.scenario["action"]] == ["disconnect", "reconnect", "set", "background"]
+    assert run.manifest["segments"] == ["root", "cell"]
+    use = run.network.groupby(["segment", "device"])["bytes"].sum()
+    assert use["root", ""] == 750_000  # 1 Mbit/s for 6 s
+    assert use["root", "a"] == use["cell", "a"] > 0
+    drawn = CHARTS["segments-over-time"]([run])
+    assert [layer.name for layer in drawn.layers if layer.mark == "line"] == [
+        *("root up", "root up background", "cell up", "root down", "cell down")
+    ]

@@ -38,6 +38,8 @@ _LOADER = (
 _PROGRAM = bundle.AGENTS / "remote" / "program.py"
 _FIRST_BYTES = 64 * 1024
 """Maximum number of bytes that the device's shell may print before the program answers."""
+_END_SECONDS = 5.0
+"""Seconds for a command to end after its output."""
 _LINE_BYTES = 256 * 1024
 """Maximum length of an answer in bytes."""
 _SHOWN_CHARACTERS = 2_000
@@ -202,8 +204,16 @@ class Connections:
             return process
 
     def _reason(self, target: SshTarget, process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:
-        """Return why the command has ended, and what to do."""
-        process.wait()
+        """Return why the command has not answered, and what to do. Kill it unless it has ended."""
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return (
+                f"{target.host}: it prints more than {_FIRST_BYTES // 1024} KiB before the program "
+                "answers: look at what its shell prints at login, and at the interpreter"
+            )
         errors.seek(0)
         text = errors.read(_FIRST_BYTES).decode("utf-8", "replace").strip()
         for sign, advice in _ADVICE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -25,8 +26,9 @@ from agents.device_actions import (
     Switching,
 )
 from agents.disturbances import STANDSTILL_SECONDS
-from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance
+from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkFigures, LinkProbe
 from testbed.errors import BadInputError, HostError
+from testbed.fidelity.host_load import HostSample
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
@@ -47,6 +49,14 @@ _MAX_UNCERTAINTY = 10**12
 _LINE_BYTES, _MAX_LINES = 1000, 60
 """Maximum length of a report in bytes, and maximum number of reports and questions per second."""
 _CERTIFICATE = "broker.pem"
+_MAX_TRANSFER_BYTES, _MAX_TRANSFERS = 2**24, 20
+"""Maximum size and number of the transfers that a device asks for when its link is measured."""
+_CHUNK_BYTES = 2**16
+_SPEEDS = ("up", "down", "rtt", "jitter", "loss", "round_trips")
+_MAX_SPEED = 1e12
+_LOADS = ("total", "busy", "stolen", "own", "cores")
+"""Names of the CPU seconds in a report, as in `agents.remote.program.cpu_seconds`."""
+_MAX_SECONDS = 1e12
 
 
 def target_of(device: PlannedDevice) -> SshTarget:
@@ -118,7 +128,10 @@ class RealHosts:
         self._in_parallel(lambda device: device.install(packed, lines))
 
     def start(self) -> None:
-        """Start all devices, and wait until their clocks are compared. Raises HostError."""
+        """Measure the links one after the other, because devices may share a network. Then start all
+        devices, and wait until their clocks are compared. Raises HostError."""
+        for device in self._devices.values():
+            device.measure()
         self._in_parallel(RealDevice.start)
         deadline = time.monotonic() + _CLOCK_TIMEOUT_SECONDS
         for device in self._devices.values():
@@ -137,10 +150,18 @@ class RealHosts:
         """Return the disturbances that were noticed since the last call."""
         return [one for device in self._devices.values() for one in device.take_disturbances()]
 
-    def readings(self) -> dict[str, HostReading]:
-        """Return the uncertainty of each device's clock, by host."""
+    def probes(self) -> list[LinkProbe]:
+        """Return the measurements of links that were not returned before."""
+        found = [one.probe for one in self._devices.values() if one.probe is not None]
+        for device in self._devices.values():
+            device.probe = None
+        return found
+
+    def readings(self, at: float) -> dict[str, HostReading]:
+        """Return the uncertainty of each device's clock, and its load since the last call, by host.
+        `at`: run time in seconds."""
         return {
-            device.target.host: HostReading(device.uncertainty, None)
+            device.target.host: HostReading(device.uncertainty, device.take_load(at))
             for device in self._devices.values()
             if device.uncertainty is not None
         }
@@ -186,6 +207,12 @@ class RealDevice:
         self._restarts = 0
         self._reported: float | None = None
         """Time in seconds on the monotonic clock of the last report; None before the first."""
+        self.probe: LinkProbe | None = None
+        """Measurement of the link, until it is recorded; None before and after that."""
+        self._cpu: dict[str, float] = {}
+        """CPU seconds of the machine in the last report; empty before the first."""
+        self._cpu_taken: dict[str, float] = {}
+        """CPU seconds at the last call of `take_load`."""
         self._noticed: list[Disturbance] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -208,6 +235,52 @@ class RealDevice:
         if not isinstance(python := found.get("python"), str):
             raise HostError(f"{self.target.host}: its answer names no interpreter")
         self._python = python
+
+    def measure(self) -> None:
+        """Measure round trip and rates between the device and this host. Raises HostError."""
+        request, up = {**self._request, "server": self._spec.plan.server}, None
+        with self._connections.channel(self.target, "measure", request) as channel:
+            block = os.urandom(_CHUNK_BYTES)
+            for _ in range(_MAX_TRANSFERS):
+                match channel.read_answer():
+                    case {"send": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
+                        for begin in range(0, size, _CHUNK_BYTES):
+                            channel.sink.write(block[: size - begin])
+                        channel.sink.flush()
+                    case {"receive": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
+                        up = _received_rate(channel, size) or up
+                        channel.sink.write(b"received\n")
+                        channel.sink.flush()
+                    case {"measured": dict() as found}:
+                        figures = _numbers({**found, "up": up}, _SPEEDS, _MAX_SPEED)
+                        trips = int(figures.pop("round_trips", 0))
+                        probe = LinkFigures(**figures, round_trips=trips)
+                        self.probe = LinkProbe(self.name, time.monotonic(), probe)
+                        return
+                    case other:
+                        raise HostError(f"the measurement of its link failed: {other}")
+        raise HostError(f"{self.target.host}: the measurement of its link does not end")
+
+    def take_load(self, at: float) -> HostSample | None:
+        """Return the machine's load since the last call; None if it is unknown. `at`: run time in
+        seconds."""
+        before, after = self._cpu_taken, self._cpu
+        if after is before or not after:
+            return None
+        self._cpu_taken = after
+        spent = {name: after[name] - before.get(name, 0.0) for name in _LOADS[:-1]}
+        if not before or min(spent.values()) < 0 or spent["total"] <= 0:  # e.g. it was started again
+            return None
+        return HostSample(
+            at=at,
+            seconds=spent["total"] / after["cores"],
+            server_load=None,
+            foreign=min(1.0, max(0.0, spent["busy"] - spent["own"]) / spent["total"]),
+            elsewhere=None,
+            device_busy=min(1.0, spent["busy"] / spent["total"]),
+            steal=min(1.0, spent["stolen"] / spent["total"]),
+            tick_lateness=0.0,
+        )
 
     def start(self) -> None:
         """Send the device's files and start its processes, then watch them. Raises HostError."""
@@ -325,6 +398,8 @@ class RealDevice:
                 if not 0 <= uncertainty <= _MAX_UNCERTAINTY:
                     raise ValueError(f"uncertainty {uncertainty} ns")
                 self.uncertainty = uncertainty / 1e9
+                if isinstance(cpu := state.get("cpu"), dict):
+                    self._cpu = _cpu_seconds(cpu)
                 self._note_gap()
                 self._compared.set()
                 if code is not None and 0 <= code < 128:
@@ -352,3 +427,38 @@ class RealDevice:
         why = "were gone, as after a power cut" if code is None else f"had ended with exit code {code}"
         self._note(begin, f"the processes of {self.name} {why}, and were started again")
         self._reported = time.monotonic()
+
+
+def _received_rate(channel: Channel, size: int) -> float | None:
+    """Read `size` bytes from the device. Return the rate in bit/s after the first chunk; None if all
+    came at once."""
+    first = count = 0
+    since = time.monotonic_ns()
+    while count < size:
+        chunk = channel.source.read1(min(size - count, _CHUNK_BYTES))  # type: ignore[attr-defined]
+        if not chunk:
+            raise HostError("the connection broke while its link was measured")
+        count += len(chunk)
+        if not first:
+            first, since = len(chunk), time.monotonic_ns()
+    took = time.monotonic_ns() - since
+    return 8e9 * (size - first) / took if first < size and took > 0 else None
+
+
+def _numbers(values: dict[Any, Any], names: Sequence[str], largest: float) -> dict[str, float]:
+    """Return the finite numbers from 0 to `largest` among the values `names`. Devices are not
+    trusted."""
+    found = {name: values.get(name) for name in names}
+    return {
+        name: float(one)
+        for name, one in found.items()
+        if isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one <= largest
+    }
+
+
+def _cpu_seconds(values: dict[Any, Any]) -> dict[str, float]:
+    """Return the CPU seconds in a report. Raises ValueError if one is missing or invalid."""
+    found = _numbers(values, _LOADS, _MAX_SECONDS)
+    if len(found) < len(_LOADS) or found["cores"] < 1:
+        raise ValueError(f"CPU seconds {values}")
+    return found

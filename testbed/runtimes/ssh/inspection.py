@@ -83,6 +83,7 @@ def dry_run(plan: Plan, requirements: Sequence[str]) -> list[str]:
                 f"           once: {python} -m pip install {first}",
             ]
         lines += [
+            "  measure  measures round trips and rates to this host",
             "  start    writes init.json, client.json (mode 0600), broker.pem, shard.safetensors; runs",
             f"           {python} -m agents.remote.keeper SETTINGS",
             "  watch    reports the state and compares the clocks, until the end of the run",

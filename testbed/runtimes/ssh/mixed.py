@@ -95,7 +95,7 @@ class MixedMeter(Meter):
         self._emulating, self._real = emulating, real
 
     def telemetry(self) -> Sequence[Telemetry | GpuSample]:
-        return self._emulating.telemetry()
+        return [*self._emulating.telemetry(), *self._real.probes()]
 
     def energy(self) -> Sequence[EnergySample | PowerSwitch]:
         return self._emulating.energy()
@@ -113,4 +113,4 @@ class MixedMeter(Meter):
         return self._emulating.device_cpu_seconds()
 
     def other_hosts(self, at: float, used: Mapping[str, float]) -> Mapping[str, HostReading]:
-        return {**self._emulating.other_hosts(at, used), **self._real.readings()}
+        return {**self._emulating.other_hosts(at, used), **self._real.readings(at)}

@@ -1,0 +1,96 @@
+"""Measured figures of the real devices of a run. Nothing was requested for them, so the figures are
+evidence, without an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from agents import events
+from testbed.fidelity.host_load import HostSample, mean
+
+FIGURES = ("step", "up", "down", "rtt", "jitter", "clock", "foreign")
+"""Names of the figures, as in `fidelity.json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealDeviceFigures:
+    """Measured figures of a real device. A figure is None if it was not measured."""
+
+    device: str
+    host: str
+    """SSH destination."""
+    step: float | None
+    """Median duration of a local training step in the run, in seconds."""
+    up: float | None
+    """Rate of one encrypted connection to this host before the run, in bit/s."""
+    down: float | None
+    """Rate of one encrypted connection from this host before the run, in bit/s."""
+    rtt: float | None
+    """Median round trip to the broker's port before the run, in seconds."""
+    jitter: float | None
+    """Standard deviation of these round trips, in seconds."""
+    clock: float | None
+    """Maximum error of the device's times in the run, in seconds."""
+    foreign: float | None
+    """Mean share of the device's CPUs that other work took during the run."""
+
+    def unjudged(self) -> str | None:
+        """Return a sentence on what was not measured; None if all was."""
+        lacking = {
+            "its clock": self.clock,
+            "its link": self.rtt,
+            "its load": self.foreign,
+        }
+        missing = [name for name, value in lacking.items() if value is None]
+        return f"{', '.join(missing)}: not measured" if missing else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the device's entry in `fidelity.json`."""
+        figures = {name: getattr(self, name) for name in FIGURES}
+        rounded = {
+            name: None if one is None or not math.isfinite(one) else float(f"{one:.6g}")
+            for name, one in figures.items()
+        }
+        return {"host": self.host, **rounded}
+
+
+def of_run(
+    hosts: Mapping[str, str],
+    records: Iterable[events.Record],
+    samples: Iterable[Mapping[str, Any]],
+    clocks: Mapping[str, float],
+    loads: Mapping[str, Sequence[HostSample]],
+) -> tuple[RealDeviceFigures, ...]:
+    """Return the figures of the real devices of a run.
+
+    `hosts`: device -> SSH destination. `records`: the run's records. `samples`: telemetry. `clocks`:
+    SSH destination -> maximum error of the times, in seconds. `loads`: SSH destination -> samples of
+    the load.
+    """
+    if not hosts:
+        return ()
+    steps: dict[str, list[float]] = {}
+    for record in records:
+        if isinstance(record, events.UpdateApplied) and record.client in hosts and record.steps > 0:
+            took = record.train_end - record.train_start
+            steps.setdefault(record.client, []).append(took / record.steps)
+    probes = {
+        str(one.get("device")): probe
+        for one in samples
+        if one.get("device") in hosts and isinstance(probe := one.get("probe"), Mapping)
+    }
+    return tuple(
+        RealDeviceFigures(
+            device=name,
+            host=host,
+            step=median(steps[name]) if name in steps else None,
+            clock=clocks.get(host),
+            foreign=mean(loads.get(host, ()), "foreign"),
+            **{key: probes.get(name, {}).get(key) for key in ("up", "down", "rtt", "jitter")},
+        )
+        for name, host in hosts.items()
+    )
