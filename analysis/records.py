@@ -132,7 +132,7 @@ _Sample = msgspec.defstruct(
 _SAMPLES = msgspec.json.Decoder(_Sample)
 
 
-class _SegmentUse(msgspec.Struct):
+class _UsedSegment(msgspec.Struct):
     """Use of a segment in one direction, as in `agents.wire.messages.SegmentUse`."""
 
     segment: str
@@ -141,15 +141,15 @@ class _SegmentUse(msgspec.Struct):
     background: float = 0.0
 
 
-class _NetworkUse(msgspec.Struct):
+class _UseLine(msgspec.Struct):
     """Use of the segments, as in `agents.wire.messages.NetworkUse`. Other fields are ignored."""
 
     at: float
     seconds: float
-    segments: list[_SegmentUse]
+    segments: list[_UsedSegment]
 
 
-_USES = msgspec.json.Decoder(_NetworkUse)
+_USES = msgspec.json.Decoder(_UseLine)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -72,8 +72,10 @@ class SegmentScheduler:
         self._uniform = uniform
         self._queues = {device: _Queue(device, name) for device, name in attached.items()}
         self._backlogged: dict[int, _Queue] = {}
-        self._free_at = dict.fromkeys(self.segments, -math.inf)
-        """Time in seconds from which each segment's bucket has tokens."""
+        self._empty_at = dict.fromkeys(self.segments, -math.inf)
+        """Time in seconds at which each segment's bucket is empty. It then fills at the segment's
+        rate, up to its depth. The next item is chosen at this time. It has passed as soon as the bucket
+        holds its size."""
         self._cut: set[str] = set()
         self._under_way: list[tuple[float, int, Item]] = []
         self._numbers = itertools.count()
@@ -156,7 +158,7 @@ class SegmentScheduler:
         path = self.path(queue.segment)
         if not self._cut.isdisjoint(one.name for one in path):
             return math.inf
-        return max(queue.items[0][2], *(self._free_at[one.name] for one in path))
+        return max(queue.items[0][2], *(self._empty_at[one.name] for one in path))
 
     def _pass(self, queue: _Queue, at: float) -> None:
         item, wire, _ = queue.items.popleft()
@@ -166,15 +168,16 @@ class SegmentScheduler:
         queue.sent += wire
         if not queue.is_first:
             self._turn = queue.sent
-        due = at
+        passed, delay = at, 0.0
         for segment in self.path(queue.segment):
             self.passed[segment.name][queue.name] += wire
             if (rate := segment.rate(self._way)) is not None:
-                saved = at - 8 * max(0, burst(rate) - wire) / rate
-                self._free_at[segment.name] = max(self._free_at[segment.name], saved) + 8 * wire / rate
-            due += max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
+                saved = at - 8 * max(burst(rate), wire) / rate
+                self._empty_at[segment.name] = max(self._empty_at[segment.name], saved) + 8 * wire / rate
+                passed = max(passed, self._empty_at[segment.name])
+            delay += max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
         if item is not None:
-            queue.last_due = max(queue.last_due, due)
+            queue.last_due = max(queue.last_due, passed + delay)
             heapq.heappush(self._under_way, (queue.last_due, next(self._numbers), item))
 
     def change(self, segment: Segment, now: float) -> None:
@@ -191,8 +194,8 @@ class SegmentScheduler:
         """Let items pass the segment again."""
         self.advance(now)
         self._cut.discard(segment)
-        for name in self._free_at:
-            self._free_at[name] = max(self._free_at[name], now)
+        for name in self._empty_at:
+            self._empty_at[name] = max(self._empty_at[name], now)
 
     def pop_due(self, now: float) -> list[Item]:
         """Remove and return the items that are due by `now`, in order."""

@@ -203,7 +203,8 @@ def _lanes(shared: SharedSegments, device: str) -> tuple[list[SegmentLane], list
 
 def test_segments_are_shared_max_min_over_a_tree() -> None:
     """120 kB pass the backhaul in two seconds. A cell of a quarter of its rate leaves three quarters to
-    the third device; a cell that does not limit leaves a third to each."""
+    the third device; a cell that does not limit leaves a third to each. One item more is in the bucket,
+    and one on its way out."""
     names = {"a": "cell", "b": "cell", "c": "backhaul"}
 
     def passed(cell: int) -> list[int]:
@@ -216,8 +217,8 @@ def test_segments_are_shared_max_min_over_a_tree() -> None:
         scheduler.pop_due(2.0)
         return [scheduler.passed["backhaul"][name] // 1000 for name in names]
 
-    assert passed(120_000) == pytest.approx([15, 15, 90], abs=1)
-    assert passed(480_000) == pytest.approx([40, 40, 40], abs=1)
+    assert passed(120_000) == pytest.approx([15, 15, 90], abs=2)
+    assert passed(480_000) == pytest.approx([40, 40, 40], abs=2)
 
 
 def test_device_beside_a_slow_one_gets_the_rest_of_its_cell() -> None:
