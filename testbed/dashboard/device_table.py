@@ -83,7 +83,7 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
             "asked": requested_cpu(run).reindex(planned.index),
             "used": used["cpu"].reindex(planned.index),
             "memory": _memory(run, live=live).reindex(planned.index),
-            "limit": planned["memory"],
+            "limit": planned["memory"].where(planned["memory"] > 0),  # a real device has no limit
             "up": 8 * used["sent"].reindex(planned.index),
             "down": 8 * used["received"].reindex(planned.index),
             "up_carried": (used["up_left"] / used["up_allowed"]).reindex(planned.index),
