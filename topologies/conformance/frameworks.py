@@ -1,4 +1,4 @@
-"""Adapters of the conformance kit for rules of Flower, APPFL and FLGo. Each framework's own code aggregates."""
+"""Adapters of the conformance kit for rules of Flower, APPFL and FLGo, whose own code aggregates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MODULE_KEY = "weight"
 
 
 def _take(setting: Setting, rule: str, *variants: str) -> None:
-    """Raise NotImplementedError for another rule, or for a parameter that the framework does not have."""
+    """Raise NotImplementedError for another rule, or for a parameter that the framework lacks."""
     if setting.rule != rule:
         raise NotImplementedError(f"this adapter has {rule} only")
     if other := [key for key in setting.parameters if key not in variants]:
