@@ -121,7 +121,7 @@ def _done(index: Path) -> int:
 
 def _show(index: Path) -> None:
     entries = _entries(index)
-    folders = [path for path in index.parent.iterdir() if path.is_dir()]
+    folders = [*index.parent.glob("*/manifest.json")]
     runs = {entry["run"] for entry in entries}
     finished = sum(entry["outcome"] == "after" for entry in entries)
     print(f"{finished} cells done, {len(entries)} entries, {len(runs)} runs, {len(folders)} folders")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from testbed.api.machine import list_images as list_images
     from testbed.api.machine import measure_fidelity as measure_fidelity
     from testbed.api.machine import prune_images as prune_images
+    from testbed.api.packing import pack as pack
     from testbed.api.results import compare as compare
     from testbed.api.results import draw as draw
     from testbed.api.results import export as export
@@ -91,6 +92,7 @@ _WHERE = {
     "list_runs": "testbed.api.running",
     "list_folders": "testbed.api.running",
     "simulate": "testbed.api.simulating",
+    "pack": "testbed.api.packing",
     "sweep": "testbed.api.studies",
     "SweepResult": "testbed.api.studies",
     "agree": "testbed.api.studies",

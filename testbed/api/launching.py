@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from testbed import topology as topologies
 from testbed import tracking
+from testbed.api import packing
+from testbed.api.packing import OpenedPack
 from testbed.api.topology_input import TopologyInput, TopologyLike, data_root, text_of, with_settings
 from testbed.console import Report, silent
 from testbed.dashboard import serving
@@ -65,6 +67,8 @@ class Launch:
     """Folder in which the run directory is created."""
     resumed: RunDirectory | None = None
     """Directory of the run that is resumed; None for a new run."""
+    pack: OpenedPack | None = field(default=None, repr=False)
+    """Pack that the topology is from; None if it is from no pack, or was changed by settings."""
 
     def rounds(self) -> dict[str, Round]:
         """Return an estimate of each device's round: name of the device -> estimate. Raises
@@ -222,6 +226,8 @@ def plan_run(
     verbose: bool = False,
     resume: str | None = None,
     settings: Sequence[str] = (),
+    trust: bool = False,
+    on_progress: Callable[[str], object] = lambda _: None,
     runs: str | Path = "runs",
 ) -> Launch:
     """Check and plan `topology` (see `up`) on this host without launching it.
@@ -230,7 +236,10 @@ def plan_run(
     this host's Swarm. `dashboard`, `metrics`: ports for the page and for Prometheus metrics during the
     run; 0 for any free port; None for no page or no metrics. `verbose`: whether clients log each round.
     `resume`: interrupted run to resume. Its topology is used, and also its runtime if `runtime` is None.
-    `settings`: changes of the topology, each as `PATH=VALUE` such as `rule.buffer_size=8`.
+    `settings`: changes of the topology, each as `PATH=VALUE` such as `rule.buffer_size=8`. If `topology`
+    is the path of a pack of a run (`pack`), the pack is unpacked, and the run is planned again, with its
+    runtime if `runtime` is None. `trust`: whether programs in the pack may run. `on_progress` is called
+    with lines on the unpacking.
     For the other parameters see `up`. Raises BadInputError, which lists all errors.
     """
     if track:
@@ -257,7 +266,25 @@ def plan_run(
         )
     if resumed is not None and settings:
         raise BadInputError("--set cannot change a run that is resumed: start a new run")
-    launch = _plan(with_settings(text_of(topology), settings), options, Path(runs), resumed)
+    opened = None
+    if packing.is_pack(topology):
+        opened = packing.open_pack(
+            str(topology), "run", trusted=trust, runs=runs, on_progress=on_progress
+        )
+        options = replace(
+            options,
+            runtime=runtime or opened.index.runtime,
+            data_root=opened.data_root(options.data_root),
+        )
+        topology = opened.start
+        opened.check_data(options.data_root)
+    source = with_settings(text_of(topology), settings)
+    if opened is not None:
+        opened.check([topologies.parse(source.text, source.name)])
+        for remark in opened.remarks():
+            on_progress(remark)
+    launch = _plan(source, options, Path(runs), resumed)
+    launch = replace(launch, pack=None if settings else opened)
     serving.check_ports(options)
     return launch
 

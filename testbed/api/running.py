@@ -34,6 +34,7 @@ def up(
     track: Sequence[str] = (),
     runs: str | Path = "runs",
     detach: bool = False,
+    trust: bool = False,
 ) -> RunHandle:
     """Launch `topology` and return as soon as the run clock has started, as `testbed up -d` does.
 
@@ -44,14 +45,22 @@ def up(
     folder with datasets as parquet files; None for the folder that TESTBED_DATA names, or for the hub if
     TESTBED_DATA is not set. `oversubscribe`: whether to run even if the devices request more CPU than
     there is. `track`: trackers that receive the run: `mlflow`, `wandb`, `tensorboard`. `runs`: folder in
-    which the run directory is made. `detach`: whether the run continues when this process ends.
+    which the run directory is made. `detach`: whether the run continues when this process ends. If
+    `topology` is a pack (`pack`), its run is repeated; `trust`: whether programs in the pack may run.
 
     The run is a separate process. `down` takes the run down, and so does the end of a `with` block.
     Unless `detach` is set, the run is also taken down when this process ends for any reason. Raises
     BadInputError, HostError, RunFailedError.
     """
     launch = plan_run(
-        topology, runtime=runtime, data=data, oversubscribe=oversubscribe, track=track, runs=runs
+        topology,
+        runtime=runtime,
+        data=data,
+        oversubscribe=oversubscribe,
+        track=track,
+        trust=trust,
+        on_progress=on_progress or (lambda _: None),
+        runs=runs,
     )
     return start(launch, on_event=on_event, on_progress=on_progress, detach=detach)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.texts import quantity
-from testbed.api import results
+from testbed.api import packing, results
+from testbed.api.packing import OpenedPack
 from testbed.api.running import read
 from testbed.api.topology_input import data_root, plain_values
-from testbed.errors import BadInputError, RunFailedError
+from testbed.errors import BadInputError, RunFailedError, name_list
 from testbed.run.options import Options
+from testbed.rundir.directory import RunDirectory
 from testbed.traits import RUNTIMES, is_simulated, refuse_simulated
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ def sweep(
     on_progress: Callable[[str], object] = lambda _: None,
     runs: str | Path = "runs",
     name: str | None = None,
+    trust: bool = False,
 ) -> SweepResult:
     """Run a sweep and wait until it is finished. Finished runs of an earlier call are not repeated.
 
@@ -80,13 +83,23 @@ def sweep(
     such as `dask://HOST:PORT` or `slurm:partition=NAME`. For a cluster, `jobs` is the maximum number of
     runs that are submitted at a time. `on_progress` is called with a line per run.
     `name`: name of the folder in `runs`; None for the name of the file, or for `sweep` if `study` is a
-    mapping. For the other parameters see `up`. A failed run does not stop the sweep. Ctrl-C in the main
+    mapping. If `study` is a pack (`pack`), its runs are repeated; `trust`: whether programs in the pack
+    may run. For the other parameters see `up`. A failed run does not stop the sweep. Ctrl-C in the main
     thread ends the runs that are in progress and keeps the finished runs. Raises BadInputError.
     """
     from testbed import sweeps
     from testbed.sweeps import clusters, sweeping
 
     options = Options(runtime, oversubscribe, data_root(data))
+    opened = None
+    if packing.is_pack(study):
+        opened = packing.open_pack(
+            str(study), "sweep", trusted=trust, runs=runs, on_progress=on_progress
+        )
+        root = opened.data_root(options.data_root)
+        options = replace(options, runtime=runtime or opened.index.runtime, data_root=root)
+        opened.check_data(root)
+        study, name = opened.start, name or opened.index.name
     # A cluster's workers may have more cores than this machine, and check this themselves.
     planned_for = replace(options, oversubscribe=oversubscribe or clusters.parse(on) is not None)
     if isinstance(study, Mapping):
@@ -95,11 +108,36 @@ def sweep(
     else:
         told = str(study)
         planned = sweeps.load(Path(study), planned_for)
+    if opened is not None:
+        opened.check(cell.topology for cell in planned.cells)
+        for remark in opened.remarks():
+            on_progress(remark)
     folder = Path(runs) / (name or planned.name)
     on_progress(f"{told}: {quantity(len(planned.cells), 'run')}, into {folder}")
-    done = sweeping.run(planned, options, folder, jobs, on_progress, on)
+    measured = {} if opened is None else opened.measured()
+    done = sweeping.run(planned, options, folder, jobs, on_progress, on, measured)
+    if opened is not None and (told_same := _comparison(opened, done)):
+        on_progress(told_same)
     failed = len({cell.fingerprint for cell in planned.cells}) - len(done)
     return SweepResult(folder, tuple(one.path for one in done), failed, planned.target)
+
+
+def _comparison(opened: OpenedPack, done: Sequence[RunDirectory]) -> str | None:
+    """Return a sentence on the finished runs whose records equal those of the packed run of the same
+    cell; None if no run can be compared."""
+    known = opened.run_by_cell()
+    same, different = 0, list[str]()
+    for directory in done:
+        facts = directory.read_manifest()
+        packed = known.get((facts.get("label"), facts.get("seed")))
+        told = None if packed is None else opened.records_are_equal(directory.path, packed)
+        if told is not None:
+            same += told
+            different += [] if told else [directory.run]
+    if not same and not different:
+        return None
+    told_different = f"; {name_list(different)} differ" if different else ""
+    return f"{quantity(same, 'run')} with the same records as in the pack, byte for byte{told_different}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,10 @@ MetricsPort = Annotated[
         "--metrics-port", min=0, max=65535, help="Serve Prometheus metrics on this port (0: any free)."
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the programs in a pack: own code, packages, images."),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option("--track", help="Also send figures to mlflow, wandb or tensorboard; repeatable."),

@@ -23,6 +23,7 @@ from testbed.cli.arguments import (
     Runs,
     RuntimeName,
     Strict,
+    Trust,
 )
 from testbed.console import out, print_files, print_last_line, print_text, quantity, remark
 from testbed.errors import BadInputError, RunFailedError, writable_file
@@ -41,6 +42,7 @@ RunsGiven = Annotated[
     ),
 ]
 SweepFile = Annotated[Path, typer.Argument(help="The sweep file.", metavar="SWEEP")]
+SweepOrPack = Annotated[Path, typer.Argument(help="The sweep file, or a pack.", metavar="SWEEP")]
 Jobs = Annotated[
     int | None, typer.Option(min=1, help="Parallel runs in virtual time (default: one per core).")
 ]
@@ -90,7 +92,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def sweep(
-    file: SweepFile,
+    file: SweepOrPack,
     runtime: RuntimeName = None,
     jobs: Jobs = None,
     on: Cluster = "local",
@@ -100,6 +102,7 @@ def sweep(
     table: TableFiles = None,
     baseline: Baseline = None,
     strict: Strict = False,
+    trust: Trust = False,
     as_json: AsJson = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
@@ -118,6 +121,7 @@ def sweep(
             oversubscribe=oversubscribe,
             on_progress=lambda text: _print(text, quiet=as_json),
             runs=runs,
+            trust=trust,
         )
     found = [*map(results.read_slim, done.paths)] if figure is None else [*done.runs]
     verdicts = _verdicts(found)

@@ -27,6 +27,7 @@ from testbed.cli import (
     experiments,
     new,
     outcome,
+    packs,
     reference,
 )
 from testbed.cli.app import App
@@ -43,6 +44,7 @@ from testbed.cli.arguments import (
     RuntimeName,
     Strict,
     Track,
+    Trust,
 )
 from testbed.console import print_json, print_last_line, print_text, quantity, remark, show
 from testbed.errors import BadInputError, TestbedError, from_os_error, writable_file
@@ -106,7 +108,8 @@ def main() -> None:
 @app.command("up")
 def up_command(
     topology: Annotated[
-        Path | None, typer.Argument(help="The topology file.", metavar="TOPOLOGY", show_default=False)
+        Path | None,
+        typer.Argument(help="The topology file, or a pack.", metavar="TOPOLOGY", show_default=False),
     ] = None,
     runtime: RuntimeName = None,
     settings: Annotated[
@@ -135,6 +138,7 @@ def up_command(
         ),
     ] = None,
     strict: Strict = False,
+    trust: Trust = False,
     runs: Runs = DEFAULT_RUNS,
     page: Page = False,
     port: PagePort = None,
@@ -142,7 +146,7 @@ def up_command(
     track: Track = None,
     as_json: AsJson = False,
 ) -> None:
-    """Launch a topology, show the run until it ends, and clean up."""
+    """Launch a topology, or the run of a pack again, show the run until it ends, and clean up."""
     with without_garbage_collection():
         from testbed.api import launching, running
 
@@ -162,6 +166,8 @@ def up_command(
         verbose=verbose,
         resume=resume,
         settings=settings or (),
+        trust=trust,
+        on_progress=remark,
         runs=runs,
     )
     if dry_run:
@@ -495,6 +501,10 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     outcome.show(view.judgement)
     if simulated:
         print_text(f"{run.duration:.1f} s of virtual time in {run.manifest['timings']['real']} s")
+    if launch.pack is not None:
+        same = launch.pack.records_are_equal(directory.path)
+        if same is not None:
+            print_text(_SAME_RECORDS if same else _OTHER_RECORDS)
     if (ended := running.optimum(run)) is not None:
         print_text("\n" + "\n".join(ended.lines()))
     logs = "" if simulated else f"testbed logs {directory.run} · "
@@ -504,6 +514,10 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
     last = help_page if doubtful else "change the topology and run it again"
     print_last_line(told, f"testbed dashboard {directory.run} · {logs}{last}")
     return verdict
+
+
+_SAME_RECORDS = "The records are those of the packed run, byte for byte but for the wall clock."
+_OTHER_RECORDS = "The records differ from those of the packed run."
 
 
 def _fallback_reason(runtime: str) -> str:
@@ -526,6 +540,7 @@ data.add_to(app)
 dashboard.add_to(app)
 device_commands.add_to(app)
 experiments.add_to(app)
+packs.add_to(app)
 calibrate.add_to(app)
 reference.add_to(app)
 new.add_to(app)

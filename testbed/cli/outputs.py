@@ -581,6 +581,25 @@ class WrittenFilesOutput(Output):
     """Paths of the files or folders."""
 
 
+class PackOutput(Output):
+    """A pack that was written."""
+
+    file: str
+    """Path of the archive."""
+    bytes: int
+    """Size of the archive, in bytes."""
+    sha256: str
+    """SHA-256 of the archive, in hexadecimal digits."""
+    files: int
+    """Number of files in the archive."""
+    runs: list[str]
+    """Ids of the packed runs."""
+    left_out: list[str]
+    """A sentence for each part of the runs that the pack does not have."""
+    remarks: list[str]
+    """Sentences on what is missing or incomplete."""
+
+
 class TrackerOutput(Output):
     """Runs that were sent to a tracker."""
 
@@ -681,6 +700,7 @@ OUTPUTS: dict[str, Any] = {
     "twin": TwinOutput | WrittenFilesOutput,
     "report": WrittenFilesOutput,
     "export": WrittenFilesOutput | TrackerOutput,
+    "pack": PackOutput,
     "rules": list[RuleOutput] | RuleOutput,
     "selections": list[SelectionOutput] | SelectionOutput,
     "tasks": list[TaskOutput] | TaskOutput,

@@ -26,7 +26,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,6 +122,10 @@ class Sweep:
     repeat_invalid: int
     """Maximum number of times that a run is repeated if it is not valid. Runs in virtual time are always
     valid."""
+    document: Document = field(repr=False)
+    """The sweep's file."""
+    base: Document = field(repr=False)
+    """The file of the topology that the cells change."""
 
 
 def load(path: Path, options: Options) -> Sweep:
@@ -154,7 +158,7 @@ def _read(document: Document, name: str, folder: Path, options: Options) -> Swee
         )
         raise document.source.error(problems)
     cells = _cells(sweep_file, base, document, problems, options)
-    return Sweep(name, sweep_file.target, cells, sweep_file.repeat_invalid)
+    return Sweep(name, sweep_file.target, cells, sweep_file.repeat_invalid, document, base)
 
 
 def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:

@@ -1,7 +1,7 @@
 """Run the cells of a sweep that are not done yet, and keep an index of all cells in the sweep's folder.
 
 `index.json` in that folder has one entry per cell, by the cell's fingerprint. An entry names the run,
-and says how the run ended.
+and says how the run ended. The folder also keeps the sweep's file and topology (`kept`).
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
 other, because each of them needs the host's cores for itself. On a cluster (`clusters`), the workers run
@@ -17,12 +17,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from agents.disk import files
@@ -38,7 +39,7 @@ from testbed.plan.measurements import Measurements
 from testbed.run import planning, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
-from testbed.sweeps import Sweep, SweepCell, clusters
+from testbed.sweeps import Sweep, SweepCell, clusters, kept
 from testbed.sweeps.clusters.pool import ClusterPool
 from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
@@ -175,13 +176,15 @@ def run(
     jobs: int | None = None,
     report: ReportLine = lambda _: None,
     on: str = clusters.LOCAL,
+    measured: Mapping[str, Virtual] = MappingProxyType({}),
 ) -> list[RunDirectory]:
     """Run the cells of `sweep` that are not done. Return the directories of all cells that are done
     afterwards.
 
     `jobs`: number of parallel runs in virtual time; None for one per core. On a cluster, `jobs` is the
     maximum number of cells that are submitted at a time; None for as many as keep all workers busy.
-    `on`: cluster that runs the cells (`clusters.parse`). Call this function from the main thread.
+    `on`: cluster that runs the cells (`clusters.parse`). `measured`: durations to use in place of
+    measurements, by the names of cells. Call this function from the main thread.
 
     Raises HostError, before anything is run, if this host does not meet the requirements of a cell.
     Raises HostError if a worker of a cluster is not fit for the sweep, or if the cluster fails. If a
@@ -192,6 +195,7 @@ def run(
     with _sweep_lock(folder):
         index = Index.read(folder)
         index.recover()
+        kept.keep(sweep, folder)
         cells = _each_once(sweep.cells, report)
         for hint in dict.fromkeys(
             hint for cell in cells for hint in (*cell.topology.hints, *cell.plan.hints)
@@ -210,7 +214,7 @@ def run(
             cluster = ClusterPool(target, folder, jobs)
         virtual = [cell for cell in todo if cell.plan.traits.simulated]
         emulated = [cell for cell in todo if not cell.plan.traits.simulated]
-        runner = _Runner(index, options, report, len(todo), _measured_costs(cells, index))
+        runner = _Runner(index, options, report, len(todo), _measured_costs(cells, index, measured))
         with cluster or nullcontext():
             if cluster is not None:
                 cluster.check(emulated=bool(emulated or to_repeat))
@@ -400,15 +404,25 @@ def _step_key(cell: SweepCell) -> str:
     return repr((_task(cell), step_work_key(cell.plan.devices[0].local)))
 
 
-def _measured_costs(cells: Iterable[SweepCell], index: Index) -> MeasuredCosts:
-    """Return the durations that finished runs of `cells` have measured."""
-    done = [(cell, index.finished_run(cell)) for cell in cells if any(_costs_to_measure(cell))]
+def _measured_costs(
+    cells: Iterable[SweepCell], index: Index, given: Mapping[str, Virtual] = MappingProxyType({})
+) -> MeasuredCosts:
+    """Return the durations that finished runs of `cells` have measured, and those in `given`, which is
+    by the names of cells. The latter win."""
+    measuring = [cell for cell in cells if any(_costs_to_measure(cell))]
+    done = [(cell, index.finished_run(cell)) for cell in measuring]
+    known = {
+        work: given[cell.name]
+        for cell in reversed(measuring)
+        if cell.name in given
+        for work in _costs_to_measure(cell)
+    }
     return {
         work: Measurements.read(directory.path).virtual
         for cell, directory in reversed(done)
         if directory is not None
         for work in _costs_to_measure(cell)
-    }
+    } | known
 
 
 @contextmanager
@@ -417,7 +431,7 @@ def _sweep_lock(folder: Path) -> Iterator[None]:
     Raises BadInputError if another process has the lock, or if `folder` is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = (folder / kept.LOCK).open("w")
     except OSError as error:
         raise BadInputError(
             f"cannot write to {folder} ({error.strerror}); name another folder with --runs"

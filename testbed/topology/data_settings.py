@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from testbed.topology.fields import Count, FilePath, Model, Share, expecting
 
@@ -174,6 +182,12 @@ class DataSettings(Model):
         if self.alphabet is not None and len(set(self.alphabet)) != len(self.alphabet):
             raise ValueError("alphabet has a character twice: remove one of the two")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write only the keys that the user wrote. A split that is named must exist, and a key that is
+        set replaces that of a dataset known by its name, so defaults must not become set keys."""
+        return {key: value for key, value in write(self).items() if key in self.model_fields_set}
 
     @property
     def name(self) -> str:

@@ -135,6 +135,7 @@ def test_every_command_has_json_and_a_schema() -> None:
         "compare RUN",
         "report RUN --to RUNS/report.html",
         "export RUN --to RUNS/tables",
+        "pack RUN --to RUNS/run.zip",
         "rules",
         "rules area",
         "selections oort",

@@ -62,7 +62,8 @@ def entries() -> list[dict[str, object]]:
 
 
 def run_folders() -> set[str]:
-    return {path.name for path in Path("runs/study").iterdir() if path.is_dir()}
+    found = {path.name for path in Path("runs/study").iterdir() if path.is_dir()}
+    return found - {"sweep"}  # the sweep's file
 
 
 def attempts() -> list[Path]:

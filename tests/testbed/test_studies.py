@@ -51,7 +51,7 @@ def write_sweep(seeds: str, **more: str) -> None:
 
 
 def runs_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.is_dir()}
+    return {path.name for path in folder.iterdir() if path.is_dir() and path.name != "sweep"}
 
 
 def test_sweep_runs_missing_cells(testbed: Testbed) -> None:

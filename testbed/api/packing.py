@@ -1,0 +1,309 @@
+"""Packs from Python: a run or a sweep as one archive that runs again on another machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from agents.events import COMPLETE
+from testbed.api.topology_input import data_root
+from testbed.data import data_files, datasets
+from testbed.errors import BadInputError, TestbedError, writable_file
+from testbed.packs import archive, contents, crate, trust
+from testbed.packs.contents import Contents
+from testbed.packs.contents import Part as Part
+from testbed.packs.layout import DATA, SWEEP, TOPOLOGY, DataEntry, FileEntry, PackIndex
+from testbed.plan.measurements import Measurements
+from testbed.run import live_runs, provenance
+from testbed.rundir import finding
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import Topology, Virtual, load
+from testbed.traits import RUNTIMES
+
+FOLDER = "packs"
+"""Folder in the folder of runs into which packs are unpacked."""
+_PACKAGE = "edge-fl-testbed"
+_WALL_CLOCK = "wall_clock"
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult:
+    """A pack that was written."""
+
+    path: Path
+    is_sweep: bool
+    """Whether it is the pack of a sweep, and not of a run."""
+    bytes: int
+    """Size of the archive, in bytes."""
+    sha256: str
+    """SHA-256 of the archive, in hexadecimal digits."""
+    runs: tuple[str, ...]
+    """Ids of the packed runs."""
+    files: int
+    """Number of files in the archive."""
+    left_out: tuple[str, ...]
+    """A sentence for each part of the runs that the pack does not have."""
+    remarks: tuple[str, ...]
+    """Sentences on what is missing or incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPack:
+    """A pack that was unpacked and checked."""
+
+    path: Path
+    """The archive."""
+    folder: Path
+    """Folder with the unpacked files."""
+    index: PackIndex
+    trusted: bool
+    """Whether programs in the pack may run."""
+
+    @property
+    def start(self) -> Path:
+        """The topology or sweep file to run."""
+        return self.folder / (TOPOLOGY if self.index.kind == "run" else SWEEP)
+
+    def data_root(self, given: Path | None) -> Path | None:
+        """Return the data root to use: `given`, or the data in the pack if `given` is None."""
+        return self.folder / DATA if given is None and self.index.has_data else given
+
+    def check(self, topologies: Iterable[Topology]) -> None:
+        """Raise BadInputError if a topology would run programs of the pack that are not trusted."""
+        trust.check_topologies(topologies, self.folder, trusted=self.trusted)
+
+    def check_data(self, root: Path | None) -> None:
+        """Raise BadInputError if the data is not that of the packed runs. Data that this machine has to
+        download is not compared. `root`: data root."""
+        for one in self.index.data:
+            if one.in_data_root and root is None:
+                continue
+            path = (root or Path()) / one.path if one.in_data_root else self.folder / DATA / one.path
+            try:
+                same = archive.sha256_of(path) == one.sha256
+            except FileNotFoundError:
+                if one.in_data_root:
+                    continue
+                raise BadInputError(
+                    f"the pack leaves out its data: copy {Path(one.path).name} ({one.bytes:,} bytes, "
+                    f"SHA-256 {one.sha256[:12]}…) to {path}"
+                ) from None
+            except OSError as error:
+                raise BadInputError(f"{path} cannot be read: {error.strerror}") from error
+            if not same:
+                raise BadInputError(
+                    f"{path} has other content than the data of the packed run: put the same file "
+                    "there, or run the topology with your data: testbed "
+                    f"{'up' if self.index.kind == 'run' else 'sweep'} {self.start}"
+                )
+
+    def remarks(self) -> list[str]:
+        """Return sentences on differences between this machine and the packed runs."""
+        here, theirs = provenance.versions(), self.index.versions
+        other = [
+            f"{name} {theirs[name]} (here {here[name]})"
+            for name in ("python", _PACKAGE, "torch", "numpy")
+            if name in theirs and here.get(name) != theirs[name]
+        ]
+        told = [f"Unpacked into {self.folder}"]
+        if other:
+            told.append(f"The pack was made with {', '.join(other)}: results may differ")
+        return told
+
+    def measured(self) -> dict[str, Virtual]:
+        """Return the durations that the packed runs in virtual time used: name of the sweep's cell ->
+        durations."""
+        found = {}
+        with suppress(TestbedError, OSError, ValueError, KeyError, AttributeError):
+            cells = json.loads((self.folder / "index.json").read_bytes())["cells"].values()
+            for cell in cells:
+                virtual = Measurements.read(self.folder / Path(str(cell["run"])).name).virtual
+                if virtual != Virtual():
+                    found[str(cell["cell"])] = virtual
+        return found
+
+    def run_by_cell(self) -> dict[tuple[Any, Any], str]:
+        """Return the ids of the packed runs of a sweep, by label and seed of their cells."""
+        found = {}
+        for run in self.index.runs:
+            facts = RunDirectory(self.folder / run).read_manifest()
+            found[facts.get("label"), facts.get("seed")] = run
+        return found
+
+    def records_are_equal(self, run: Path, packed: str = "") -> bool | None:
+        """Whether the records of the directory `run` equal those of the packed run, byte for byte but
+        for the wall clock. None if one of the runs was not simulated, or did not reach its end.
+        `packed`: id of the packed run in a sweep."""
+        both = [RunDirectory(self.folder / packed), RunDirectory(run)]
+        for one in both:
+            facts = one.read_manifest()
+            if not _is_simulated(facts.get("runtime")) or facts.get("outcome") not in COMPLETE:
+                return None
+        with both[0].events.open("rb") as old, both[1].events.open("rb") as new:
+            return all(_comparable(a) == _comparable(b) for a, b in zip_longest(old, new))
+
+
+def _is_simulated(runtime: object) -> bool:
+    return isinstance(runtime, str) and runtime in RUNTIMES and RUNTIMES[runtime].simulated
+
+
+def _comparable(line: bytes | None) -> Any:
+    """Return a record without the wall clock."""
+    if line is None or _WALL_CLOCK.encode() not in line:
+        return line
+    record = json.loads(line)
+    record.pop(_WALL_CLOCK, None)
+    return record
+
+
+def is_pack(given: object) -> bool:
+    """Whether `given` is the path of a zip file, as every pack is."""
+    return isinstance(given, str | Path) and "\n" not in str(given) and archive.is_pack(Path(given))
+
+
+def open_pack(
+    path: str | Path,
+    kind: str,
+    *,
+    trusted: bool,
+    runs: str | Path,
+    on_progress: Callable[[str], object] = lambda _: None,
+) -> OpenedPack:
+    """Unpack and check the archive `path`, and return it. Nothing of it is imported or started.
+
+    `kind`: expected kind, `run` or `sweep`. `trusted`: whether programs in the pack may run. `runs`:
+    folder of runs. The archive is unpacked into its folder `packs`. Raises BadInputError, HostError.
+    """
+    index, folder = archive.unpack(Path(path), Path(runs) / FOLDER, on_progress)
+    if index.kind != kind:
+        command = "up" if index.kind == "run" else "sweep"
+        raise BadInputError(f"{path} is the pack of a {index.kind}: testbed {command} {path}")
+    trust.check_files(folder, trusted=trusted)
+    return OpenedPack(Path(path), folder, index, trusted)
+
+
+def pack(
+    run: str | Path,
+    to: str | Path | None = None,
+    *,
+    include: Sequence[Part] = (),
+    data: str | Path | None = None,
+    on_progress: Callable[[str], object] = lambda _: None,
+    runs: str | Path = "runs",
+) -> PackResult:
+    """Write a run, or a sweep with its finished runs, to one archive. `testbed.up` or `testbed.sweep`
+    runs it again from the archive, also on another machine.
+
+    `run`: id or directory of a run, or folder of a sweep. `to`: file to write; None for the name of the
+    run with the suffix `.zip`, in the working directory. `include`: parts that a pack leaves out
+    otherwise: `models`, `telemetry`, `logs`, `inputs` (recorded for a replay), `data`. `data`: folder
+    with the datasets that the run read. `on_progress` is called with lines on the progress of large
+    packs. Raises BadInputError.
+    """
+    folder = finding.folder_of_runs(str(run), Path(runs))
+    if folder is None:
+        found = contents.of_run(live_runs.locate(str(run), Path(runs)), include)
+    else:
+        found = contents.of_sweep(folder, include)
+    target = writable_file(Path(f"{found.name}.zip" if to is None else to))
+    root = data_root(data)
+    listed = _data(found, root, include="data" in include)
+    facts = [one.read_manifest() for one in found.runs]
+    versions = {str(key): str(value) for key, value in (facts[0].get("versions") or {}).items()}
+    commit = facts[0].get("git_commit")
+    created = [one["created"] for one in facts if isinstance(one.get("created"), float | int)]
+
+    def index(files: Mapping[str, FileEntry]) -> PackIndex:
+        return PackIndex(
+            kind=found.kind,
+            name=found.name,
+            runtime=found.runtime,
+            versions=versions,
+            commit=commit if isinstance(commit, str) else None,
+            runs=[one.run for one in found.runs],
+            left_out=found.left_out,
+            data=listed,
+            has_data="data" in include and bool(listed),
+            files=dict(files),
+        )
+
+    written = archive.write(
+        found,
+        target,
+        index,
+        lambda made: crate.describe(made, max(created, default=None)),
+        on_progress,
+    )
+    return PackResult(
+        written.path,
+        found.kind == "sweep",
+        written.bytes,
+        written.sha256,
+        tuple(written.index.runs),
+        len(written.index.files) + 1,
+        tuple(found.left_out),
+        tuple(found.remarks),
+    )
+
+
+def _data(found: Contents, root: Path | None, *, include: bool) -> list[DataEntry]:
+    """Return the data files that the runs read. If `include` is set, add them to the pack; otherwise add
+    a sentence that they are left out. `root`: data root; None if there is none."""
+    entries: dict[str, DataEntry] = {}
+    for topology in _topologies(found):
+        try:
+            for one, path in _data_files(topology, root, found.data_paths):
+                entries[one.path] = one
+                if include:
+                    found.add(f"{DATA}/{one.path}", path)
+        except (TestbedError, OSError) as error:
+            found.remarks.append(f"the data is not listed: {error}")
+    if include:
+        contents.check_names(found)
+    elif entries:
+        names = ", ".join(dict.fromkeys(one.dataset for one in entries.values()))
+        found.left_out.append(f"data ({names}), listed with checksums: add it with --with data")
+    return list(entries.values())
+
+
+def _topologies(found: Contents) -> list[Topology]:
+    """Return one topology of the packed runs per task. A topology that cannot be read is left out, with
+    a remark."""
+    by_task = {str(one.read_manifest().get("task")): one.topology for one in reversed(found.runs)}
+    read = []
+    for path in by_task.values():
+        try:
+            read.append(load(path))
+        except TestbedError as error:
+            found.remarks.append(f"the data is not listed, because {path} cannot be read: {error}")
+    return read
+
+
+def _data_files(
+    topology: Topology, root: Path | None, names: Mapping[str, str]
+) -> list[tuple[DataEntry, Path]]:
+    """Return the data files of `topology` on this machine with their paths. Data from the hub is none.
+    `names`: path of data that the topology names -> name in the folder `DATA`."""
+    chosen = datasets.source(topology)
+    if not isinstance(chosen, datasets.Columns):
+        return []
+    with datasets.located_errors(topology):
+        splits = data_files.local_splits(chosen.data, root)
+    listed = []
+    for path in dict.fromkeys(splits.files if splits else ()):
+        own = chosen.data.path
+        if own is None:
+            name = path.relative_to(root or Path()).as_posix()
+        else:
+            below = path.relative_to(own).as_posix()
+            name = names.get(own, Path(own).name) + ("" if below == "." else f"/{below}")
+        entry = DataEntry(
+            chosen.name, name, own is None, path.stat().st_size, archive.sha256_of(path.resolve())
+        )
+        listed.append((entry, path.resolve()))
+    return listed

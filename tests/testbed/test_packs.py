@@ -1,0 +1,487 @@
+"""Packs: what is in them, running them again elsewhere, and archives that mean harm."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import stat
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rocrate.rocrate import ROCrate
+
+import testbed as api
+from testbed import sweeps
+from testbed.api import packing
+from testbed.errors import BadInputError
+from testbed.packs import archive, layout
+from testbed.run.options import Options
+from testbed.rundir.directory import RunDirectory
+from testbed.topology import paths
+from tests.running import Testbed
+
+TASK = "task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}"
+LINKED = f"""
+name: linked
+{TASK}
+rule: {{name: fedbuff, buffer_size: 2}}
+devices:
+  - {{name: pi, count: 2, timing: 1s, link: {{trace: {{csv: traces/bus.csv}}}}}}
+  - {{name: slow, timing: 2s, link: {{class: hut}}}}
+stop: {{after: 8s}}
+runtime: {{name: virtual}}
+"""
+HUT = "links: {hut: {up: 1mbit, down: 2mbit, rtt: 50ms, description: a hut, source: made up}}\n"
+OWN_RULE = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.models.vectors import add_scaled
+from agents.rules.interface import Rule, Send, State
+
+Path({marker!r}).touch()
+
+
+@dataclass(frozen=True)
+class Mine(Rule):
+    server_lr: float = 0.5
+
+    def begin(self, server):
+        return Mean(self, server)
+
+
+class Mean(State):
+    def __init__(self, params, server):
+        self.params, self.server = params, server
+
+    def update(self, update):
+        weight = self.params.server_lr
+        add_scaled(self.server.w, update.vector, weight)
+        return [self.server.aggregated([update.contribution(weight)]), Send(update.client)]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a topology, a trace and a profile beside it."""
+    folder = tmp_path / "project"
+    (folder / "traces").mkdir(parents=True)
+    (folder / "traces" / "bus.csv").write_text("time,up,down\n0,1000000,1000000\n3,200000,500000\n")
+    (folder / "profiles.yaml").write_text(HUT)
+    (folder / "linked.yaml").write_text(LINKED)
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which commands run."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("TESTBED_DATA", raising=False)
+    return folder
+
+
+def names(pack: Path) -> list[str]:
+    with zipfile.ZipFile(pack) as file:
+        return sorted(file.namelist())
+
+
+def content(pack: Path, name: str) -> bytes:
+    with zipfile.ZipFile(pack) as file:
+        return file.read(name)
+
+
+def packed(project: Path, name: str = "linked.yaml", **options: Any) -> tuple[Path, Path]:
+    """Run a topology in virtual time and pack the run. Return the run's directory and the pack."""
+    run = api.simulate(project / name, runs=project / "runs")
+    pack = project.parent / "the.zip"
+    api.pack(run.path, pack, **options)
+    return Path(run.path), pack
+
+
+def test_packed_run_gives_the_same_records_in_an_empty_folder(
+    project: Path, elsewhere: Path, testbed: Testbed
+) -> None:
+    _, pack = packed(project)
+    shutil.rmtree(project)
+    assert names(pack) == [
+        *("events.jsonl", "files/1/bus.csv", "manifest.json", "pack.json"),
+        *("profiles.yaml", "ro-crate-metadata.json", "topology.yaml"),
+    ]
+    assert str(project).encode() not in content(pack, "topology.yaml")
+    said = testbed("up", pack)
+    assert said.code == 0, said.err
+    assert "byte for byte" in said.out
+    (again,) = elsewhere.glob("runs/linked-*/events.jsonl")
+    (kept,) = elsewhere.glob("runs/packs/linked-*/events.jsonl")
+    assert again.read_bytes().splitlines()[1:] == kept.read_bytes().splitlines()[1:]
+    changed = testbed("up", pack, "--set", "rule.buffer_size=3")
+    assert changed.code == 0
+    assert "byte for byte" not in changed.out
+    crate = ROCrate(kept.parent)
+    assert crate.mainEntity.id == "topology.yaml"
+    assert {one.id for one in crate.data_entities} == set(names(pack)) - {layout.CRATE}
+    assert crate.dereference("topology.yaml")["sha256"] == archive.sha256_of(
+        kept.with_name("topology.yaml")
+    )
+
+
+def test_unpacked_folder_that_was_changed_is_refused(project: Path, elsewhere: Path) -> None:
+    _, pack = packed(project)
+    first = packing.open_pack(pack, "run", trusted=False, runs=elsewhere)
+    assert packing.open_pack(pack, "run", trusted=False, runs=elsewhere).folder == first.folder
+    with (first.folder / "topology.yaml").open("a") as file:
+        file.write("# more\n")
+    with pytest.raises(BadInputError, match=r"topology.yaml has changed"):
+        packing.open_pack(pack, "run", trusted=False, runs=elsewhere)
+
+
+def test_same_run_gives_the_same_archive(project: Path) -> None:
+    run, pack = packed(project)
+    again = api.pack(run, project / "again.zip")
+    assert again.path.read_bytes() == pack.read_bytes()
+    assert again.sha256 == archive.sha256_of(pack)
+    assert again.left_out[0].startswith("models (")
+
+
+def test_only_known_files_are_packed(project: Path) -> None:
+    run = Path(api.simulate(project / "linked.yaml", runs=project / "runs").path)
+    secrets = [".env", "hosts.json", "work/broker.json", "state/clients/pi-1/a.bin", "wandb/key"]
+    for name in (*secrets, "telemetry.jsonl", "inputs.bin", "logs/pi-1.log"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("password: hunter2\n")
+    (run / "code").mkdir()
+    (run / "code" / "link.py").symlink_to("/etc/hostname")
+    done = api.pack(run, project / "all.zip", include=["models", "telemetry", "logs", "inputs"])
+    found = set(names(done.path))
+    assert {"telemetry.jsonl", "inputs.bin", "logs/pi-1.log", "models/final.safetensors"} <= found
+    assert not found & {*secrets, "code/link.py"}
+    assert any("link.py is no regular file" in remark for remark in done.remarks)
+    facts = json.loads(content(done.path, "manifest.json"))
+    assert "controller" not in facts
+    assert "name" not in facts["host"]
+
+
+def test_own_code_needs_trust_and_is_not_imported_without_it(
+    tmp_path: Path, elsewhere: Path, testbed: Testbed
+) -> None:
+    project, marker = tmp_path / "own", tmp_path / "imported"
+    project.mkdir()
+    (project / "mine.py").write_text(OWN_RULE.format(marker=str(marker)))
+    text = LINKED.replace("{name: fedbuff, buffer_size: 2}", "{name: 'mine:Mine'}")
+    text = re.sub(r"devices:(.*\n)+?stop", "devices: [{name: pi, count: 3, timing: 1s}]\nstop", text)
+    (project / "own.yaml").write_text(f"code: mine.py\n{text}")
+    _, pack = packed(project, "own.yaml")
+    marker.unlink()
+    said = testbed("up", pack)
+    assert said.code == 2
+    assert "own code" in said.err
+    assert "--trust" in said.err
+    assert not marker.exists()
+    trusted = testbed("up", pack, "--trust")
+    assert trusted.code == 0, trusted.err
+    assert "byte for byte" in trusted.out
+    assert marker.exists()
+
+
+def test_data_is_listed_by_checksum_and_compared(
+    tmp_path: Path, elsewhere: Path, testbed: Testbed
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 64))
+    np.savez(project / "mine.npz", x=x, y=x[:, :3].argmax(axis=1))
+    (project / "data.yaml").write_text(
+        textwrap.dedent("""
+        name: data
+        task:
+          name: digits-logreg
+          data: {path: mine.npz, input: x, label: y}
+          local: {steps: 2, lr: 0.1}
+        rule: {name: fedavg}
+        devices: [{name: pi, count: 3, timing: 1s}]
+        stop: {after: 3s}
+        """)
+    )
+    run, pack = packed(project, "data.yaml")
+    assert not any(name.startswith("data") for name in names(pack))
+    (entry,) = json.loads(content(pack, "pack.json"))["data"]
+    assert entry["path"] == "mine.npz"
+    assert entry["sha256"] == archive.sha256_of(project / "mine.npz")
+    said = testbed("up", pack)
+    assert said.code == 2
+    (place,) = re.findall(r"to (\S+/mine.npz)", said.err)
+    Path(place).parent.mkdir()
+    Path(place).write_bytes(b"other")
+    assert "other content" in testbed("up", pack).err
+    shutil.copy(project / "mine.npz", place)
+    assert "byte for byte" in testbed("up", pack).out
+    whole = api.pack(run, tmp_path / "whole.zip", include=["data"])
+    assert "data/mine.npz" in names(whole.path)
+    assert not any(part.startswith("data") for part in whole.left_out)
+    assert "byte for byte" in testbed("up", whole.path, "--runs", "others").out
+
+
+SWEEP = """
+topology: linked.yaml
+variants:
+  steady: {}
+  traced: {"devices[0].link": {trace: {csv: traces/bus.csv}}, rule.buffer_size: 1}
+grid: {seed: [1, 2]}
+"""
+
+
+def test_packed_sweep_gives_the_same_records_in_an_empty_folder(
+    project: Path, elsewhere: Path, testbed: Testbed
+) -> None:
+    (project / "study.yaml").write_text(SWEEP)
+    done = api.sweep(project / "study.yaml", runs=project / "runs", jobs=1)
+    kept = sweeps.load(done.folder / "sweep" / "sweep.yaml", Options())
+    written = sweeps.load(project / "study.yaml", Options())
+    assert [one.fingerprint for one in kept.cells] == [one.fingerprint for one in written.cells]
+    result = api.pack(done.folder, project.parent / "study.zip")
+    assert len(result.runs) == 4
+    shutil.rmtree(project)
+    assert not any(str(project).encode() in content(result.path, name) for name in names(result.path))
+    said = testbed("sweep", result.path, "--jobs", "1")
+    assert said.code == 0, said.err
+    assert "4 runs with the same records as in the pack, byte for byte" in said.out
+    assert len(list((elsewhere / "runs" / "study").glob("linked-*"))) == 4
+    wrong = testbed("up", result.path)
+    assert wrong.code == 2
+    assert "testbed sweep" in wrong.err
+
+
+def test_sweep_into_a_folder_of_the_user_replaces_no_file(project: Path) -> None:
+    (project / "linked").mkdir()
+    (project / "linked" / "topology.yaml").write_text("mine")
+    (project / "linked.sweep.yaml").write_text("topology: linked.yaml\ngrid: {seed: [1]}\n")
+    api.sweep(project / "linked.sweep.yaml", runs=project, name="linked", jobs=1)
+    assert (project / "linked" / "topology.yaml").read_text() == "mine"
+    assert (project / "linked" / "sweep" / "topology.yaml").is_file()
+
+
+def test_sweep_of_an_older_version_is_run_once_more_before_it_is_packed(project: Path) -> None:
+    done = api.sweep(
+        {"topology": str(project / "linked.yaml"), "grid": {"seed": [1]}}, runs=project, jobs=1
+    )
+    shutil.rmtree(done.folder / "sweep")
+    with pytest.raises(BadInputError, match=r"no sweep/sweep.yaml.*run `testbed sweep`"):
+        api.pack(done.folder, project / "x.zip")
+
+
+def test_running_run_is_refused_and_an_unfinished_one_is_said(project: Path) -> None:
+    run = RunDirectory(Path(api.simulate(project / "linked.yaml", runs=project / "runs").path))
+    run.claim()
+    with pytest.raises(BadInputError, match="is still running"):
+        api.pack(run.path, project / "x.zip")
+    run.write_manifest(controller={"pid": 1, "started": 0.0})
+    done = api.pack(run.path, project / "x.zip")
+    assert "has not reached its end" in done.remarks[0]
+
+
+def test_pack_of_another_version_says_so(project: Path, elsewhere: Path, testbed: Testbed) -> None:
+    run = RunDirectory(Path(api.simulate(project / "linked.yaml", runs=project / "runs").path))
+    run.write_manifest(versions={**run.read_manifest()["versions"], "edge-fl-testbed": "0.1.0"})
+    api.pack(run.path, "old.zip")
+    said = testbed("up", "old.zip")
+    assert said.code == 0
+    assert "made with edge-fl-testbed 0.1.0" in said.err + said.out
+
+
+def test_interrupt_leaves_no_archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = api.simulate(project / "linked.yaml", runs=project / "runs")
+    out = project / "out"
+    out.mkdir()
+
+    def interrupted(*_: object) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layout, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        api.pack(run.path, out / "x.zip")
+    assert list(out.iterdir()) == []
+
+
+Change = Callable[[dict[str, bytes]], None]
+
+
+def rewritten(pack: Path, to: Path, change: Change, *, index: bool = True) -> Path:
+    """Write a copy of `pack` whose files were changed by `change`. `index`: whether the index is made
+    anew for the files, as somebody who means harm would do."""
+    with zipfile.ZipFile(pack) as file:
+        found = {name: file.read(name) for name in file.namelist()}
+    change(found)
+    if index:
+        facts = json.loads(found["pack.json"])
+        facts["files"] = {
+            name: {"bytes": len(data), "sha256": archive.hashlib.sha256(data).hexdigest()}
+            for name, data in found.items()
+            if name != "pack.json"
+        }
+        found["pack.json"] = json.dumps(facts).encode()
+    with zipfile.ZipFile(to, "w") as file:
+        for name, data in found.items():
+            file.writestr(zipfile.ZipInfo(name), data)
+    return to
+
+
+def adding(name: str, data: bytes = b"x") -> Change:
+    return lambda found: found.update({name: data})
+
+
+def replacing(name: str, old: str, new: str) -> Change:
+    return lambda found: found.update({name: found[name].replace(old.encode(), new.encode())})
+
+
+@pytest.mark.parametrize(
+    ("change", "index", "said"),
+    [
+        (adding("/tmp/x"), True, "leads out"),  # noqa: S108
+        (adding("../x"), True, "leads out"),
+        (adding("code/../../x"), True, "leads out"),
+        (adding("a\\..\\x"), True, "leads out"),
+        (adding("a\nb"), True, "leads out"),
+        (adding("code//x"), True, "leads out"),
+        (adding("x" * 300), True, "leads out"),
+        (adding("Topology.yaml"), True, "collide"),
+        (adding("topology.yaml/x"), True, "collide"),
+        (adding("pack.json/x"), True, "collide"),
+        (adding("more.txt"), False, "not those that"),
+        (replacing("events.jsonl", "update", "uptade"), False, "checksum"),
+        (adding("events.jsonl"), False, "another size"),
+        (lambda found: found.pop("pack.json"), False, "no pack.json"),
+        (adding("pack.json", b"{"), False, "damaged"),
+        (adding("pack.json", b'{"format": 9}'), False, "newer version"),
+        (replacing("pack.json", '"name": "linked', '"name": "../linked'), True, "leads out"),
+        (replacing("pack.json", '"name": "linked', '"name": ".linked'), True, "not a name"),
+        (replacing("pack.json", '"bytes": ', '"bytes": 9999999999'), False, "damaged"),
+        (replacing("topology.yaml", "files/1/bus.csv", "/etc/passwd"), True, "outside of the pack"),
+        (replacing("topology.yaml", "files/1/bus.csv", "../../x.csv"), True, "outside of the pack"),
+        (replacing("topology.yaml", "code: null", "code: files"), True, "--trust"),
+        (replacing("topology.yaml", "count: 2", "count: 2\n  image: evil:1"), True, "--trust"),
+        (replacing("topology.yaml", "name: virtual,", "name: virtual, registry: a.b,"), True, "--trust"),
+    ],
+)
+def test_pack_that_means_harm_is_refused(
+    project: Path, elsewhere: Path, testbed: Testbed, change: Change, index: bool, said: str
+) -> None:
+    _, pack = packed(project)
+    bad = rewritten(pack, project / "bad.zip", change, index=index)
+    before = {path for path in elsewhere.parent.rglob("*") if "elsewhere/runs/packs" not in str(path)}
+    found = testbed("up", bad)
+    assert found.code == 2, found
+    assert said in found.err
+    after = {path for path in elsewhere.parent.rglob("*") if "elsewhere/runs/packs" not in str(path)}
+    assert {path.name for path in after - before} <= {"runs"}
+    assert not list(elsewhere.glob("runs/packs/.*"))
+    assert not list(elsewhere.glob("runs/linked-*"))
+
+
+@pytest.mark.parametrize("mode", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR, stat.S_IFDIR])
+def test_links_and_devices_in_a_pack_are_refused(project: Path, elsewhere: Path, mode: int) -> None:
+    _, pack = packed(project)
+    with zipfile.ZipFile(pack) as file:
+        found = [(info, file.read(info)) for info in file.infolist()]
+    with zipfile.ZipFile(project / "bad.zip", "w") as file:
+        for info, data in found:
+            if info.filename == "events.jsonl":
+                info.external_attr = (mode | 0o777) << 16
+            file.writestr(info, data)
+    with pytest.raises(BadInputError, match="a link, a folder or a device"):
+        archive.unpack(project / "bad.zip", elsewhere, print)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_name_that_comes_twice_in_the_archive_is_refused(project: Path, elsewhere: Path) -> None:
+    _, pack = packed(project)
+    with zipfile.ZipFile(pack, "a") as file:
+        file.writestr("topology.yaml", "name: another")
+    with pytest.raises(BadInputError, match="not those that"):
+        archive.unpack(pack, elsewhere, print)
+
+
+def test_claimed_sizes_are_bounded_before_anything_is_written(project: Path, elsewhere: Path) -> None:
+    _, pack = packed(project)
+    with zipfile.ZipFile(pack) as file:
+        found = {name: file.read(name) for name in file.namelist()}
+    bomb = b"0" * 50_000_000
+    facts = json.loads(found["pack.json"])
+    facts["files"]["events.jsonl"]["bytes"] = 10
+    found |= {"events.jsonl": bomb, "pack.json": json.dumps(facts).encode()}
+    with zipfile.ZipFile(project / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in found.items():
+            file.writestr(name, data)
+    with pytest.raises(BadInputError, match="another size"):
+        archive.unpack(project / "bomb.zip", elsewhere, print)
+    raw = (project / "bomb.zip").read_bytes()
+    size = len(bomb).to_bytes(4, "little")  # the list of files lies about the size, too
+    (project / "liar.zip").write_bytes(raw.replace(size, (10).to_bytes(4, "little")))
+    with pytest.raises(BadInputError):
+        archive.unpack(project / "liar.zip", elsewhere, print)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_flipped_bit_is_noticed_or_changes_no_file(project: Path, elsewhere: Path) -> None:
+    _, pack = packed(project)
+    raw = pack.read_bytes()
+    _, whole = archive.unpack(pack, elsewhere / "whole", print)
+    files = {path.relative_to(whole): path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+    refused = 0
+    for position in np.random.default_rng(7).choice(len(raw), 150, replace=False):
+        damaged = bytearray(raw)
+        damaged[position] ^= 1 << int(position % 8)
+        (project / "flipped.zip").write_bytes(damaged)
+        packs = elsewhere / "flipped"
+        try:
+            _, folder = archive.unpack(project / "flipped.zip", packs, print)
+        except BadInputError as error:
+            refused += 1
+            assert "damaged" in str(error)  # noqa: PT017
+        else:
+            assert files == {
+                path.relative_to(folder): path.read_bytes()
+                for path in folder.rglob("*")
+                if path.is_file()
+            }
+        shutil.rmtree(packs, ignore_errors=True)
+    assert refused > 100
+
+
+def test_other_files_are_no_packs(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a")
+    assert not packing.is_pack(tmp_path / "a.yaml")
+    assert not packing.is_pack(tmp_path / "missing.zip")
+    assert not packing.is_pack("PK\n")
+    assert not packing.is_pack({})
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
+        file.writestr("a", "b")
+    assert packing.is_pack(tmp_path / "other.zip")
+    with pytest.raises(BadInputError, match=r"no pack.json"):
+        archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
+    assert not (tmp_path / "packs").exists()
+
+
+def test_huge_list_of_files_is_not_read(tmp_path: Path) -> None:
+    file = archive._BoundedFile(io.FileIO(tmp_path / "x", "x+"))
+    with file, pytest.raises(ValueError, match="too large"):
+        file.read(2**30)
+
+
+def test_keys_of_paths_are_those_of_the_schema() -> None:
+    sources = Path(paths.__file__).parent.glob("*.py")
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    fields = set(re.findall(r"^    (\w+): FilePath", text, re.MULTILINE))
+    assert len(fields) > 8
+    assert fields | {"from", "image"} == paths.PATH_KEYS  # these two may also be names
+    assert text.count("from_file(") == 3, "another kind of path: add its key to PATH_KEYS"
