@@ -110,8 +110,6 @@ SHELLS = {"agents/aggregator/main.py", "agents/client/main.py"}
 
 _NETWORK, _RUN = "testbed/virtual/network.py", "testbed/virtual/run.py"
 _OBJECTIVES, _SIMULATION = "testbed/virtual/objectives.py", "testbed/virtual/simulation.py"
-_FIRST_ENTRY = "the first flow that enters sets both"
-_PLAN_A_CHECK = "if self._check_at is None or at < self._check_at:"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         "agents/aggregator/core.py",
@@ -203,32 +201,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return 1.0 if staleness <= self.b else 1 / (a * (staleness - self.b) + 1)",
         "return 1.0 if staleness < self.b else 1 / (a * (staleness - self.b) + 1)",
     ): "at τ = b both sides are 1",
-    (
-        _NETWORK,
-        "self._each, self._since = 0.0, 0",
-        "self._each, self._since = 1.0, 0",
-    ): _FIRST_ENTRY,
-    (
-        _NETWORK,
-        "self._each, self._since = 0.0, 0",
-        "self._each, self._since = 0.0, 1",
-    ): _FIRST_ENTRY,
-    (_NETWORK, _PLAN_A_CHECK, "if True:"): "more checks are planned; one too many does no harm",
-    (
-        _NETWORK,
-        _PLAN_A_CHECK,
-        "if self._check_at is None or at <= self._check_at:",
-    ): "of two checks at one time the second finds nothing to do",
-    (
-        _NETWORK,
-        "if at != self._check_at:  # an earlier check was planned in its place",
-        "if False:  # an earlier check was planned in its place",
-    ): "one check too many does no harm",
-    (
-        _NETWORK,
-        "self._events.plan(at, LINK, 0, functools.partial(self._check, at))",
-        "self._events.plan(at, LINK, 1, functools.partial(self._check, at))",
-    ): "all that have this rank have the same index",
     (_NETWORK, "self._open = True", "self._open = False"): "Line sets it before anything is sent",
     (
         _OBJECTIVES,

@@ -24,7 +24,6 @@ from testbed.run import judging, preparing
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes import simulator
-from testbed.runtimes.ssh import mixed
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -81,6 +80,7 @@ def _simulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, 
 def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, Any]) -> events.RunEnded:
     """Run in wall-clock time, on devices that a runtime starts and ends."""
     from testbed.run.controller import Controller  # imports MQTT, which virtual time does not use
+    from testbed.runtimes.ssh import mixed
 
     preparation.write(prepared, spec.directory)
     preparation.write_device_set(prepared, spec.topology, spec.directory)
