@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import testbed as api
 from testbed import images
 from testbed.broker import programs
 from tests.running import Finished, write_small_topology
@@ -96,6 +97,14 @@ def test_wheel_has_the_image_tags_of_the_checkout(installed: Installed) -> None:
     program = "from testbed import images as i; print(i.current_tags(i.FOLDER, i.AGENTS))"
     told = installed.run("python", "-c", program)
     assert told.strip() == str(images.current_tags(images.FOLDER, images.AGENTS))
+
+
+def test_pack_gives_the_same_records_with_the_wheel(installed: Installed, tmp_path: Path) -> None:
+    topology = ROOT / "topologies" / "theory" / "area-every.yaml"
+    run = api.simulate(topology, runs=tmp_path / "runs")
+    pack = api.pack(run.path, tmp_path / "area.zip")
+    said = installed.run("testbed", "up", pack.path, "--runs", tmp_path / "elsewhere")
+    assert "byte for byte" in said
 
 
 def test_examples_of_the_wheel_run_beside_a_foreign_agents_package(installed: Installed) -> None:

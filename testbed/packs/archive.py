@@ -179,7 +179,9 @@ def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[Pa
         reason = error.strerror or str(error)
         raise BadInputError(f"{path} cannot be unpacked into {packs}: {reason}") from error
     except _DAMAGED as error:
-        raise BadInputError(f"{path} is no pack, or is damaged: {error}. Copy it again") from error
+        raise BadInputError(
+            f"{path} is damaged, or is no pack: {error}. Get another copy of it"
+        ) from error
 
 
 def _read_index(archive: zipfile.ZipFile) -> bytes:

@@ -83,7 +83,7 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
     contents = Contents("run", directory.run, [directory], runtime)
     if manifest.get("outcome") not in COMPLETE:
         contents.remarks.append(f"{directory.run} has not reached its end: its records are incomplete")
-    sources = _SourceFiles(contents, has_fleet=directory.fleet.is_file())
+    sources = _SourceFiles(contents, directory.path, has_fleet=directory.fleet.is_file())
     if directory.start.is_file():
         sources.known[_initial_of(directory)] = directory.start.name
         contents.add(directory.start.name, directory.start)
@@ -127,7 +127,7 @@ def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
     )
     if unfinished := len(index["cells"]) - len(entries):
         contents.remarks.append(f"{quantity(unfinished, 'run')} of the sweep did not finish")
-    sources = _SourceFiles(contents, has_fleet=(own / fleets.FILE).is_file())
+    sources = _SourceFiles(contents, own, has_fleet=(own / fleets.FILE).is_file())
     with reading_run(folder):
         _add_yaml(contents, own / SWEEP, SWEEP, sources)
         _add_yaml(contents, own / TOPOLOGY, TOPOLOGY, sources)
@@ -219,19 +219,30 @@ class _SourceFiles:
     """Files outside the run's directory that topologies name."""
 
     contents: Contents
+    base: Path
+    """Folder of the topology."""
     has_fleet: bool
     """Whether the drawn or recorded devices are kept, so that recorded runs are not needed."""
     known: dict[str, str] = field(default_factory=dict)
     """Path on this machine -> name in the pack."""
 
     def packed_name(self, key: str, text: str) -> str | None:
-        """Return the name in the pack for the value `text` of `key`; None if `text` is no path of a file
-        outside the run's directory. Add the file to the pack."""
+        """Add the file with the path `text`, the value of `key`, to the pack. Return its name in the
+        pack; None if `text` is no path, or stays as it is."""
         if not text.startswith("/"):
+            self._add_unpacked(key, text)
             return None
         if text not in self.known:
             self.known[text] = self._add(key, Path(text))
         return self.known[text]
+
+    def _add_unpacked(self, key: str, text: str) -> None:
+        """Add a file that lies in the run's directory because the run itself was unpacked."""
+        path = self.base / text
+        if key == "path" and text.startswith(f"{DATA}/"):
+            self.contents.data_paths[str(path.absolute())] = text.removeprefix(f"{DATA}/")
+        elif key != "code" and not paths.leads_outside(text) and path.is_file():
+            self.contents.add(text, path)
 
     def _add(self, key: str, path: Path) -> str:
         if key == "path":

@@ -76,7 +76,7 @@ class PackIndex(msgspec.Struct, frozen=True, kw_only=True):
     left_out: list[_Text]
     """A sentence for each part of the runs that the pack does not have."""
     data: list[DataEntry]
-    """Data files that the runs read, as far as they were found."""
+    """Data files of the runs that were found when the pack was made."""
     has_data: bool
     """Whether the pack has the files in `data`."""
     files: dict[str, FileEntry]
@@ -144,4 +144,4 @@ def check_name(name: str) -> None:
         or any(ord(character) < 32 or ord(character) == 127 for character in name)
     )
     if wrong:
-        raise ValueError(f"the name {name[:_MAX_PART]!r} leads out of the folder, or is no file's name")
+        raise ValueError(f"the name {name[:_MAX_PART]!r} leads out of the folder, or is invalid")

@@ -1,4 +1,4 @@
-"""What in an unpacked pack would run foreign programs, or reach other machines."""
+"""Checks of an unpacked pack: whether it would run programs of its own, or reach other machines."""
 
 from __future__ import annotations
 

@@ -237,7 +237,10 @@ def read(path: Path) -> Document:
 def read_text(path: Path) -> str:
     """Read a text file in UTF-8. Raises BadInputError if that fails."""
     try:
-        return files.read(path, _MAX_BYTES).decode("utf-8-sig")
+        content = files.read(path, _MAX_BYTES)
+        if content.startswith(b"PK\x03\x04"):
+            raise BadInputError(f"{path} is a pack or another zip file: run testbed up {path}")
+        return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(
             f"{path}: no such file{_similar_name(path)}; name a topology file, or get examples with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -123,6 +124,8 @@ def test_packed_run_gives_the_same_records_in_an_empty_folder(
     (again,) = elsewhere.glob("runs/linked-*/events.jsonl")
     (kept,) = elsewhere.glob("runs/packs/linked-*/events.jsonl")
     assert again.read_bytes().splitlines()[1:] == kept.read_bytes().splitlines()[1:]
+    api.pack(kept.parent, elsewhere / "again.zip")
+    assert names(elsewhere / "again.zip") == names(pack)
     changed = testbed("up", pack, "--set", "rule.buffer_size=3")
     assert changed.code == 0
     assert "byte for byte" not in changed.out
@@ -324,7 +327,7 @@ def rewritten(pack: Path, to: Path, change: Change, *, index: bool = True) -> Pa
     if index:
         facts = json.loads(found["pack.json"])
         facts["files"] = {
-            name: {"bytes": len(data), "sha256": archive.hashlib.sha256(data).hexdigest()}
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in found.items()
             if name != "pack.json"
         }
@@ -467,6 +470,8 @@ def test_other_files_are_no_packs(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
         file.writestr("a", "b")
     assert packing.is_pack(tmp_path / "other.zip")
+    with pytest.raises(BadInputError, match="is a pack or another zip file"):
+        api.validate(tmp_path / "other.zip")
     with pytest.raises(BadInputError, match=r"no pack.json"):
         archive.unpack(tmp_path / "other.zip", tmp_path / "packs", print)
     assert not (tmp_path / "packs").exists()
