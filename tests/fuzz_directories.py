@@ -247,6 +247,7 @@ COMMANDS: dict[str, Callable[[Path], None]] = {
     "report": _command("report", "RUN", "--to", "FOLDER/report.html"),
     "compare": _command("compare", "RUN", "--json"),
     "export": _command("export", "RUN", "--to", "FOLDER/tables"),
+    "pack": _command("pack", "RUN", "--to", "FOLDER/run.zip", "--with", "models", "--with", "inputs"),
     "replay": _command("replay", "RUN"),
     "pause": _command("pause", "RUN", "far"),
     "down": _command("down", "RUN"),

@@ -239,7 +239,7 @@ def read_text(path: Path) -> str:
     try:
         content = files.read(path, _MAX_BYTES)
         if content.startswith(b"PK\x03\x04"):
-            raise BadInputError(f"{path} is a pack or another zip file: run testbed up {path}")
+            raise BadInputError(f"{path} is a pack or another zip file: testbed up or sweep runs a pack")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInputError(

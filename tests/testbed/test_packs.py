@@ -195,6 +195,22 @@ def test_own_code_needs_trust_and_is_not_imported_without_it(
     assert marker.exists()
 
 
+def test_folder_of_an_image_is_packed_and_needs_trust(
+    project: Path, elsewhere: Path, testbed: Testbed
+) -> None:
+    (project / "camera").mkdir()
+    (project / "camera" / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\nCOPY driver.py /opt/\n")
+    (project / "camera" / "driver.py").write_text("READING = 21\n")
+    text = LINKED.replace("name: slow,", "name: slow, image: camera/Dockerfile,")
+    (project / "image.yaml").write_text(text)
+    _, pack = packed(project, "image.yaml")
+    assert {"files/2/Dockerfile", "files/2/driver.py"} <= set(names(pack))
+    said = testbed("up", pack)
+    assert said.code == 2
+    assert "an image of its own (Dockerfile)" in said.err
+    assert testbed("up", pack, "--trust").code == 0
+
+
 def test_data_is_listed_by_checksum_and_compared(
     tmp_path: Path, elsewhere: Path, testbed: Testbed
 ) -> None:
