@@ -135,7 +135,9 @@ Switching = Crash | Restart | Pause | Resume | Disconnect | Reconnect | Leave | 
 """Actions without a value. Each of them begins or ends a hold."""
 EnergyAction = SetBattery | Charge | Unplug
 """Actions on the battery and its charger."""
-Action = SetCpu | SetLink | SetBackground | EnergyAction | Switching
+DeviceAction = SetCpu | SetLink | EnergyAction | Switching
+"""Actions on a device."""
+Action = DeviceAction | SetBackground
 SegmentAction = SetLink | SetBackground | Disconnect | Reconnect
 """Actions on a segment, which is named in place of a device. `Disconnect` cuts it."""
 

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from agents.device_actions import (
     Action,
+    DeviceAction,
     DeviceState,
     Join,
     SegmentAction,
+    SetBackground,
     SetLink,
     Switching,
     from_json,
@@ -33,7 +35,7 @@ from testbed.topology.action_timeline import Step
 class Actuator(Protocol):
     """Interface for the actions of a runtime on devices."""
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out the runtime's part of `action`. Return the orders for the processes that do the
         rest.
 
@@ -163,6 +165,10 @@ class ScenarioPlayer:
     def _do(self, device: str, action: Action, planned: float | None) -> None:
         if device in self._segments:
             orders = segment_orders(device, action, self._dilation)
+        elif isinstance(action, SetBackground):
+            raise BadInputError(
+                f"{device} is a device, and only segments have background traffic: name a segment"
+            )
         else:
             orders = self._actuator.act(device, action)
         for order in orders:

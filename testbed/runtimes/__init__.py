@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from agents import events
 from agents.config import BrokerAccess
-from agents.device_actions import Action
+from agents.device_actions import DeviceAction
 from agents.imports import without_garbage_collection
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.wire.messages import (
@@ -62,7 +62,7 @@ class Runtime(Protocol):
         """Prepare for the start of the run clock. Called immediately before the clock starts. At that
         time, all expected clients, or a quorum of them, are ready and have their CPU limits."""
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out the runtime's part of an action on a device. Return the orders for the processes
         that do the rest.
 

@@ -312,7 +312,7 @@ def problems(
             # A single name became a list when it was read.
             place = item if item in source.values else where
             if name in segments and where[0] == "scenario":
-                if problem := _segment_problem(scenario[int(where[1])], name, by_name):
+                if problem := _segment_problem(scenario[int(where[1])], name):
                     yield source.problem(place, problem)
             elif name not in by_name:
                 unknown += 1
@@ -323,13 +323,17 @@ def problems(
                 yield source.problem(
                     place, f"found {name!r}, which is both a device and a group: rename one of the two"
                 )
+            elif where[0] == "scenario" and scenario[int(where[1])].background is not None:
+                yield source.problem(
+                    place,
+                    f"{name} is no segment, and only segments have background traffic: name a segment, "
+                    "or remove background",
+                )
     if not unknown:
         yield from _too_early(scenario, groups, by_name, source)
 
 
-def _segment_problem(
-    entry: ScenarioEntry, segment: str, by_name: Mapping[str, tuple[str, ...]]
-) -> str | None:
+def _segment_problem(entry: ScenarioEntry, segment: str) -> str | None:
     """Return why the entry cannot act on `segment`; None if it can."""
     if entry.verb not in ("set", "disconnect") or entry.cpu is not None or entry.battery is not None:
         return f"{segment} is a segment: only set with link or background, and disconnect, apply to it"

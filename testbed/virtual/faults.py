@@ -21,6 +21,7 @@ from agents.device_actions import (
     Action,
     Charge,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -103,7 +104,7 @@ def act_on_segment(
         _update_reachability(world, device, world.device(device), now)
 
 
-def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
+def act(world: World, name: str, action: DeviceAction, now: Nanoseconds) -> None:
     """Carry out `action` on the device `name` at `now`. An action that does not fit the device's state
     has no effect, such as the crash of a device that is not running."""
     device = world.device(name)
@@ -143,8 +144,6 @@ def act(world: World, name: str, action: Action, now: Nanoseconds) -> None:
         case Disconnect() | Reconnect():
             device.plug(connected=isinstance(action, Reconnect))
             _update_reachability(world, name, device, now)
-        case SetBackground():
-            raise ValueError(f"{name} is a device, and only segments have background traffic")
         case SetBattery() | Charge() | Unplug():
             if device.energy is not None:
                 device.energy.act(now, action)

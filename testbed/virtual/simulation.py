@@ -20,7 +20,7 @@ from agents.aggregator.core import AggregatorCore
 from agents.aggregator.evaluation import Evaluation
 from agents.client import core as client
 from agents.config import StopConditions
-from agents.device_actions import PowerOff, PowerOn, to_json
+from agents.device_actions import PowerOff, PowerOn, SetBackground, to_json
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
 from agents.pipeline.interface import SimulatedExchange, Wanted
@@ -204,7 +204,7 @@ class Simulation:
         self._write(events.Acted(to_seconds(now), step.device, "scenario", 0.0, details))
         if self._network is not None and step.device in self._network.devices:
             faults.act_on_segment(self, self._network, step.device, step.action, now)
-        else:
+        elif not isinstance(step.action, SetBackground):  # only segments have background traffic
             faults.act(self, step.device, step.action, now)
         self._plan_step()
 

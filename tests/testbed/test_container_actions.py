@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.device_actions import (
-    Action,
     Charge,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -94,7 +94,7 @@ def test_device_that_joins_later_is_absent_until_its_join(spec: RunSpec) -> None
 
 
 @given(st.lists(_ACTIONS, max_size=8))
-def test_actions_affect_only_their_device(spec: RunSpec, actions: list[Action]) -> None:
+def test_actions_affect_only_their_device(spec: RunSpec, actions: list[DeviceAction]) -> None:
     engine = Engine(spec)
     before = dict(engine.devices.states)
     device = before["d-1"]
@@ -109,7 +109,7 @@ def test_actions_affect_only_their_device(spec: RunSpec, actions: list[Action]) 
 
 
 @given(st.lists(_ACTIONS, max_size=4), st.sampled_from([SetCpu(0.5), SetCpu(0.1)]))
-def test_changed_share_stays_in_force(spec: RunSpec, later: list[Action], share: SetCpu) -> None:
+def test_changed_share_stays_in_force(spec: RunSpec, later: list[DeviceAction], share: SetCpu) -> None:
     engine = Engine(spec)
     engine.devices.act("d-1", share)
     for action in later:
@@ -121,7 +121,7 @@ def test_changed_share_stays_in_force(spec: RunSpec, later: list[Action], share:
 
 
 @pytest.mark.parametrize("action", [SetCpu(0.5), Join()])
-def test_share_refused_by_the_engine_is_forgotten(spec: RunSpec, action: Action) -> None:
+def test_share_refused_by_the_engine_is_forgotten(spec: RunSpec, action: DeviceAction) -> None:
     engine = Engine(spec)
     before = dict(engine.devices.states)
     engine.refuses = True
@@ -134,7 +134,7 @@ def test_share_refused_by_the_engine_is_forgotten(spec: RunSpec, action: Action)
 
 
 @pytest.mark.parametrize("action", [Restart(), Join()])
-def test_ended_container_does_not_start_again(spec: RunSpec, action: Action) -> None:
+def test_ended_container_does_not_start_again(spec: RunSpec, action: DeviceAction) -> None:
     """It does not prevent others from starting, nor the order to stop from reaching it."""
     engine = Engine(spec)
     engine.devices.act("d-1", Crash())
@@ -159,7 +159,7 @@ def test_client_starts_without_limits_when_its_power_returns(spec: RunSpec) -> N
 def test_crash_and_empty_battery_do_not_end_each_other(spec: RunSpec) -> None:
     """A client that does not start keeps its limits, so that it is limited when it starts later."""
     engine = Engine(spec)
-    actions: list[Action] = [Crash(), PowerOff(), PowerOn(), PowerOff(), Restart()]
+    actions: list[DeviceAction] = [Crash(), PowerOff(), PowerOn(), PowerOff(), Restart()]
     for action in actions:
         engine.devices.act("d-1", action)
     assert engine.told == []

@@ -17,7 +17,7 @@ import pytest
 import requests
 from docker.errors import APIError
 
-from agents.device_actions import Action, Crash, Join, Leave, Pause, Restart, SetCpu
+from agents.device_actions import Crash, DeviceAction, Join, Leave, Pause, Restart, SetCpu
 from agents.wire import messages
 from testbed import images
 from testbed.data import preparation
@@ -58,7 +58,7 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
     return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 
-def limits(spec: RunSpec, device: ContainerDevice, *actions: Action) -> list[CpuLimits | None]:
+def limits(spec: RunSpec, device: ContainerDevice, *actions: DeviceAction) -> list[CpuLimits | None]:
     """Return the container's limits after each of `actions`, done one after the other."""
     found = []
     for action in actions:

@@ -88,6 +88,14 @@ def test_errors_name_place_and_mend(network: str, group: str, expected: str) -> 
         parse(f"{HEAD}network: {network}\ndevices: [{{name: d, timing: 1s, {group}}}]\n")
 
 
+def test_background_traffic_of_a_device_is_refused() -> None:
+    text = f"{HEAD}{TREE}scenario: [{{at: 1s, set: [cell, wifi], background: false}}]\n"
+    assert len(parse(text).scenario) == 1
+    device = parse(text).device_names[0]
+    with pytest.raises(BadInputError, match=f"scenario.0..set.1.*{device} is no segment"):
+        parse(text.replace("[cell, wifi]", f"[cell, {device}]"))
+
+
 def test_unused_segment_and_child_faster_than_its_parent_are_noted() -> None:
     network = "{a: {up: 1mbit}, b: {up: 2mbit, parent: a}, c: {}}"
     planned = _plan(f"network: {network}\ndevices: [{{name: d, timing: 1s, segment: b}}]\n")

@@ -18,8 +18,8 @@ import pytest
 from agents import config
 from agents.config import AccessLink, BrokerAccess, ClientConfig
 from agents.device_actions import (
-    Action,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -189,7 +189,9 @@ def test_link_rates_are_divided_by_the_dilation(make: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("action", [SetLink({"up": 1_000_000}), Disconnect()])
-def test_link_change_without_a_relay_is_refused(make: Make, tmp_path: Path, action: Action) -> None:
+def test_link_change_without_a_relay_is_refused(
+    make: Make, tmp_path: Path, action: DeviceAction
+) -> None:
     with pytest.raises(BadInputError, match="no device has a link: add one"):
         make(spec(tmp_path)).act("d-1", action)
 
@@ -274,7 +276,7 @@ time.sleep(600)
     ("ends", "begins"), [(Crash(), Restart()), (Leave(), Join())], ids=["crash", "leave"]
 )
 def test_client_restarts_at_once_when_ordered(
-    make: Make, tmp_path: Path, ends: Action, begins: Action, pause: float
+    make: Make, tmp_path: Path, ends: DeviceAction, begins: DeviceAction, pause: float
 ) -> None:
     """The old process may still exist then; an action that pauses it must not pause the new one."""
     run = spec(tmp_path, devices=1)

@@ -22,6 +22,7 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
+    SetBackground,
     SetCpu,
     SetLink,
 )
@@ -220,6 +221,17 @@ def test_failed_step_is_reported_and_the_run_continues() -> None:
     assert (told, failed) == ([], ["a has ended"])
     with pytest.raises(BadInputError, match="b has ended"):
         player.execute("b", Restart())  # a user is told at once
+
+
+def test_background_of_a_device_is_refused_and_the_run_continues() -> None:
+    runtime, told = FakeRuntime(), list[AddressedOrder]()
+    player = ScenarioPlayer(iter(()), runtime, told.append, _never, segments=["cell"])
+    player.start(time.monotonic())
+    with pytest.raises(BadInputError, match="pi is a device"):
+        player.execute("pi", SetBackground(on=False))
+    player.execute("cell", SetBackground(on=False))
+    assert runtime.done == []
+    assert told[0] == ("router", messages.DeviceOrder("cell", SetBackground(on=False)))
 
 
 def test_orders_are_parsed() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from agents.device_actions import (
-    Action,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -100,14 +100,14 @@ class World:
         device.working_on = work
         self.works.append(work)
 
-    def play(self, *steps: tuple[float, Action], until: float = 1000) -> Told:
+    def play(self, *steps: tuple[float, DeviceAction], until: float = 1000) -> Told:
         for at, action in steps:
             time = int(at * SECOND)
             self.queue.plan(time, SCENARIO, 0, self._acts(action, time))
         devices.play(self.queue, int(until * SECOND))
         return self.told
 
-    def _acts(self, action: Action, now: Nanoseconds) -> Callable[[], None]:
+    def _acts(self, action: DeviceAction, now: Nanoseconds) -> Callable[[], None]:
         return lambda: faults.act(self, "a", action, now)
 
 
@@ -137,7 +137,7 @@ class World:
         ),
     ],
 )
-def test_devices_start_crash_and_restart(steps: list[tuple[float, Action]], told: Told) -> None:
+def test_devices_start_crash_and_restart(steps: list[tuple[float, DeviceAction]], told: Told) -> None:
     assert World().play(*steps) == told
 
 
@@ -153,7 +153,7 @@ def test_devices_start_crash_and_restart(steps: list[tuple[float, Action]], told
         ),
     ],
 )
-def test_client_start_takes_time(steps: list[tuple[float, Action]], told: Told) -> None:
+def test_client_start_takes_time(steps: list[tuple[float, DeviceAction]], told: Told) -> None:
     assert World(start=3.0).play(*steps) == told
 
 
@@ -197,7 +197,7 @@ def test_client_start_takes_time(steps: list[tuple[float, Action]], told: Told) 
     ],
 )
 def test_broker_drops_a_silent_device_after_45_seconds(
-    steps: list[tuple[float, Action]], told: Told
+    steps: list[tuple[float, DeviceAction]], told: Told
 ) -> None:
     assert World().play(*steps) == told
 
@@ -211,7 +211,7 @@ def test_link_with_full_loss_equals_no_link() -> None:
         (47, "offline"),
         (50, "ready"),
     ]
-    again: list[tuple[float, Action]] = [
+    again: list[tuple[float, DeviceAction]] = [
         (2, lost),
         (3, Crash()),
         (4, Join()),
@@ -223,7 +223,7 @@ def test_link_with_full_loss_equals_no_link() -> None:
 
 def test_link_of_almost_zero_rate_is_an_outage() -> None:
     """Below 1,000 bytes in 30 s a connection breaks."""
-    slow: list[tuple[float, Action]] = [(2, SetLink({"up": 266})), (50, SetLink({"up": 267}))]
+    slow: list[tuple[float, DeviceAction]] = [(2, SetLink({"up": 266})), (50, SetLink({"up": 267}))]
     assert World().play(*slow) == [(47, "offline"), (50, "ready")]
     assert World().play((2, SetLink({"up": 267})), (50, SetLink({"down": 1000}))) == []
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agents import events
-from agents.device_actions import Action, PowerOff, PowerOn
+from agents.device_actions import DeviceAction, PowerOff, PowerOn
 from agents.energy.amounts import femtojoules, to_joules
 from testbed.errors import RunFailedError
 from testbed.run import planning, up
@@ -44,7 +44,7 @@ class Outcome:
 
     directory: RunDirectory
     records: list[events.Record]
-    switches: list[tuple[str, Action, int]]
+    switches: list[tuple[str, DeviceAction, int]]
     """Device, action and nanosecond of each power-off and return."""
     fleet: list[FleetEnergy] = field(default_factory=list)
 
@@ -74,10 +74,10 @@ class Runner:
         self._folder = folder
         self._runs = 0
         self._fleets: list[FleetEnergy] = []
-        self._switches: list[tuple[str, Action, int]] = []
+        self._switches: list[tuple[str, DeviceAction, int]] = []
         act, fleet = faults.act, FleetEnergy
 
-        def spy(world: faults.World, name: str, action: Action, now: int) -> None:
+        def spy(world: faults.World, name: str, action: DeviceAction, now: int) -> None:
             if isinstance(action, PowerOff | PowerOn):
                 self._switches.append((name, action, now))
             act(world, name, action, now)
@@ -311,7 +311,7 @@ def test_power_off_erases_the_disk_only_if_requested(
     found = []
     act = faults.act
 
-    def spy(world: faults.World, name: str, action: Action, now: int) -> None:
+    def spy(world: faults.World, name: str, action: DeviceAction, now: int) -> None:
         act(world, name, action, now)
         if isinstance(action, PowerOff):
             found.append(world.device(name).memory)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from agents.device_actions import (
-    Action,
     Charge,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -19,7 +19,6 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -56,7 +55,7 @@ class Response:
 
 
 def respond(
-    spec: RunSpec, device: ContainerDevice, action: Action, exit_code: int | None = None
+    spec: RunSpec, device: ContainerDevice, action: DeviceAction, exit_code: int | None = None
 ) -> Response:
     """Return the response to `action`. This function uses neither I/O nor a clock.
 
@@ -82,8 +81,6 @@ def respond(
             return Response(replace(device, away=False), [(name, DeviceOrder(name, action))], limits)
         case Restart() | Join() | Pause() | Resume() | Disconnect() | Reconnect():
             return Response(device, [(name, DeviceOrder(name, action))])
-        case SetBackground():
-            raise ValueError(f"{name} is a device, and only segments have background traffic")
         case SetBattery() | Charge() | Unplug():
             return Response(device, [(name, DeviceOrder(name, action))])
         case PowerOff():  # the init has ended the client already
@@ -148,7 +145,7 @@ class ContainerDevices:
         for name in self.states.keys() - self._limited:
             self._limit(name, starting_limits(self.states[name].planned))
 
-    def act(self, name: str, action: Action) -> list[AddressedOrder]:
+    def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out the engine's part of `action`; return orders for other processes. Raises
         BadInputError if the action is not possible."""
         code = self._exit_code(name) if isinstance(action, Restart | Join) else None

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import docker
 
 from agents.config import BrokerAccess
-from agents.device_actions import Action
+from agents.device_actions import DeviceAction
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.node import mps
 from agents.wire.messages import AddressedOrder, EnergyStart
@@ -178,7 +178,7 @@ class DockerRuntime:
         why = executor.set_group_weights(self._engine, image, self._directory.run, weights)
         self._directory.write_manifest(cpu_weights=weights if why is None else {"refused": why})
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out an action. The engine sets CPU limits. The router sets the delay and loss of a link,
         unless the devices use netem. The device's init does everything else."""
         return self._devices.act(device, action)

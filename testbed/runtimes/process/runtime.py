@@ -21,9 +21,9 @@ import psutil
 
 from agents.config import BEGUN, BrokerAccess
 from agents.device_actions import (
-    Action,
     Charge,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -33,7 +33,6 @@ from agents.device_actions import (
     Reconnect,
     Restart,
     Resume,
-    SetBackground,
     SetBattery,
     SetCpu,
     SetLink,
@@ -238,7 +237,7 @@ class ProcessRuntime:
     def begin(self) -> None:
         """Do nothing, because processes have no weights."""
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out an action. The relay changes links. Signals do everything else. Raises BadInputError
         if a link cannot change as requested."""
         if isinstance(action, SetLink | Disconnect | Reconnect):
@@ -277,8 +276,6 @@ class ProcessRuntime:
                     self.limit(device)
             case Resume():
                 pass  # it is running already
-            case SetBackground():
-                raise ValueError(f"{device} is a device, and only segments have background traffic")
             case SetBattery() | Charge() | Unplug():
                 self._energy.act(device, action)
             case PowerOff():

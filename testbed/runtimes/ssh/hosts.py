@@ -14,8 +14,8 @@ from typing import Any
 
 from agents.config import DeviceConfig, dump, load
 from agents.device_actions import (
-    Action,
     Crash,
+    DeviceAction,
     Disconnect,
     Join,
     Leave,
@@ -137,7 +137,7 @@ class RealHosts:
         for device in self._devices.values():
             device.await_clock(deadline)
 
-    def act(self, name: str, action: Action) -> list[AddressedOrder]:
+    def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
         """Return the orders for the device's init, which carries out the action. Raises
         BadInputError."""
         return self._devices[name].act(action)
@@ -323,7 +323,7 @@ class RealDevice:
                 + (f" ({self._failure})" if self._failure else "")
             )
 
-    def act(self, action: Action) -> list[AddressedOrder]:
+    def act(self, action: DeviceAction) -> list[AddressedOrder]:
         if isinstance(action, Disconnect):
             raise BadInputError(f"{self.name} is a real device, whose network is not cut off")
         if not isinstance(action, Switching):

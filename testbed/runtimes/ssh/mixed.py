@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from agents.config import BrokerAccess
-from agents.device_actions import Action
+from agents.device_actions import DeviceAction
 from agents.wire.messages import (
     AddressedOrder,
     Disturbance,
@@ -63,7 +63,7 @@ class MixedRuntime(Runtime):
     def begin(self) -> None:
         self._emulating.begin()
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         owner = self._real if device in self._real.names else self._emulating
         return owner.act(device, action)
 

@@ -34,7 +34,7 @@ from typing import Any
 import docker
 
 from agents.config import BrokerAccess
-from agents.device_actions import Action, SetCpu
+from agents.device_actions import DeviceAction, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
@@ -398,7 +398,7 @@ class SwarmRuntime:
         self._devices.begin()
         self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
 
-    def act(self, device: str, action: Action) -> list[AddressedOrder]:
+    def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out an action as in the docker runtime. The engine of the device's node sets CPU
         limits."""
         if isinstance(action, SetCpu):
