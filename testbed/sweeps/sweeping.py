@@ -195,7 +195,6 @@ def run(
     with _sweep_lock(folder):
         index = Index.read(folder)
         index.recover()
-        kept.keep(sweep, folder)
         cells = _each_once(sweep.cells, report)
         for hint in dict.fromkeys(
             hint for cell in cells for hint in (*cell.topology.hints, *cell.plan.hints)
@@ -218,6 +217,7 @@ def run(
         with cluster or nullcontext():
             if cluster is not None:
                 cluster.check(emulated=bool(emulated or to_repeat))
+            kept.keep(sweep, folder)
             runner.simulate(virtual, jobs, cluster)
             runner.emulate(emulated, cluster)
             while again := [cell for cell in cells if index.must_repeat(cell, sweep.repeat_invalid)]:
