@@ -23,7 +23,7 @@ from testbed.run import live_runs, provenance
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, load
-from testbed.traits import RUNTIMES
+from testbed.traits import is_simulated
 
 FOLDER = "packs"
 """Folder in the folder of runs into which packs are unpacked."""
@@ -142,14 +142,10 @@ class OpenedPack:
         both = [RunDirectory(self.folder / packed), RunDirectory(run)]
         for one in both:
             facts = one.read_manifest()
-            if not _is_simulated(facts.get("runtime")) or facts.get("outcome") not in COMPLETE:
+            if not is_simulated(facts.get("runtime")) or facts.get("outcome") not in COMPLETE:
                 return None
         with both[0].events.open("rb") as old, both[1].events.open("rb") as new:
             return all(_comparable(a) == _comparable(b) for a, b in zip_longest(old, new))
-
-
-def _is_simulated(runtime: object) -> bool:
-    return isinstance(runtime, str) and runtime in RUNTIMES and RUNTIMES[runtime].simulated
 
 
 def _comparable(line: bytes | None) -> Any:

@@ -66,8 +66,7 @@ def write(
     `make_index`: makes the index of the files. `make_crate`: makes the content of the file `CRATE`.
     """
     total = sum(
-        len(one.source) if isinstance(one.source, bytes) else one.source.stat().st_size
-        for one in contents.files.values()
+        len(one) if isinstance(one, bytes) else one.stat().st_size for one in contents.files.values()
     )
     if total > layout.MAX_BYTES:
         most = units.format_size(layout.MAX_BYTES)
@@ -79,9 +78,9 @@ def write(
     entries: dict[str, FileEntry] = {}
     with files.atomic_write(to) as partial:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-            for name, packed in sorted(contents.files.items()):
-                with _opened(packed.source) as source:
-                    for size in _copied(source, archive, name, entries):
+            for name, source in sorted(contents.files.items()):
+                with _opened(source) as file:
+                    for size in _copied(file, archive, name, entries):
                         done += size
                         progress(done, total)
             description = make_crate(make_index(entries))
@@ -89,9 +88,7 @@ def write(
                 pass
             index = make_index(entries)
             archive.writestr(_info(INDEX), layout.encode(index))
-        with partial.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = partial.stat().st_size
+        digest, size = sha256_of(partial), partial.stat().st_size
     return WrittenPack(to, size, digest, index)
 
 

@@ -18,7 +18,6 @@ from agents.disk import files
 from agents.events import COMPLETE
 from agents.texts import quantity
 from testbed.errors import BadInputError, reading_run
-from testbed.images.device_images import BuildContext
 from testbed.packs import layout
 from testbed.packs.layout import DATA, SWEEP, TOPOLOGY
 from testbed.rundir import finding
@@ -26,7 +25,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import kept
 from testbed.topology import fleets, paths, units, yamlfile
 from testbed.topology.draw_settings import population_names
-from testbed.traits import RUNTIMES
+from testbed.traits import is_simulated
 
 Part = Literal["models", "telemetry", "logs", "inputs", "data"]
 """Part of a run that a pack leaves out by default."""
@@ -34,16 +33,6 @@ _MAX_INDEX_BYTES = 256 * 2**20
 _MAX_MANIFEST_BYTES = 1 * 2**30
 _PRIVATE = ("controller",)
 """Keys of a manifest that are left out: they say something of the machine's processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """A file of a pack."""
-
-    name: str
-    """Name in the archive."""
-    source: Path | bytes
-    """File with the content, or the content itself."""
 
 
 @dataclass(slots=True)
@@ -56,8 +45,8 @@ class Contents:
     runs: list[RunDirectory]
     runtime: str | None = None
     """Runtime of all runs; None if they had different runtimes."""
-    files: dict[str, PackedFile] = field(default_factory=dict)
-    """Files of the pack by name."""
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    """Name in the archive -> file with the content, or the content itself."""
     left_out: list[str] = field(default_factory=list)
     """A sentence for each part that the pack does not have."""
     remarks: list[str] = field(default_factory=list)
@@ -71,7 +60,7 @@ class Contents:
         if isinstance(source, Path) and not _is_regular(source):
             self.remarks.append(f"{source} is no regular file, and is left out")
             return
-        self.files[name] = PackedFile(name, source)
+        self.files[name] = source
 
 
 def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
@@ -93,7 +82,7 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
         for path in (directory.profiles, directory.fleet):
             if path.is_file():
                 contents.add(path.name, path)
-        if directory.measured.is_file() and _is_simulated(runtime):
+        if directory.measured.is_file() and is_simulated(runtime):
             contents.add(directory.measured.name, directory.measured)
         elif directory.measured.is_file():
             contents.left_out.append(
@@ -156,10 +145,6 @@ def _check_ended(directory: RunDirectory) -> None:
             f"{directory.run} is still running: wait for its end, or end it with testbed down "
             f"{directory.run}"
         )
-
-
-def _is_simulated(runtime: str | None) -> bool:
-    return runtime in RUNTIMES and RUNTIMES[runtime].simulated
 
 
 def _initial_of(directory: RunDirectory) -> str:
@@ -227,8 +212,8 @@ class _SourceFiles:
     """Path on this machine -> name in the pack."""
 
     def packed_name(self, key: str, text: str) -> str | None:
-        """Add the file with the path `text`, the value of `key`, to the pack. Return its name in the
-        pack; None if `text` is no path, or stays as it is."""
+        """Add the file that a topology names with `key: text` to the pack. Return the file's name in the
+        pack. Return None if `text` is not the absolute path of a file."""
         if not text.startswith("/"):
             self._add_unpacked(key, text)
             return None
@@ -252,6 +237,8 @@ class _SourceFiles:
         folder = f"files/{len(self.known) + 1}"
         name = f"{folder}/{path.name}"
         if path.is_file() and key == "image":
+            from testbed.images.device_images import BuildContext  # imports the engine's client
+
             for one in BuildContext.read(path).files:
                 self.contents.add(f"{folder}/{one}", path.parent / one)
         elif path.is_file():
@@ -282,9 +269,9 @@ def _check_paths(contents: Contents) -> None:
     """Raise BadInputError if unpacking would refuse a name of a file, or a path in a topology."""
     check_names(contents)
     for name in (TOPOLOGY, SWEEP):
-        packed = contents.files.get(name)
-        if packed is not None and isinstance(packed.source, bytes):
-            for text in outside_paths(yamlfile.parse(packed.source.decode(), name).data):
+        content = contents.files.get(name)
+        if isinstance(content, bytes):
+            for text in outside_paths(yamlfile.parse(content.decode(), name).data):
                 raise BadInputError(f"{contents.name} cannot be packed: {name} names {text}")
 
 

@@ -38,18 +38,6 @@ def _last_key(name: object) -> str:
     return str(name).rpartition(".")[2].partition("[")[0]
 
 
-def texts(data: Any) -> Iterator[str]:
-    """Yield all texts in `data` that are values, whatever their key."""
-    if isinstance(data, Mapping):
-        for value in data.values():
-            yield from texts(value)
-    elif isinstance(data, list | tuple):
-        for value in data:
-            yield from texts(value)
-    elif isinstance(data, str):
-        yield data
-
-
 def leads_outside(text: str) -> bool:
     """Whether `text`, as a path, leads out of the folder that it is relative to."""
     return text.startswith("/") or ".." in PurePosixPath(text).parts
