@@ -1,6 +1,6 @@
-"""Run a Python module as a program that ends when its parent ends.
+"""Run a command that ends when its parent ends.
 
-    python -m agents.device.bound PARENT_PID MODULE ARGUMENT...
+    python -m agents.device.bound PARENT_PID COMMAND ARGUMENT...
 
 On a real device no container ends with its first process. This module needs only Python.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import runpy
 import signal
 import sys
 
@@ -26,5 +25,4 @@ def end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     end_with(int(sys.argv[1]))
-    del sys.argv[:2]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606  (the kernel's setting survives this)

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -85,12 +86,10 @@ class RealMachine(DeviceMachine):
         return None
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a Python program. `command` begins with the interpreter and `-m`."""
-        interpreter, option, *program = command
-        bound = [interpreter, option, "agents.device.bound", str(os.getpid())]
-        client = subprocess.Popen([*bound, *program])
-        self._client = client.pid
-        return client
+        bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
+        started = subprocess.Popen([*bound, *command])
+        self._client = started.pid
+        return started
 
     def close(self) -> None:
         """Do nothing, because nothing is open."""

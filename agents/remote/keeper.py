@@ -15,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import ssl
@@ -26,7 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-LOCK, EXIT, CERTIFICATE = Path("lock"), Path("exit"), "broker.pem"
+from agents.remote.program import EXIT, LOCK, remove_folder, replace
+
+CERTIFICATE = "broker.pem"
 _LOOK_SECONDS = 15.0
 """Seconds between two connections to the broker."""
 _ANSWER_SECONDS = 5.0
@@ -34,7 +35,7 @@ _ANSWER_SECONDS = 5.0
 
 def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    lock = os.open(str(LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.ftruncate(lock, 0)
     os.write(lock, str(os.getpid()).encode())
@@ -50,22 +51,20 @@ def main() -> None:
         if init is not None and (code := init.poll()) is not None:
             end(init)  # its client, too, if a signal has killed the init
             init = None
-            partial = EXIT.with_suffix(".partial")
-            partial.write_text(str(code))
-            partial.replace(EXIT)
+            replace(Path(EXIT), str(code))
         if is_present(settings):
             seen = time.monotonic()
         elif time.monotonic() - seen > settings["timeout"]:
             end(init)
-            remove(Path.cwd())
+            remove_folder(Path.cwd())
             return
 
 
 def start_init(signals: Any) -> subprocess.Popen[bytes]:
     """Start the init in a session of its own. It ends with the keeper."""
-    command = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
+    bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
     return subprocess.Popen(
-        [*command, "agents.device.main", "init.json"],
+        [*bound, sys.executable, "-m", "agents.device.main", "init.json"],
         start_new_session=True,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals),
     )
@@ -78,15 +77,6 @@ def end(init: subprocess.Popen[bytes] | None) -> None:
     with suppress(ProcessLookupError):
         os.killpg(init.pid, signal.SIGKILL)
     init.wait()
-
-
-def remove(folder: Path) -> None:
-    """Remove the device's folder, and the folders above it if they are empty."""
-    shutil.rmtree(str(folder), ignore_errors=True)
-    with suppress(OSError):  # they have other folders
-        folder.parent.rmdir()
-        folder.parent.parent.rmdir()
-        folder.parent.parent.parent.rmdir()
 
 
 def is_present(settings: dict[str, Any]) -> bool:

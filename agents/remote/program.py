@@ -58,7 +58,7 @@ _ROUND_TRIPS, _PAUSE_SECONDS = 40, 0.02
 _SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
 """Sizes of transfers in bytes: larger ones follow until one takes `_TRANSFER_SECONDS`."""
 _TRANSFER_SECONDS = 0.5
-_CHUNK_BYTES = 2**16
+CHUNK_BYTES = 2**16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -242,11 +242,11 @@ def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
             found["down"] = rate
         if seconds >= _TRANSFER_SECONDS:
             break
-    block = os.urandom(_CHUNK_BYTES)
+    block = os.urandom(CHUNK_BYTES)
     for size in _SIZES:
         begin = time.monotonic_ns()
         answer(sink, {"receive": size})
-        for _ in range(size // _CHUNK_BYTES):
+        for _ in range(size // CHUNK_BYTES):
             sink.write(block)
         sink.flush()
         if not source.readline():
@@ -262,7 +262,7 @@ def receive(source: Any, size: int) -> tuple[float | None, float]:
     first = left = 0
     begin = since = time.monotonic_ns()
     while left < size:
-        chunk = source.read1(min(size - left, _CHUNK_BYTES))
+        chunk = source.read1(min(size - left, CHUNK_BYTES))
         if not chunk:
             raise RequestError("the connection broke while the link was measured")
         left += len(chunk)
@@ -437,8 +437,9 @@ def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def remove_folder(folder: Path) -> None:
+    """Remove a device's folder, and the three folders above it, up to `CACHE`, if they are empty."""
     shutil.rmtree(folder, ignore_errors=True)
-    for parent in (folder.parent, folder.parent.parent, CACHE):
+    for parent in list(folder.parents)[:3]:
         try:
             parent.rmdir()
         except OSError:  # it has other folders

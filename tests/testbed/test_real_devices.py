@@ -214,7 +214,7 @@ def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -
     (folder / "agents" / "__init__.py").touch()
     (folder / "agents" / "device" / "__init__.py").touch()
     here = Path(program.__file__).parents[1]
-    for name in ("remote/__init__.py", "remote/keeper.py", "device/bound.py"):
+    for name in ("remote/__init__.py", "remote/keeper.py", "remote/program.py", "device/bound.py"):
         (folder / "agents" / name).parent.mkdir(exist_ok=True)
         (folder / "agents" / name).write_text((here / name).read_text())
     (folder / "agents" / "device" / "main.py").write_text("import time; time.sleep(600)")

@@ -26,6 +26,7 @@ from agents.device_actions import (
     Switching,
 )
 from agents.disturbances import STANDSTILL_SECONDS
+from agents.remote import program
 from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkFigures, LinkProbe
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
@@ -51,7 +52,6 @@ _LINE_BYTES, _MAX_LINES = 1000, 60
 _CERTIFICATE = "broker.pem"
 _MAX_TRANSFER_BYTES, _MAX_TRANSFERS = 2**24, 20
 """Maximum size and number of the transfers that a device asks for when its link is measured."""
-_CHUNK_BYTES = 2**16
 _SPEEDS = ("up", "down", "rtt", "jitter", "loss", "round_trips")
 _MAX_SPEED = 1e12
 _LOADS = ("total", "busy", "stolen", "own", "cores")
@@ -240,11 +240,11 @@ class RealDevice:
         """Measure round trip and rates between the device and this host. Raises HostError."""
         request, up = {**self._request, "server": self._spec.plan.server}, None
         with self._connections.channel(self.target, "measure", request) as channel:
-            block = os.urandom(_CHUNK_BYTES)
+            block = os.urandom(program.CHUNK_BYTES)
             for _ in range(_MAX_TRANSFERS):
                 match channel.read_answer():
                     case {"send": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
-                        for begin in range(0, size, _CHUNK_BYTES):
+                        for begin in range(0, size, program.CHUNK_BYTES):
                             channel.sink.write(block[: size - begin])
                         channel.sink.flush()
                     case {"receive": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
@@ -432,17 +432,11 @@ class RealDevice:
 def _received_rate(channel: Channel, size: int) -> float | None:
     """Read `size` bytes from the device. Return the rate in bit/s after the first chunk; None if all
     came at once."""
-    first = count = 0
-    since = time.monotonic_ns()
-    while count < size:
-        chunk = channel.source.read1(min(size - count, _CHUNK_BYTES))  # type: ignore[attr-defined]
-        if not chunk:
-            raise HostError("the connection broke while its link was measured")
-        count += len(chunk)
-        if not first:
-            first, since = len(chunk), time.monotonic_ns()
-    took = time.monotonic_ns() - since
-    return 8e9 * (size - first) / took if first < size and took > 0 else None
+    try:
+        rate, _ = program.receive(channel.source, size)
+    except program.RequestError as error:
+        raise HostError(str(error)) from None
+    return rate
 
 
 def _numbers(values: dict[Any, Any], names: Sequence[str], largest: float) -> dict[str, float]:
