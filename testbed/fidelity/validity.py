@@ -418,8 +418,9 @@ def link_doubt(
 def segment_doubt(
     segments: Sequence[SegmentFidelity], limit: float = _SEGMENT_ERROR_PERCENT
 ) -> str | None:
-    """Return a sentence on the segments whose rate, measured before the start, is off by more than
-    `limit` (%); None if there is no such segment."""
+    """Return a sentence on the segments whose measured rate differs from the requested one by more than
+    `limit` (%). The rates were measured before the start of the run. Return None if there is no such
+    segment."""
     off = [
         (figure.distance, one, figure)
         for one in segments

@@ -18,10 +18,11 @@ _EXAMPLES = {"idle": "idle: 2W", "core": "core: 1.5W", "battery.capacity": "capa
 def energy_of(
     energy: EnergySettings, cpu: float | None, profile: DeviceProfile | None, trace: ChargerConfig | None
 ) -> EnergyConfig:
-    """Return the energy settings of a device whose group has the settings `energy`.
+    """Return the plan's energy settings for a device. `energy`: settings of the device's group.
 
-    `cpu`: the group's CPU share in cores; None if the group has none. `profile`: the group's profile;
-    None if the group has none. `trace`: content of the charger's trace file; None if there is no file.
+    `cpu`: CPU share of the group in cores; None if the group has no share. `profile`: profile of the
+    group; None if the group has no profile. `trace`: content of the charger's trace file; None if there
+    is no file.
     """
     cores = max(1, math.ceil(cpu or 1.0))
     if profile is not None:

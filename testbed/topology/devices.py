@@ -192,7 +192,9 @@ class TransferSettings(Model):
         "proportion if a model has another size. Default: the size has no influence",
     )
     update_bytes: Count | None = Field(
-        default=None, description="Size of the update that `upload` refers to, likewise"
+        default=None,
+        description="Size of the update that `upload` refers to, in bytes. The duration changes in "
+        "proportion if an update has another size. Default: the size has no influence",
     )
 
     @model_validator(mode="after")
@@ -386,7 +388,8 @@ class DeviceGroup(Model):
     columns: dict[LogColumn, str] | None = Field(
         default=None,
         exclude_if=lambda columns: columns is None,
-        description="With from_log: names of the columns in the file, such as {client: device_id}",
+        description="With from_log: column of the file for each of client, start, end, bytes, download "
+        "and upload, such as {client: device_id}. Default: columns with these names",
     )
     # No default: how slow a device is, is what the experiment is about.
     cpu: Cpu | None = Field(
@@ -489,8 +492,8 @@ class DeviceGroup(Model):
         default=None,
         min_length=1,
         exclude_if=lambda hosts: hosts is None,
-        description="With a Swarm: names of the nodes on which the devices may run; default: any. Or "
-        "real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]",
+        description="Real devices, one per entry, reached by SSH: [pi@raspi-1, ssh://raspi-2]. Or, with "
+        "a Swarm, names of the nodes on which the devices may run. Default: any node",
     )
     python: (
         Annotated[
@@ -502,8 +505,8 @@ class DeviceGroup(Model):
     ) = Field(
         default=None,
         exclude_if=lambda python: python is None,
-        description="With real devices: Python interpreter there that has the agents' packages. "
-        "Default: a virtual environment that is made there once",
+        description="Path of the Python interpreter on a real device. It must have the agents' "
+        "packages. Default: a virtual environment that is made on the device once",
     )
     placement: dict[str, str] | None = Field(
         default=None,

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from analysis.load import Run
 
 GROUP, STEPS = "group", "recorded_steps"
-"""Keys with the name of the group that a device had in the recorded run, and with the number of steps of
-its trainings. They are no keys of a device group."""
+"""Names of two keys that are no keys of a device group: the group of the device in the recorded run, and
+the number of steps of the device's trainings."""
 _TRAINING_KEYS = ("local", "data", "byzantine", "steps")
 """Keys of a device group that say what its devices train on, and what they do to their updates."""
 _NO_PROCESS = frozenset[Hold]({"down", "unpowered"})
@@ -110,13 +110,13 @@ def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
 
 
 def from_run(path: Path) -> dict[str, Keys]:
-    """Return device -> keys for the devices of the run in the directory `path`, with `GROUP` and `STEPS`
-    where they are known.
+    """Return the recorded keys of each device of the run in the directory `path`, by device. The keys
+    `GROUP` and `STEPS` are left out if they are unknown.
 
-    A training that was lost, or under way at the end of the run, lasts as long as the device's median
-    training, or as it was seen to last if that is longer. A device without any finished training gets
-    the medians of its group, or else of all devices, likewise. Raises ValueError if the
-    directory has no run, or if the run has no update.
+    A training without an end (lost, or not finished when the run ended) gets the device's median
+    duration, or the time for which it was seen to train if that is longer. A device without any finished
+    training gets the medians of its group, or of all devices if its group has none. Raises ValueError if
+    the directory has no run, or if the run has no update.
     """
     from analysis import load
 

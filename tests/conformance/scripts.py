@@ -37,10 +37,14 @@ _LEAVING = (
 its updates arrives twice."""
 
 
-def _models(happenings: Sequence[Up | Join | Leave | Wait]) -> list[Up | Join | Leave | Wait]:
-    """Take the same vectors as the ends of the local trainings."""
-    return list(happenings)
-
+_GRADIENTS = (
+    Up(1, "a", (0.5, 0.25)),
+    Up(2, "b", (-0.25, 0.5)),
+    Up(3, "a", (1.0, 0.125)),
+    Up(4, "c", (0.25, -1.0)),
+    Up(5, "b", (0.75, -0.5)),
+    Up(5, "c", (0.5, 0.5)),
+)
 
 _ROUNDS = (
     Up(1, "a", (0.5, 0.25)),
@@ -535,27 +539,13 @@ SCRIPTS: Mapping[str, Sequence[Script]] = {
             "mean of two",
             "n = 2 gradients; the mean.",
             {"gradients": 2, "server_lr": 0.5},
-            (
-                Up(1, "a", (0.5, 0.25)),
-                Up(2, "b", (-0.25, 0.5)),
-                Up(3, "a", (1.0, 0.125)),
-                Up(4, "c", (0.25, -1.0)),
-                Up(5, "b", (0.75, -0.5)),
-                Up(5, "c", (0.5, 0.5)),
-            ),
+            _GRADIENTS,
         ),
         Script(
             "sum of two",
             "n = 2 gradients; the sum, as in the paper.",
             {"gradients": 2, "mean": False, "server_lr": 0.25},
-            (
-                Up(1, "a", (0.5, 0.25)),
-                Up(2, "b", (-0.25, 0.5)),
-                Up(3, "a", (1.0, 0.125)),
-                Up(4, "c", (0.25, -1.0)),
-                Up(5, "b", (0.75, -0.5)),
-                Up(5, "c", (0.5, 0.5)),
-            ),
+            _GRADIENTS,
         ),
         Script(
             "leave and join",
