@@ -423,6 +423,7 @@ class AggregatorConfig:
 
 Way = Literal["up", "down"]
 """Direction of traffic: from the devices to the server (`up`), or to the devices (`down`)."""
+WAYS: tuple[Way, Way] = ("up", "down")
 
 
 @dataclass(frozen=True, slots=True)

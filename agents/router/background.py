@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import os
 import selectors
 import socket
@@ -289,7 +288,7 @@ def main() -> None:
 
 def command(sources: Sequence[RoutedTraffic]) -> list[str]:
     """Return the command that starts the process."""
-    return [sys.executable, "-m", "agents.router.background", json.dumps(msgspec.to_builtins(sources))]
+    return [sys.executable, "-m", "agents.router.background", msgspec.json.encode(sources).decode()]
 
 
 def line(states: TrafficStates) -> bytes:

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from agents.config import RouterConfig, Segment, Way
+from agents.config import WAYS, RouterConfig, Segment, Way
 from agents.device.delayline import Impairment
 from agents.device.link import LinkError, run
 from agents.device_actions import Disconnect, Reconnect, SegmentAction, SetBackground, SetLink
@@ -29,13 +29,12 @@ class Network:
     def __init__(self, cfg: RouterConfig) -> None:
         self._config = cfg
         used = _used(cfg)
-        ways: Sequence[Way] = ("up", "down")
-        leaves: dict[Way, list[Leaf]] = {way: [] for way in ways}
+        leaves: dict[Way, list[Leaf]] = {way: [] for way in WAYS}
         self._devices: dict[int, str] = {}
         """Device of each leaf, by the leaf's number."""
         for number, (device, attached) in enumerate(cfg.attached.items(), FIRST_LEAF):
             self._devices[number] = device
-            for way in ways:
+            for way in WAYS:
                 leaves[way].append(Leaf(number, attached, FIELDS[way], cfg.addresses[device]))
         number = FIRST_LEAF + len(cfg.attached)
         self._sources: list[RoutedTraffic] = []

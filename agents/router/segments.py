@@ -237,8 +237,8 @@ class ShapedSegments:
         segments = [segment if one.name == segment.name else one for one in before.segments.values()]
         self.tree = SegmentTree(segments, before.leaves)
         for way, lines in self._lines.items():
-            new = self.tree.commands(way)
-            _batch([line for line in new if line not in set(lines)])
+            new, old = self.tree.commands(way), set(lines)
+            _batch([line for line in new if line not in old])
             self._lines[way] = new
         self._check()
 

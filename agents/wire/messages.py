@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from agents import device_actions
+from agents.config import Way
 from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
@@ -282,7 +283,7 @@ class SegmentFigures(_Fields, frozen=True):
     """Measured rate of a segment in one direction before the start of the run clock, in bit/s."""
 
     segment: Name
-    way: Literal["up", "down"]
+    way: Way
     full: Rate
     """Requested rate of all senders below the segment together, as far as the segments on their way to
     the server let them."""
@@ -307,7 +308,7 @@ class SegmentUse(_Fields, frozen=True):
     """Bytes on the wire that passed a segment in one direction. Segments above count them, too."""
 
     segment: Name
-    way: Literal["up", "down"]
+    way: Way
     devices: Mapping[Name, Count]
     """Bytes of each device below the segment that sent or received any."""
     background: Count = 0
@@ -558,11 +559,6 @@ def decode(names: Topics, topic: str, payload: bytes | bytearray) -> Message:
 def of_telemetry(cls: type[T], fields: Mapping[str, Any]) -> T:
     """Return the message of the kind `cls` in the fields of a telemetry line. Raises MessageError."""
     return _build(cls, fields)
-
-
-def limits_from_fields(fields: Any) -> CgroupLimits:
-    """Return the limits in the fields of a telemetry line. Raises MessageError."""
-    return _build(CgroupLimits, fields)
 
 
 def _request(client: str, text: str) -> Message:

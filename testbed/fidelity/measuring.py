@@ -141,7 +141,7 @@ def measure(
             probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
         elif "limits" in sample:
             with suppress(MessageError):
-                read = _LimitsAt(when, messages.limits_from_fields(sample["limits"]))
+                read = _LimitsAt(when, messages.of_telemetry(messages.CgroupLimits, sample["limits"]))
                 limits.setdefault(name, []).append(read)
         elif when >= clock.begin and isinstance(gpu := sample.get("gpu"), Mapping):
             on_gpu.setdefault(name, []).append(gpu)

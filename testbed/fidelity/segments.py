@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from agents.config import Background, Segment, Way
+from agents.config import WAYS, Background, Segment
 from agents.links import background
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import MessageError, SegmentFigures, SegmentUse
+from agents.wire.messages import MessageError, SegmentFigures
 from testbed.fidelity.figures import Figure, SegmentFidelity
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
 
 _WIRE = 1514 / 1448
 """Bytes on the wire per byte of a transfer."""
-_WAYS: Sequence[Way] = ("up", "down")
 
 
 def of_run(spec: RunSpec, epoch: float, begin: float, end: float) -> tuple[SegmentFidelity, ...]:
@@ -55,14 +55,16 @@ def measure_segments(
     passed: Counter[tuple[str, str]] = Counter()
     for sample in samples:
         if "seconds" not in sample:
-            for figures in _figures(sample):
-                probed[figures.segment, figures.way] = figures
+            with suppress(MessageError):
+                for figures in messages.of_telemetry(messages.NetworkProbe, sample).segments:
+                    probed[figures.segment, figures.way] = figures
         elif begin < sample.get("at", -math.inf) <= end:
-            for use in _uses(sample):
-                passed[use.segment, use.way] += use.background
+            with suppress(MessageError):
+                for use in messages.of_telemetry(messages.NetworkUse, sample).segments:
+                    passed[use.segment, use.way] += use.background
     found = []
     for name, segment in segments.items():
-        for way in _WAYS:
+        for way in WAYS:
             kinds = [one for one in segment.background if one.way == way]
             below = sum(passed[one.name, way] for one in segments.values() if one.parent == name)
             figure = Figure()
@@ -100,17 +102,3 @@ def _until(changes: Iterable[tuple[float, float]], end: float) -> Iterator[tuple
             break
         yield at, rate
     yield end, 0.0
-
-
-def _figures(sample: Mapping[str, Any]) -> Sequence[SegmentFigures]:
-    try:
-        return messages.of_telemetry(messages.NetworkProbe, sample).segments
-    except MessageError:
-        return ()
-
-
-def _uses(sample: Mapping[str, Any]) -> Sequence[SegmentUse]:
-    try:
-        return messages.of_telemetry(messages.NetworkUse, sample).segments
-    except MessageError:
-        return ()

@@ -19,7 +19,7 @@ from testbed.plan.measurements import Measurements
 from testbed.plan.step_work import count_step_work
 from testbed.speed.calibration import Calibration, cpu_share, work_seconds
 from testbed.speed.kinds import KINDS, Work
-from testbed.topology import Topology, energy, link_traces, network, profiles
+from testbed.topology import Topology, energy, link_traces, profiles
 from testbed.topology.devices import LinkSettings, LinkTrace
 from testbed.topology.energy import ChargerSettings
 from testbed.topology.link_traces import LinkSeries
@@ -152,7 +152,7 @@ def _read_background(
         if not isinstance(traffic, TracedTraffic):
             continue
         traces = tuple(link_traces.read(traffic, folder))
-        if not any(trace.columns.get(way) for trace in traces for way in network.WAYS):
+        if not any(trace.columns.get(way) for trace in traces for way in config.WAYS):
             raise ValueError(f"{folder / (traffic.csv or '')}: found neither column up nor down")
         found[traffic] = traces
     return found

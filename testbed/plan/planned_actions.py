@@ -54,10 +54,7 @@ def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
         for device in plan.devices
     }
     by_name = scenario.devices_by_name(topology.devices)
-    below: dict[str, list[str]] = {name: [] for name in plan.segments}
-    for device in plan.devices:
-        for segment in device.path:
-            below[segment.name].append(device.name)
+    below = plan.devices_below
     for entry in topology.scenario:
         if entry.link is not None:
             for target in scenario.expand(entry.targets, by_name):

@@ -268,6 +268,15 @@ class Plan:
     """Names of the devices that join during the run."""
 
     @property
+    def devices_below(self) -> dict[str, list[str]]:
+        """Segment -> names of the devices below it."""
+        found: dict[str, list[str]] = {name: [] for name in self.segments}
+        for device in self.devices:
+            for segment in device.path:
+                found[segment.name].append(device.name)
+        return found
+
+    @property
     def emulated_devices(self) -> tuple[PlannedDevice, ...]:
         """The devices that a runtime emulates."""
         return tuple(device for device in self.devices if device.host is None)

@@ -48,6 +48,14 @@ class Shape:
     below 0."""
 
 
+def largest_piece(rate: int | None) -> int:
+    """Return the maximum payload of an item in bytes on a link of `rate` bit/s; None for an unlimited
+    rate."""
+    if rate is None:
+        return MAX_PIECE_BYTES
+    return min(burst(rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
+
+
 def on_wire(size: int) -> int:
     """Return the number of bytes on the wire, with packet headers, for `size` bytes of TCP payload."""
     return size + _HEADERS * -(-size // SEGMENT)
@@ -103,9 +111,7 @@ class LinkPipe(Generic[T]):
     def piece(self) -> int:
         """Maximum payload of an item, in bytes. A full token bucket has enough tokens for an item of
         this size."""
-        if self._shape.rate is None:
-            return MAX_PIECE_BYTES
-        return min(burst(self._shape.rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
+        return largest_piece(self._shape.rate)
 
     @property
     def is_full(self) -> bool:

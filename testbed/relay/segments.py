@@ -19,16 +19,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.config import Segment, Way, path_of
+from agents.config import WAYS, Segment, Way, path_of
 from agents.device.link import burst, queue_bytes
 from agents.links import background
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import NetworkUse, SegmentUse
-from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, on_wire
+from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 
 Item = Callable[[], None]
 """Function that is called when its bytes have passed the segments."""
-WAYS: Sequence[Way] = ("up", "down")
 _PACKET = on_wire(SEGMENT)
 _STREAM_SECONDS = 0.01
 """Seconds of background traffic that are one item."""
@@ -42,7 +41,8 @@ class _Queue:
 
     name: str
     """Name of the device; empty for background traffic."""
-    segment: str
+    path: tuple[str, ...]
+    """Names of the segments from the queue's own one to the root."""
     is_first: bool = False
     """Whether items go before those of other queues."""
     items: deque[tuple[Item | None, int, float]] = field(default_factory=deque)
@@ -70,7 +70,7 @@ class SegmentScheduler:
         self.segments = {segment.name: segment for segment in segments}
         self._way: Way = way
         self._uniform = uniform
-        self._queues = {device: _Queue(device, name) for device, name in attached.items()}
+        self._queues = {device: _Queue(device, self._names(name)) for device, name in attached.items()}
         self._backlogged: dict[int, _Queue] = {}
         self._empty_at = dict.fromkeys(self.segments, -math.inf)
         """Time in seconds at which each segment's bucket is empty. It then fills at the segment's
@@ -85,30 +85,33 @@ class SegmentScheduler:
         """Bytes on the wire that passed each segment, by device; background traffic by the empty
         name."""
 
-    def path(self, segment: str) -> tuple[Segment, ...]:
-        """Return the segments from `segment` to the root."""
-        return path_of(segment, self.segments)
+    def _names(self, segment: str) -> tuple[str, ...]:
+        return tuple(one.name for one in path_of(segment, self.segments))
+
+    def _path(self, queue: _Queue) -> Iterator[Segment]:
+        """Yield the segments that the queue passes, as they are now."""
+        return (self.segments[name] for name in queue.path)
+
+    def _is_cut(self, queue: _Queue) -> bool:
+        return not self._cut.isdisjoint(queue.path)
 
     def rate(self, device: str) -> int | None:
         """Return the lowest rate on the device's way in bit/s; None if it is not limited."""
         return self._rate(self._queues[device])
 
     def _rate(self, queue: _Queue) -> int | None:
-        rates = (one.rate(self._way) for one in self.path(queue.segment))
+        rates = (one.rate(self._way) for one in self._path(queue))
         return min((rate for rate in rates if rate is not None), default=None)
 
     def is_full(self, device: str) -> bool:
         """Whether the device has to wait until its queue has room, or until its segment is restored."""
         queue = self._queues[device]
-        path = self.path(queue.segment)
-        if not self._cut.isdisjoint(one.name for one in path):
-            return True
-        return queue.waiting >= self._limit(queue)
+        return self._is_cut(queue) or queue.waiting >= self._limit(queue)
 
     def _limit(self, queue: _Queue) -> int:
         limits = [
             (rate, one.queue or queue_bytes(rate))
-            for one in self.path(queue.segment)
+            for one in self._path(queue)
             if (rate := one.rate(self._way)) is not None
         ]
         return min(limits)[1] if limits else 64 * MAX_PIECE_BYTES
@@ -127,19 +130,18 @@ class SegmentScheduler:
 
     def add_queue(self, segment: str, *, is_first: bool) -> _Queue:
         """Return a new queue for background traffic on `segment`."""
-        return _Queue("", segment, is_first)
+        return _Queue("", self._names(segment), is_first)
 
     def offer(self, queue: _Queue, wire: int, now: float, *, may_wait: bool) -> None:
         """Add `wire` bytes of background traffic. Unless they `may_wait`, they are lost if the queue is
         full or the segment is cut."""
-        cut = not self._cut.isdisjoint(one.name for one in self.path(queue.segment))
-        if may_wait or (not cut and queue.waiting < self._limit(queue)):
+        if may_wait or not (self._is_cut(queue) or queue.waiting >= self._limit(queue)):
             self._put(queue, None, wire, now)
 
     def drop_background(self, segment: str) -> None:
         """Remove the background traffic that waits on `segment`."""
         for queue in [*self._backlogged.values()]:
-            if not queue.name and queue.segment == segment:
+            if not queue.name and queue.path[0] == segment:
                 queue.items.clear()
                 queue.waiting = 0
                 del self._backlogged[id(queue)]
@@ -155,10 +157,9 @@ class SegmentScheduler:
             self._pass(min(candidates, key=lambda one: (not one.is_first, one.sent)), first)
 
     def _pass_time(self, queue: _Queue) -> float:
-        path = self.path(queue.segment)
-        if not self._cut.isdisjoint(one.name for one in path):
+        if self._is_cut(queue):
             return math.inf
-        return max(queue.items[0][2], *(self._empty_at[one.name] for one in path))
+        return max(queue.items[0][2], *(self._empty_at[name] for name in queue.path))
 
     def _pass(self, queue: _Queue, at: float) -> None:
         item, wire, _ = queue.items.popleft()
@@ -169,7 +170,7 @@ class SegmentScheduler:
         if not queue.is_first:
             self._turn = queue.sent
         passed, delay = at, 0.0
-        for segment in self.path(queue.segment):
+        for segment in self._path(queue):
             self.passed[segment.name][queue.name] += wire
             if (rate := segment.rate(self._way)) is not None:
                 saved = at - 8 * max(burst(rate), wire) / rate
@@ -229,10 +230,7 @@ class SegmentLane:
     @property
     def piece(self) -> int:
         """Maximum payload of an item, in bytes."""
-        rate = self.rate
-        if rate is None:
-            return MAX_PIECE_BYTES
-        return min(burst(rate) // _PACKET * SEGMENT, MAX_PIECE_BYTES)
+        return largest_piece(self.rate)
 
     @property
     def is_full(self) -> bool:
@@ -370,7 +368,7 @@ class SharedSegments:
         state.owed += (now - state.at) * state.rate / 8
         state.at = now
         if state.owed >= _PACKET or not state.rate:
-            if queue.segment not in self._off and (size := int(state.owed)):
+            if queue.path[0] not in self._off and (size := int(state.owed)):
                 direction.scheduler.offer(queue, size, now, may_wait=False)
                 direction.advance()
             state.owed = 0.0

@@ -103,6 +103,14 @@ Seconds = Annotated[
     PlainSerializer(units.format_duration),
     WithJsonSchema(SECONDS_SCHEMA),
 ]
+Frequency = Annotated[
+    float,
+    BeforeValidator(units.frequency),
+    PlainSerializer(units.format_frequency),
+    WithJsonSchema(
+        {"type": "string", "pattern": f"^{units.FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
+    ),
+]
 Size = Annotated[
     int,
     BeforeValidator(units.size),

@@ -20,13 +20,14 @@ from pydantic import (
 )
 
 from agents import config
-from agents.config import Background, DrawnDuration, Segment, Way
+from agents.config import WAYS, Background, DrawnDuration, Segment, Way
 from agents.links import background
 from agents.timing.durations import DISTRIBUTIONS
 from testbed.topology import units
 from testbed.topology.devices import DeviceGroup, LinkTrace
 from testbed.topology.fields import (
     Duration,
+    Frequency,
     Model,
     Name,
     OneOf,
@@ -44,7 +45,6 @@ from testbed.topology.yamlfile import Where
 if TYPE_CHECKING:  # it imports the schema, which imports this module
     from testbed.topology.link_traces import LinkSeries
 
-WAYS: tuple[Way, Way] = ("up", "down")
 PACKET_BYTES = 1514
 """Bytes of a full packet, for queues that are given in packets."""
 _MAX_DEPTH = 16
@@ -78,14 +78,6 @@ Load = Annotated[
     AfterValidator(_load),
     WithJsonSchema({"type": "string", "examples": ["2mbit", "50%"]}),
     expecting("a rate such as 2mbit, or a share of the segment's rate such as 50%"),
-]
-Arrivals = Annotated[
-    float,
-    BeforeValidator(units.frequency),
-    PlainSerializer(units.format_frequency),
-    WithJsonSchema(
-        {"type": "string", "pattern": f"^{units.FREQUENCY.pattern}$", "examples": ["2/s", "30/min"]}
-    ),
 ]
 
 
@@ -136,7 +128,8 @@ class _Loaded(Model):
         return None
 
     def rate(self, way: Way, rates: Mapping[Way, int | None]) -> float | None:
-        """Return the rate in bit/s; None if there is no traffic in this direction."""
+        """Return the rate in the direction `way` in bit/s; None if there is no traffic in it. `rates`:
+        the segment's rates."""
         load: str | None = getattr(self, way)
         if load is None:
             return None
@@ -205,10 +198,10 @@ class FlowTraffic(Model):
     does in containers."""
 
     kind: Literal["flows"]
-    up: Arrivals | None = Field(
+    up: Frequency | None = Field(
         default=None, description="Mean number of uploads that begin per time, such as 2/s"
     )
-    down: Arrivals | None = Field(
+    down: Frequency | None = Field(
         default=None, description="Mean number of downloads that begin per time, such as 2/s"
     )
     size: TransferSize = Field(description="Size of a transfer")

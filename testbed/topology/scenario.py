@@ -13,7 +13,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
     model_serializer,
@@ -21,9 +20,17 @@ from pydantic import (
 )
 
 from agents.timing.nanoseconds import from_seconds
-from testbed.topology import units
 from testbed.topology.devices import DeviceGroup, LinkSettings
-from testbed.topology.fields import Cpu, Duration, Model, PositiveSeconds, Seconds, Share, Watts
+from testbed.topology.fields import (
+    Cpu,
+    Duration,
+    Frequency,
+    Model,
+    PositiveSeconds,
+    Seconds,
+    Share,
+    Watts,
+)
 from testbed.topology.validation_errors import did_you_mean
 from testbed.topology.yamlfile import Problem, Source, Where
 
@@ -49,15 +56,6 @@ names."""
 _MAX_UNKNOWN = 50
 """Maximum number of unknown names to report."""
 _MAX_COMPARED = 1000  # names to search for a similar one; each takes about 10 µs
-
-Frequency = Annotated[
-    float,
-    BeforeValidator(units.frequency),
-    PlainSerializer(units.format_frequency),
-    WithJsonSchema(
-        {"type": "string", "pattern": f"^{units.FREQUENCY.pattern}$", "examples": ["2/min", "0.5/s"]}
-    ),
-]
 
 
 def _as_list(value: Any) -> Any:
@@ -138,7 +136,8 @@ class ScenarioEntry(Model):
     )
     link: LinkChange | None = Field(default=None, description="With set: changes of the link")
     background: bool | None = Field(
-        default=None, description="With set of segments: whether their background traffic is on"
+        default=None,
+        description="With set of segments: true switches their background traffic on, false off",
     )
     battery: Share | None = Field(default=None, description="With set: new level of the battery")
     crash: Targets | None = Field(default=None, description="Devices to kill")

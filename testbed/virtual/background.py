@@ -32,12 +32,13 @@ class SegmentTraffic:
     ) -> None:
         """`segments`: the tree, by name. A parent comes before its children. `devices`: segment -> the
         devices below it. `seed`: the run's seed. `record`: called with the use of the segments."""
-        self._events, self._network, self._record = queue, network, record
+        self.events, self.network = queue, network
+        self._record = record
         self.devices = devices
         self._recorded: Nanoseconds = 0
         """Time up to which the use of the segments is recorded."""
         self.planned = 0
-        """Number of planned callbacks of the background traffic, which go on for ever."""
+        """Number of planned callbacks of the background traffic. Each of them plans the next one."""
         network.add_segments(segments.values())
         self._sources: dict[str, list[_TrafficSource]] = {
             name: [self._source(one, name, segments, seed) for one in segment.background]
@@ -58,32 +59,36 @@ class SegmentTraffic:
 
     def change(self, segment: str, changes: Mapping[str, float | None]) -> None:
         """Change fields of `agents.config.Segment`. The change also applies to messages in flight."""
-        self._network.change(segment, changes)
+        self.network.change(segment, changes)
 
     def cut(self, segment: str, *, is_cut: bool) -> None:
         """Cut `segment`, or let packets pass again. Messages in flight wait meanwhile."""
-        self._network.cut(segment, is_cut=is_cut)
+        self.network.cut(segment, is_cut=is_cut)
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether a transfer is in progress that the background traffic may delay."""
-        return any(
-            not self._network.shares_of(name, way).is_idle
-            for name, segment in self._network.segments.items()
+    def idle_callbacks(self) -> int:
+        """Number of planned callbacks that only continue the background traffic; 0 while a transfer is
+        in progress that it may delay."""
+        if not self.planned:
+            return 0
+        is_idle = all(
+            self.network.shares_of(name, way).is_idle
+            for name, segment in self.network.segments.items()
             for way in segment.pipes
         )
+        return self.planned if is_idle else 0
 
     def record_use(self, *, at_end: bool = False) -> None:
         """Record the use of the segments since the last record, if this is due or `at_end` is true.
         Nothing is recorded if nothing has passed."""
-        now, since = self._events.now, self._recorded
+        now, since = self.events.now, self._recorded
         if now == since or (now - since < _USE_EVERY and not at_end):
             return
         self._recorded = now
         found = []
-        for name, segment in self._network.segments.items():
+        for name, segment in self.network.segments.items():
             for way, pipe in segment.pipes.items():
-                self._network.shares_of(name, way).count_use()
+                self.network.shares_of(name, way).count_use()
                 devices = {device: round(bits / 8) for device, bits in pipe.devices_bits.items()}
                 other = round(pipe.background_bits / 8)
                 pipe.devices_bits, pipe.background_bits = {}, 0.0
@@ -95,18 +100,8 @@ class SegmentTraffic:
     def _source(
         self, one: Background, name: str, segments: Mapping[str, Segment], seed: int
     ) -> _TrafficSource:
-        path = tuple(
-            self._network.segments[part.name].pipes[one.way] for part in path_of(name, segments)
-        )
+        path = tuple(self.network.segments[part.name].pipes[one.way] for part in path_of(name, segments))
         return _TrafficSource(self, one, name, path, seed)
-
-    @property
-    def events(self) -> EventQueue:
-        return self._events
-
-    @property
-    def network(self) -> VirtualNetwork:
-        return self._network
 
 
 class _TrafficSource:

@@ -1,9 +1,9 @@
 """Max-min fair rates over a tree of shared links, in virtual time.
 
-Each transfer passes all pipes from its device to the server, and may have a limit of its own. At each
-moment the rates are max-min fair: no rate can be raised without lowering one that is not higher. So a
-transfer is slowed down either by its own limit, or by a full pipe where no other transfer is faster.
-The rates are computed anew whenever a transfer begins or ends, or a pipe changes.
+A transfer passes all pipes from its device to the server, and may have a limit of its own. Rates are
+max-min fair at each moment: to raise one rate, another rate that is equal or lower would have to be
+lowered. So each transfer is slowed down by its own limit, or by a full pipe in which no other transfer
+is faster. The rates are computed again when a transfer begins or ends, and when a pipe changes.
 
 Transfers with the same path and the same limit always have the same rate. They form a class, and a class
 needs one sum only: the bits that each of its transfers would have sent since the class began. The cost
@@ -266,10 +266,7 @@ class FairShares:
         """Compute the rates of the transfers, and plan a check for the time at which the first transfer
         will have passed. A check that comes too early does no harm."""
         share_out(self._by_cap, self._pipes)
-        remaining = math.inf
-        for one in self._by_cap:
-            if one.rate and (first := self._remaining(one)) < remaining:
-                remaining = first
+        remaining = min(map(self._remaining, self._by_cap), default=math.inf)
         if remaining == math.inf:
             return
         at = self._events.now + from_seconds(max(0.0, remaining))

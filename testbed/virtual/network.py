@@ -191,7 +191,10 @@ class Line:
     """Connection between the server and a device. The connection stays the same if the device
     restarts."""
 
-    __slots__ = ("_connected", "_draws", "_generator", "_packets", "_segments", "down", "link", "up")
+    __slots__ = (
+        *("_connected", "_draws", "_generator", "_packets", "_path", "_segments"),
+        *("down", "link", "up"),
+    )
 
     def __init__(
         self,
@@ -212,6 +215,8 @@ class Line:
         self._packets = packets
         self._segments = segments
         self.link = link
+        self._path = link
+        """Link with the delay, jitter and loss of the whole path. The rates are the device's own."""
         self._connected = True
         self._generator = generator
         self._draws: Callable[[], float] | None = None
@@ -283,21 +288,14 @@ class Line:
         self.down.drop()
 
     @property
-    def path(self) -> AccessLink:
-        """Link with the delay, jitter and loss of the whole path. The rates are the device's own."""
-        if not self._segments:
-            return self.link
-        found = self.link.through([one.settings for one in self._segments])
-        return found.with_changes({"up": self.link.up, "down": self.link.down})
-
-    @property
     def is_cut(self) -> bool:
         """Whether a segment on the path lets no packets pass."""
         return any(one.is_outage for one in self._segments)
 
     def apply_link(self) -> None:
         """Apply the present properties of link and segments to both directions."""
-        path = self.path
+        whole = self.link.through([one.settings for one in self._segments])
+        self._path = path = whole.with_changes({"up": self.link.up, "down": self.link.down})
         is_open = self._connected and not (self.link.is_outage or self.is_cut)
         for direction, rate in ((self.up, path.up), (self.down, path.down)):
             direction.change(goodput(rate, path.rtt, path.loss), is_open=is_open)
@@ -305,7 +303,7 @@ class Line:
     def _latency(self) -> Nanoseconds:
         """Return the delay of the next message in one direction. The delay is random if the path has
         jitter or loss."""
-        path = self.path
+        path = self._path
         hops = HOPS if self._packets else 0.0
         if not (path.jitter or path.loss):
             return from_seconds(hops + path.rtt / 2)

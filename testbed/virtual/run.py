@@ -224,14 +224,11 @@ def _traffic(
     spec: RunSpec, queue: EventQueue, network: VirtualNetwork, recorder: FileRecorder
 ) -> SegmentTraffic | None:
     """Make the segments of the run; None if it has none."""
-    segments = spec.plan.segments
-    if not segments:
+    plan = spec.plan
+    if not plan.segments:
         return None
-    below: dict[str, list[str]] = {name: [] for name in segments}
-    for device in spec.plan.devices:
-        for segment in device.path:
-            below[segment.name].append(device.name)
-    return SegmentTraffic(queue, network, segments, below, spec.topology.seed, recorder.sample)
+    seed, below = spec.topology.seed, plan.devices_below
+    return SegmentTraffic(queue, network, plan.segments, below, seed, recorder.sample)
 
 
 def _charges(device: PlannedDevice) -> bool:

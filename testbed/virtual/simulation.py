@@ -151,8 +151,8 @@ class Simulation:
         timer, first = self._core.next_timer, self._events.next
         fleet, network = self._energy, self._network
         checks = 0 if fleet is None else fleet.checks
-        endless = 0 if network is None or network.is_waiting else network.planned
-        if checks + endless and len(self._events) == checks + endless:
+        checks += 0 if network is None else network.idle_callbacks
+        if checks and len(self._events) == checks:
             first = first if fleet is not None and fleet.switch_is_ahead else None
         if first is not None:
             return first if timer is None else min(first, timer)
