@@ -1,13 +1,14 @@
 """Virtual time, and the local training in it, compared with plain loops over the clients.
 
-    python -m benchmarks.virtual [stacks | start]
+    python -m benchmarks.virtual [stacks | cnn | start]
 
 Client-steps (mini-batch steps of one client) per second, and how many times as many as three loops over
 the clients in the same run: one as tutorials write it (DataLoader, torch.optim), a lean one in PyTorch
 (autograd, SGD by hand), and for logistic regression a lean one in NumPy (gradient by hand, all in
 place). Measured are the batched trainer with all clients at once; a whole run of AREA, where far fewer
 are pending when the next result is needed; and the trainer by number of clients. `stacks` shows the gain
-of training a perceptron's clients as one stack (docs/evidence/virtual-time.md); `start`, which is part
+of training a perceptron's clients as one stack (docs/evidence/virtual-time.md); `cnn` compares small
+convolutional networks alone, and shows the CPU time of a step and of its layers; `start`, which is part
 of the whole, how long `testbed up` takes until the run clock starts.
 
 All take turns, and the median of each counts. Absolute figures are this machine's. MNIST and CIFAR-10
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,10 +41,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from agents import events
 from agents.client import randomness
 from agents.config import LocalTraining
-from agents.models.flat import initial
+from agents.models.flat import FlatModule, initial
 from agents.models.vectors import Vector
 from agents.shards import Shard
-from agents.tasks.cnn import Cifar10Cnn
+from agents.tasks.cnn import Cifar10Cnn, MnistCnn
 from agents.tasks.interface import Task
 from agents.tasks.logreg import MnistLogreg
 from benchmarks import perceptron
@@ -57,6 +58,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.topology.partition import Indices
 from testbed.view import View
 from testbed.virtual import objectives
+from testbed.virtual.layers import Layers
 from testbed.virtual.run import run
 from testbed.virtual.stacked_training import BatchTrainer, Job
 
@@ -66,6 +68,7 @@ _TURN = 0.25
 _NAMES: dict[type[Task], str] = {
     MnistLogreg: "mnist-logreg",
     Cifar10Cnn: "cifar10-cnn",
+    MnistCnn: "mnist-cnn",
     Perceptron: "perceptron:Perceptron",
 }
 _CLASSES = 10
@@ -76,6 +79,11 @@ _STACKS = ((10, 32), (16, 32), (32, 32), (100, 32), (16, 100), (100, 100))
 """Numbers of clients and of hidden units of a perceptron."""
 _AREA = {"name": "area", "criterion": "every", "every": 4}
 _FEDBUFF = {"name": "fedbuff", "buffer_size": 10, "concurrency": 30}
+_FEDBUFF_20 = {"name": "fedbuff", "buffer_size": 10, "concurrency": 20}
+_CNN_GOAL = "2.5 times the loop in PyTorch"
+_CPU_TURNS, _FEW_CLIENTS = 3, 20
+_CALLS = 200
+"""Number of calls of a layer. The quickest one counts."""
 _STARTS = 5
 _WIDTHS = (16, 9, 11, 8, 14, 9)
 
@@ -144,7 +152,21 @@ def settings() -> list[Setting]:
             batch_size=10,
             steps=5,
             updates=200,
-            goal="1.6 times the loop in PyTorch",
+            goal=_CNN_GOAL,
+        ),
+        *(
+            Setting(
+                f"{_NAMES[type(task)]}, batch 16, FedBuff, M = 20",
+                task,
+                images,
+                100,
+                batch_size=16,
+                steps=20,
+                updates=100,
+                rule=_FEDBUFF_20,
+                goal=_CNN_GOAL,
+            )
+            for task, images in ((cnn, cifar), (MnistCnn(), mnist))
         ),
     ]
 
@@ -458,6 +480,75 @@ def stacks() -> None:
         )
 
 
+def cnns() -> None:
+    """Compare training of small convolutional networks; measure the CPU time of steps and layers."""
+    for setting in settings():
+        if isinstance(setting.task, Cifar10Cnn | MnistCnn):
+            print_cpu_time(setting)
+            print_layers(setting)
+            compare(setting)
+
+
+def print_cpu_time(setting: Setting) -> None:
+    """Measure the CPU time of a step on one thread. Other work on the host hardly changes it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    setting = replace(setting, clients=_FEW_CLIENTS)
+    lean, trainer = Lean(setting), Batched(setting, setting.clients)
+    steps = setting.clients * setting.steps
+
+    def loop() -> None:
+        for client in range(setting.clients):
+            lean.train(client)
+
+    turns = []
+    for _ in range(_CPU_TURNS):
+        started = time.process_time()
+        loop()
+        halfway = time.process_time()
+        trainer.client_steps()
+        turns.append((halfway - started, time.process_time() - halfway))
+    torch.set_num_threads(threads)
+    one, other = (1e6 * min(times) / steps for times in zip(*turns, strict=True))
+    print(f"\n{setting.label}: CPU time of a step, one thread: loop in PyTorch {one:.0f} µs, ", end="")
+    print(f"trainer {other:.0f} µs, ratio {one / other:.2f}")
+
+
+def print_layers(setting: Setting) -> None:
+    """Measure forward and backward pass of each layer on one thread: the quickest of many calls."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    flat = FlatModule(setting.task.model())
+    layers = Layers.of(setting.task, flat.module)
+    assert layers is not None  # noqa: S101
+    batch = setting.train.subset(np.arange(setting.batch_size))
+    seconds: dict[str, float] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = call()
+        spent = time.perf_counter() - started
+        seconds[name] = min(seconds.get(name, spent), spent)
+        return result
+
+    x, y = batch.tensors()
+    for module in layers.unlearned:
+        x = module(x)
+    names = [f"{type(layer).__name__[1:]} {k + 1}" for k, layer in enumerate(layers.layers)]
+    for _ in range(_CALLS):
+        with torch.inference_mode():
+            out = x
+            for name, layer in zip(names, layers.layers, strict=True):
+                out = timed(name, functools.partial(layer.forward, out))
+            _, g = timed("Loss", functools.partial(layers.loss, out, y))
+            for name, layer in reversed([*zip(names, layers.layers, strict=True)]):
+                needs_input = layer is not layers.layers[0]
+                g = timed(name + "'", functools.partial(layer.backward, g, needs_input=needs_input))
+    torch.set_num_threads(threads)
+    print("  µs: " + ", ".join(f"{name} {1e6 * each:.0f}" for name, each in seconds.items()))
+    print(f"  sum: {1e6 * sum(seconds.values()):.0f}")
+
+
 def print_start() -> None:
     """Measure how long `testbed up` takes before the run clock starts."""
     task = "mnist-logreg" if os.environ.get("TESTBED_DATA") else "digits-logreg"
@@ -493,6 +584,9 @@ def _row(*cells: object) -> None:
 def main() -> None:
     if sys.argv[1:] == ["stacks"]:
         stacks()
+        return
+    if sys.argv[1:] == ["cnn"]:
+        cnns()
         return
     if sys.argv[1:] == ["start"]:
         print_start()

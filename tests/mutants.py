@@ -55,6 +55,7 @@ FAULTS = "tests/testbed/test_virtual_faults.py"
 EXACT = "tests/testbed/test_exactness.py -k 'not regains and not coincide'"
 FUZZ = "tests/testbed/test_virtual_fuzz.py -k 0"  # a quarter of its runs
 VIRTUAL_RUN = "tests/testbed/test_virtual_run.py -k 'not where_theory'"  # which takes 12 s
+VIRTUAL_LAYERS = "tests/testbed/test_virtual_layers.py"
 VIRTUAL_OBJECTIVES = "tests/testbed/test_virtual_objectives.py"
 VIRTUAL_TRAINING = "tests/testbed/test_virtual_training.py"
 OF_TORCH = "tests/agents/test_skipped_parameters.py tests/agents/test_sample_weights.py"
@@ -96,6 +97,7 @@ TESTS: dict[str, list[str]] = {
     "agents/client/training.py": ["tests/agents/test_training.py", OF_TORCH, VIRTUAL_TRAINING],
     "agents/client/*.py": [CORES, RULES, VIRTUAL, PROPERTIES, FUZZ],
     "testbed/virtual/stacked_training.py": [VIRTUAL_TRAINING, OF_TORCH],
+    "testbed/virtual/layers.py": [VIRTUAL_LAYERS],
     "testbed/virtual/pool.py": ["tests/testbed/test_virtual_pool.py", VIRTUAL_RUN],
     "testbed/virtual/objectives.py": [VIRTUAL_OBJECTIVES, VIRTUAL_TRAINING, OF_TORCH, VIRTUAL_RUN],
     "testbed/plan/costs.py": [VIRTUAL_PARTS, "tests/testbed/test_rounds.py"],

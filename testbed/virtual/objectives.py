@@ -21,6 +21,7 @@ from agents.models.flat import FlatModule, build, learned, stored_buffers
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
+from testbed.virtual.layers import Layers
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int64]
@@ -228,6 +229,10 @@ class AnyModule:
         self.refusal: str | None = None
         """Reason why vmap cannot be used; None if vmap can be used, or if stacking would not be
         faster."""
+        self.remark: str | None = None
+        """Sentence for the user; None if there is nothing to say."""
+        self._layers: Layers | None = None
+        """Replacement of autograd for single models; None if autograd has to be used."""
         self._stacked = 1
         """Maximum number of models in a stack."""
         with torch.random.fork_rng(devices=[]), suppress(Exception):  # the first training raises it
@@ -245,6 +250,8 @@ class AnyModule:
         self._always_partial = self.partial
         has_buffers = bool(stored_buffers(self._flat.module))  # such a model is never stacked
         self.draws = not torch.equal(before, torch.get_rng_state())
+        if not self.draws and self._flat.w.is_cpu:
+            self._try_layers(w, rows, expected)
         most = min(_STACKED, _STACK // w[0].nbytes)
         if has_buffers or most < _FEW or not _stacks_faster(self._flat.module):
             return
@@ -255,10 +262,30 @@ class AnyModule:
         except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             self.refusal = str(error).partition("\n")[0]
         else:
-            if np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True):
+            if _are_close(found, expected):
                 self._stacked = most
             else:
                 self.refusal = "the gradients differ"
+
+    def _try_layers(self, w: Floats, rows: Indices, expected: Floats) -> None:
+        """Replace autograd by `Layers` if the module allows it, and if the gradients of the models `w`
+        are as `expected`. Set `remark` if they differ."""
+        self._layers = Layers.of(self._task, self._flat.module)
+        if self._layers is None:
+            return
+        found = np.empty_like(expected)
+        try:
+            for k in range(len(w)):
+                self._one(w[k], rows[k], found[k])
+        except (RuntimeError, IndexError):  # samples of an unusual shape
+            self._layers = None
+            return
+        if not _are_close(found, expected):
+            self._layers = None
+            self.remark = (
+                "Clients are trained by autograd, because the layers of the model do not say all that "
+                "it computes (hooks, shared parameters)"
+            )
 
     def stack_size(self, batch_size: int) -> int:
         return self._stacked
@@ -269,6 +296,9 @@ class AnyModule:
         def gradient(step: int, w: Floats, out: Floats) -> Floats:
             losses = np.empty(len(w), np.float32)
             own = sizes[step, : len(w)]
+            if len(w) == 1:
+                losses[0] = self._one(w[0], rows[step, 0, : own[0]], out[0])
+                return losses
             for size in np.unique(own):  # a mean needs mini-batches of equal size
                 (alike,) = np.nonzero(own == size)
                 if self._stacked == 1 or len(alike) < _FEW:
@@ -288,10 +318,14 @@ class AnyModule:
         """Return the loss of the model `w`, shape (d,), on the samples `rows`. Write the gradient of the
         loss to `out`."""
         self._flat.load(w)
-        self._flat.gradient.zero_()
         batch = torch.from_numpy(rows)
-        x = model_inputs(self._x[batch], self._scale)
-        loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
+        x, y = model_inputs(self._x[batch], self._scale), self._y[batch]
+        if self._layers is not None:
+            value = self._layers.differentiate(x, y)
+            np.copyto(out, self._flat.gradient.numpy())
+            return value
+        self._flat.gradient.zero_()
+        loss = mean_loss(self._task, self._flat.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.partial = self.partial or bool(self._flat.without_gradient())
         np.copyto(out, self._flat.gradient.cpu().numpy())
@@ -315,6 +349,10 @@ class AnyModule:
     ) -> torch.Tensor:
         outputs = functional_call(self._flat.module, dict(parameters), (x,))
         return mean_loss(self._task, outputs, y)
+
+
+def _are_close(found: Floats, expected: Floats) -> bool:
+    return np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def _stacks_faster(module: nn.Module) -> bool:

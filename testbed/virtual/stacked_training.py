@@ -121,6 +121,7 @@ class BatchTrainer:
             self._draws = first.draws
             if self._draws or first.stack_size(1) == 1:
                 self.together = 1
+            self.remark = first.remark
             if first.refusal is not None:
                 self.remark = (
                     "Clients are trained one after the other, because torch.func.vmap does not work "
