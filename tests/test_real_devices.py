@@ -41,7 +41,8 @@ PORT = 18_890
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
-    with servers(tmp_path_factory.mktemp("hosts"), ("pi1", "pi2")) as found:
+    one_thread = " OMP_NUM_THREADS=1"  # two would wait for each other where a core is busy
+    with servers(tmp_path_factory.mktemp("hosts"), ("pi1", "pi2"), one_thread) as found:
         yield found
 
 

@@ -204,7 +204,7 @@ def test_real_devices_join_a_run_on_a_swarm(
     """The controller is killed, and the run is taken down and resumed. A stranger is refused."""
     manager = int((on_swarm[0].folder / "pid").read_text())
     inside = in_network_of(manager)
-    with servers(tmp_path, ("pi1", "pi2"), beside=manager) as hosts:
+    with servers(tmp_path, ("pi1", "pi2"), " OMP_NUM_THREADS=1", beside=manager) as hosts:
         monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
         host = os.uname().nodename
         first, second = (
