@@ -196,7 +196,7 @@ class Recording:
             writing.result()
 
     def cut(self) -> None:
-        """Remove all entries of a recycled log: go on in another file that has only a `Cut`. A crash
+        """Remove all entries of a recycled log: continue in another file that has only a `Cut`. A crash
         leaves either the old file or the new file at the log's path."""
         self.sync()
         self._file.close()

@@ -111,6 +111,7 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
     aggregator: Aggregator, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the disk is busy, further inputs are handled; they share the next write."""
+
     def say(topic: str, message: messages.Status | messages.StartOrder) -> None:
         aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
         aggregator._handle(inputs.InstantOver(aggregator._now()))
