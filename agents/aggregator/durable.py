@@ -207,8 +207,8 @@ class DurableCore:
             self._finish(*self._covered)
 
     def _finish(self, lines: int, evaluated: int) -> None:
-        """Flush the next `lines` lines of the journal. Their inputs are on the disk, so the journal needs
-        no fsync. Remove the models of the first `evaluated` evaluations."""
+        """Flush the next `lines` lines of the journal. Their inputs are on the disk, so no fsync of the
+        journal is needed. Remove the models of the first `evaluated` evaluations."""
         self._covered = None
         self._journal.flush(lines)
         if self._log is not None or self._durability == "none":
