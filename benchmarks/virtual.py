@@ -519,7 +519,7 @@ def print_layers(setting: Setting) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     flat = FlatModule(setting.task.model())
-    layers = Layers.of(setting.task, flat.module)
+    layers = Layers.from_module(setting.task, flat.module)
     assert layers is not None  # noqa: S101
     batch = setting.train.subset(np.arange(setting.batch_size))
     seconds: dict[str, float] = {}

@@ -20,7 +20,7 @@ _MEAN = 1
 """Number of the reduction `mean` in PyTorch's kernels."""
 
 
-class Layer(Protocol):
+class NetworkLayer(Protocol):
     """A layer's forward and backward pass. `backward` belongs to the last call of `forward`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor: ...
@@ -38,7 +38,7 @@ class Layers:
     threads must not use the same object together.
     """
 
-    def __init__(self, task: Task, unlearned: list[nn.Module], layers: list[Layer]) -> None:
+    def __init__(self, task: Task, unlearned: list[nn.Module], layers: list[NetworkLayer]) -> None:
         """`unlearned`: layers without parameters that come first. They need no backward pass."""
         self._task = task
         self._is_cross_entropy = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
@@ -46,7 +46,7 @@ class Layers:
         self._one = torch.ones(())
 
     @classmethod
-    def of(cls, task: Task, module: nn.Module) -> Self | None:
+    def from_module(cls, task: Task, module: nn.Module) -> Self | None:
         """Return the layers of `module`. Return None if the module is not a sequence of layers in
         `_LAYERS`. The module's parameters must keep their memory from now on."""
         if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
@@ -54,7 +54,7 @@ class Layers:
         modules = list(_flattened(module))
         learns = [any(True for _ in one.parameters()) for one in modules]
         first = learns.index(True)
-        layers = list[Layer]()
+        layers = list[NetworkLayer]()
         for one in _relu_after_pooling(modules[first:]):
             make = _LAYERS.get(type(one))
             layer = None if make is None else make(one)
@@ -175,7 +175,7 @@ class _MaxPooling:
         self._settings = *map(_pair, sizes), layer.ceil_mode
 
     @classmethod
-    def make(cls, layer: nn.MaxPool2d) -> Layer | None:
+    def make(cls, layer: nn.MaxPool2d) -> NetworkLayer | None:
         if layer.return_indices:
             return None
         pooling = cls(layer)
@@ -281,7 +281,7 @@ def _pair(size: int | tuple[int, ...]) -> list[int]:
     return [size, size] if isinstance(size, int) else list(size)
 
 
-_LAYERS: dict[type[nn.Module], Callable[..., Layer | None]] = {
+_LAYERS: dict[type[nn.Module], Callable[..., NetworkLayer | None]] = {
     nn.Conv2d: _Convolution.make,
     nn.Linear: _Linear,
     nn.MaxPool2d: _MaxPooling.make,

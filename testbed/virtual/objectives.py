@@ -267,7 +267,7 @@ class AnyModule:
     def _try_layers(self, w: Floats, rows: Indices, expected: Floats) -> None:
         """Replace autograd by `Layers` if the module allows it, and if the gradients of the models `w`
         are as `expected`. Set `remark` if they differ."""
-        self._layers = Layers.of(self._task, self._flat.module)
+        self._layers = Layers.from_module(self._task, self._flat.module)
         if self._layers is None:
             return
         found = np.empty_like(expected)

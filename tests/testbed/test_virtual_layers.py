@@ -81,7 +81,7 @@ def _compare(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
     loss = mean_loss(task, flat.module(x), y)
     loss.backward()  # type: ignore[no-untyped-call]
     expected = flat.gradient.clone()
-    layers = Layers.of(task, flat.module)
+    layers = Layers.from_module(task, flat.module)
     assert layers is not None
     flat.gradient.fill_(7)  # must be overwritten everywhere
     assert layers.differentiate(x, y) == pytest.approx(loss.item(), rel=1e-5)
@@ -132,13 +132,13 @@ def test_of_equal_values_the_first_gets_the_gradient() -> None:
 )
 def test_other_layers_are_left_to_autograd(layer: nn.Module) -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), layer, *_classes(1))
-    assert Layers.of(Given(module), module) is None
+    assert Layers.from_module(Given(module), module) is None
 
 
 def test_frozen_parameters_are_left_to_autograd() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
     module[0].requires_grad_(False)
-    assert Layers.of(Given(module), module) is None
+    assert Layers.from_module(Given(module), module) is None
 
 
 def test_model_with_a_hook_is_trained_by_autograd_with_a_remark() -> None:
