@@ -135,7 +135,7 @@ def _count_unused(indices: Mapping[str, Indices], total: int) -> int:
         unused[own] = False
         if not unused.any():
             return 0
-    return np.count_nonzero(unused)
+    return int(np.count_nonzero(unused))
 
 
 def _idle_remarks(topology: Topology, indices: Mapping[str, Indices]) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Notice:
 
 @dataclass(slots=True)
 class _Details:
-    """What is known of a device that has done something, or to which something was done."""
+    """Totals of a device that has worked, changed, or sent telemetry."""
 
     changed: DeviceState = field(default_factory=DeviceState)
     activity: Activity = field(default_factory=Activity)
