@@ -292,7 +292,7 @@ def durability(folder: Path) -> None:
     print(f"{'parameters':>10}  {'':<20}{'updates/s':>10}{'ms/update':>11}{'÷ none':>8}")
     kinds: tuple[Durability, ...] = ("none", "update")
     for label, size in _DURABILITY_SIZES.items():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-") as place:
             made = {kind: Durable(size, Path(place) / kind, kind) for kind in kinds}
             for clients in (CLIENTS, CLIENTS[:1]):
                 times: dict[str, float] = dict.fromkeys((*kinds, "disk"), 0.0)
