@@ -381,4 +381,11 @@ def _devices(
         slowed = replace(planned, dilation=dilation)
         for name in group.device_names:
             speed, host = group.speed.draw(topology.seed, name), group.real_host(name)
-            yield replace(slowed, name=name, speed=speed, host=host, python=group.python)
+            yield replace(
+                slowed,
+                name=name,
+                speed=speed,
+                host=host,
+                python=group.python,
+                container=group.container,
+            )
