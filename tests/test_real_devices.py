@@ -339,5 +339,3 @@ def pid_of(container: str) -> int:
     """Process id of the client in a container."""
     shown = ["docker", "inspect", "--format", "{{.State.Pid}}", container]
     return int(subprocess.check_output(shown))
-
-

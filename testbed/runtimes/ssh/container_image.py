@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 def tag(topology: Topology) -> str:
     """Return the tag of the image, without asking an engine."""
-    from testbed import images
+    from testbed.images import tags
     from testbed.images.device_images import additions
 
-    tags, own = images.current_tags(images.FOLDER, images.AGENTS), additions(topology)
+    agent, own = tags.current_tags(tags.FOLDER, tags.AGENTS)["agent"], additions(topology)
     if own is None or not own.requirements:
-        return tags["agent"]
-    return images.added_tags(own, tags["agent"])["requirements"]
+        return agent
+    return tags.added_tags(own, agent)["requirements"]
 
 
 def problem(image: str, engine: str, machine: str) -> str | None:
