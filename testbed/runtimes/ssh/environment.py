@@ -60,7 +60,7 @@ def archive(code: Path | None) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceContainer:
+class ClientContainer:
     """Container of a real device."""
 
     engine: str
@@ -78,7 +78,7 @@ def check(
     lines: Sequence[str],
     *,
     own_python: bool,
-    container: DeviceContainer | None = None,
+    container: ClientContainer | None = None,
     server: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
@@ -123,7 +123,7 @@ def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -
     )
 
 
-def _container_problem(found: Mapping[str, Any], container: DeviceContainer) -> str | None:
+def _container_problem(found: Mapping[str, Any], container: ClientContainer) -> str | None:
     problem = _machine_problem(found) or _disk_problem(found, _RUN_BYTES)
     if problem is None and found.get("has_image") is not True:
         machine = shown(str(found.get("machine")))

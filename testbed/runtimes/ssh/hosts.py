@@ -36,7 +36,7 @@ from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import container_image, environment, removal
 from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
-from testbed.runtimes.ssh.environment import DeviceContainer
+from testbed.runtimes.ssh.environment import ClientContainer
 from testbed.topology import Topology
 from testbed.view import View
 
@@ -67,11 +67,11 @@ def target_of(device: PlannedDevice) -> SshTarget:
     return SshTarget(str(device.host), device.python or "python3")
 
 
-def container_of(device: PlannedDevice, topology: Topology) -> DeviceContainer | None:
+def container_of(device: PlannedDevice, topology: Topology) -> ClientContainer | None:
     """Return the container in which a real device's client runs; None if it is a process."""
     if device.container is None:
         return None
-    return DeviceContainer(device.container, container_image.tag(topology))
+    return ClientContainer(device.container, container_image.tag(topology))
 
 
 def check_hosts(plan: Plan, topology: Topology) -> None:
@@ -86,7 +86,7 @@ def check_hosts(plan: Plan, topology: Topology) -> None:
         for device in plan.real_devices
     }
 
-    def check(target: SshTarget, own: bool, container: DeviceContainer | None) -> None:  # noqa: FBT001
+    def check(target: SshTarget, own: bool, container: ClientContainer | None) -> None:  # noqa: FBT001
         environment.check(connections, target, lines, own_python=own, container=container, server=server)
 
     with listening(plan.server):  # for the devices to try

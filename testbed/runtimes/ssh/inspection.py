@@ -13,7 +13,7 @@ from testbed.errors import HostError
 from testbed.plan import Plan
 from testbed.runtimes.ssh import environment
 from testbed.runtimes.ssh.connection import Connections, SshTarget, in_parallel, shown
-from testbed.runtimes.ssh.environment import DeviceContainer
+from testbed.runtimes.ssh.environment import ClientContainer
 from testbed.runtimes.ssh.hosts import container_of, target_of
 from testbed.topology import Topology
 
@@ -63,7 +63,7 @@ def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
     return {host: found[host] for host in hosts}
 
 
-def _container_lines(contained: DeviceContainer | None, folder: str) -> list[str]:
+def _container_lines(contained: ClientContainer | None, folder: str) -> list[str]:
     if contained is None:
         return []
     user = ["--user=UID:GID"]
