@@ -48,29 +48,27 @@ _TRIES_AHEAD = 5
 sent."""
 
 
-def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
+def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:
     """Measure the link `requested` to the router `host`.
 
     The result has `rtt` and `jitter` (the standard deviation of the round trips), both in seconds, and
     `loss` (the share of lost round trips). If rates are requested, it also has `up` and `down`, in bit/s
-    on the wire. `shared`: name of the link if several devices share it; only one of them measures the
-    link at a time. `timeout`: maximum number of seconds until the router answers. Raises OSError.
+    on the wire. `timeout`: maximum number of seconds until the router answers. Raises OSError.
     """
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
     answer_timeout = _LOST_AFTER_SECONDS + requested.rtt + 2 * requested.jitter
-    with probe_server.reserved_link(host, shared):
-        count, interval = pace(requested, _ECHO_BYTES + 14)
-        trips = round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
-        answered = [trip for trip in trips if trip is not None]
-        found: dict[str, Any] = round_trip_figures(requested, answered)
-        found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
-        for name, rate, train in (
-            ("up", requested.up, packet_train.upload),
-            ("down", requested.down, packet_train.download),
-        ):
-            if rate is not None:
-                found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
+    count, interval = pace(requested, _ECHO_BYTES + 14)
+    trips = round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
+    answered = [trip for trip in trips if trip is not None]
+    found: dict[str, Any] = round_trip_figures(requested, answered)
+    found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
+    for name, rate, train in (
+        ("up", requested.up, packet_train.upload),
+        ("down", requested.down, packet_train.download),
+    ):
+        if rate is not None:
+            found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
     return LinkFigures(**found)
 
 

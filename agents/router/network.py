@@ -90,7 +90,9 @@ class Network:
             self._generator.wait()
 
     def start(self, run_time: float) -> None:
-        """Begin the background traffic. `run_time`: device time now, in seconds."""
+        """Shape all packets, and begin the background traffic. `run_time`: device time now, in
+        seconds."""
+        self._shaped.start()
         self._epoch = time.monotonic() - run_time * self._config.dilation
         self._order()
 

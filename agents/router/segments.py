@@ -14,6 +14,9 @@ merged (GSO), because a packet of 64 KiB would hold up the others.
 
 A packet that a process of the router sends on the IFB itself passes the classes and is then dropped by
 the kernel. Thus the rates are measured without any device, and background traffic needs no receiver.
+
+The devices measure their own links (`agents.device.link_probe`). Until the run clock starts, the packets
+of these measurements do not enter the classes, so that all devices can measure at the same time.
 """
 
 from __future__ import annotations
@@ -32,11 +35,16 @@ from agents.config import Segment, Way, path_of
 from agents.device.backlog import PACKET
 from agents.device.link import LIFTED, LinkError, burst, queue_bytes, run
 from agents.device.netlink import Netlink, ShapedClass
+from agents.links import packet_train
 from agents.wire.messages import SegmentFigures
 
 Field = Literal["src", "dst"]
 INTERFACES: Mapping[Way, str] = {"up": "segup", "down": "segdown"}
 """IFB device of each direction."""
+_HOOKS: Mapping[Way, str] = {"up": "ingress", "down": "egress"}
+"""Place at the devices' interface where packets of each direction are redirected."""
+_UNSHAPED = "protocol ip prio 1"
+"""Protocol and priority of the filters for packets that do not enter the classes."""
 FIELDS: Mapping[Way, Field] = {"up": "src", "down": "dst"}
 """Field of a packet's IP header with the device's address."""
 _MIN_RATE = 8
@@ -208,10 +216,13 @@ class ShapedSegments:
     _left: dict[Way, dict[int, int]] = field(default_factory=dict)
     """Bytes that had left each class at the last call of `use`, by direction and minor number."""
     _read_at: float = 0.0
+    _inside: str | None = None
+    """The devices' interface while the packets of their measurements are not shaped; None otherwise."""
 
     def set_up(self, inside: str) -> None:
         """Make the classes, and redirect the packets of `inside`, the devices' interface, to them."""
         run(["tc", "qdisc", "replace", "dev", inside, "clsact"])
+        self._inside = inside
         for way, dev in INTERFACES.items():
             run(f"ip link add {dev} txqueuelen 10000 type ifb".split())
             run(f"ip link set {dev} up".split())
@@ -224,12 +235,15 @@ class ShapedSegments:
                     f"act_mirred and ifb: {error}"
                 ) from error
             self._lines[way] = lines
-            hook = "ingress" if way == "up" else "egress"
-            run(
-                f"tc filter add dev {inside} {hook} protocol ip u32 match u32 0 0 "
-                f"action mirred egress redirect dev {dev}".split()
-            )
+            for line in redirection(way):
+                run(f"tc filter add dev {inside} {line}".split())
         self._check()
+
+    def start(self) -> None:
+        """Shape all packets from now on, also those of the devices' measurements."""
+        inside, self._inside = self._inside, None
+        for way in INTERFACES if inside is not None else ():
+            run(f"tc filter del dev {inside} {_HOOKS[way]} {_UNSHAPED}".split())
 
     def change(self, segment: Segment) -> None:
         """Give the segment of this name new figures, in place."""
@@ -329,6 +343,18 @@ class ShapedSegments:
         backlog = sum(sent) - rate / 8 * (last_at - start)
         time.sleep(max(0.0, 8 * backlog / rate))
         return 8 * (after - before) / (last_at - first_at)
+
+
+def redirection(way: Way) -> list[str]:
+    """Return the tc filters that redirect the packets of one direction to the classes, except those of
+    the devices' measurements: UDP of the packet trains, and ICMP."""
+    hook, port = _HOOKS[way], f"{'dport' if way == 'up' else 'sport'} {packet_train.PORT} 0xffff"
+    return [
+        f"{hook} {_UNSHAPED} u32 match ip protocol 17 0xff match ip {port} flowid 1:1",
+        f"{hook} {_UNSHAPED} u32 match ip protocol 1 0xff flowid 1:1",
+        f"{hook} protocol ip prio 2 u32 match u32 0 0 "
+        f"action mirred egress redirect dev {INTERFACES[way]}",
+    ]
 
 
 def packet_socket(interface: str) -> socket.socket:

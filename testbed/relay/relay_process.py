@@ -111,7 +111,7 @@ def _measure_links(
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
-                device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
+                device.host_probed or AccessLink(), host, ports[device.name][_PROBES]
             )
         except OSError as error:  # an unmeasured link fails the run
             raise HostError(

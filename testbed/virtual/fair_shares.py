@@ -37,12 +37,17 @@ rounding error."""
 class Pipe:
     """A shared link in one direction."""
 
-    __slots__ = ("background_bits", "devices_bits", "free", "left", "rate", "waiting")
+    __slots__ = (
+        *("background_bits", "bucket", "devices_bits", "free", "left", "rate", "saved", "waiting"),
+    )
 
     def __init__(self, rate: float = math.inf) -> None:
         self.rate = rate
         """Rate in bit/s; infinite if it is not limited, 0 while nothing passes. Set by
         `FairShares.set_rate`."""
+        self.bucket = self.saved = 0.0
+        """Size of the pipe's token bucket, and its content, in bits. The unused rate fills it, and bits
+        of new transfers empty it. Set by `FairShares.set_rate`."""
         self.free = rate
         """Rest of the rate beside the fixed traffic, in bit/s."""
         self.left, self.waiting = 0.0, 0
@@ -146,7 +151,8 @@ class FairShares:
         tokens: float = 0.0,
         device: str | None = None,
     ) -> Transfer:
-        """Begin a transfer of `bits` bits through the pipes of `path`.
+        """Begin a transfer of `bits` bits through the pipes of `path`. The bits for which all buckets on
+        the path have tokens pass at once.
 
         Some pipe, or `own`, must be limited. `own`: the transfer's own limit in bit/s. `tokens`: bits
         that pass without this limit. `device`: name of the device, None for background traffic.
@@ -154,7 +160,9 @@ class FairShares:
         """
         self._progress()
         transfer = Transfer(path, own, next(self._numbers), device, on_done)
-        self._join(transfer, bits, tokens)
+        at_once = _take_saved(path, min(bits, tokens) if own < math.inf else bits)
+        _count_bits(path, device, at_once)
+        self._join(transfer, bits - at_once, tokens - at_once)
         self._update()
         return transfer
 
@@ -165,11 +173,14 @@ class FairShares:
         self._update()
         return left
 
-    def set_rate(self, pipe: Pipe, rate: float) -> None:
-        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass."""
+    def set_rate(self, pipe: Pipe, rate: float, bucket: float = 0.0) -> None:
+        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass. `bucket`: size of its token bucket in
+        bits."""
         if rate != pipe.rate:
             self._progress()
             pipe.rate = rate
+            pipe.saved = bucket if not pipe.bucket else min(pipe.saved, bucket)
+            pipe.bucket = bucket
             self._update_fixed()
 
     def set_fixed(self, source: object, path: tuple[Pipe, ...], rate: float) -> None:
@@ -229,11 +240,7 @@ class FairShares:
         if bits <= 0:
             return
         transfer.mark += bits
-        for pipe in transfer.path:
-            if transfer.device is None:
-                pipe.background_bits += bits
-            else:
-                pipe.devices_bits[transfer.device] = pipe.devices_bits.get(transfer.device, 0.0) + bits
+        _count_bits(transfer.path, transfer.device, bits)
 
     # Rates
 
@@ -250,6 +257,9 @@ class FairShares:
         for fixed in self._fixed.values():
             for pipe in fixed.path:
                 pipe.background_bits += fixed.rate * elapsed
+        for pipe in self._pipes:
+            if pipe.saved < pipe.bucket:
+                pipe.saved = min(pipe.bucket, pipe.saved + pipe.left * elapsed)
 
     def _update_fixed(self) -> None:
         """Compute the rates of the fixed traffic, then those of the transfers."""
@@ -280,9 +290,10 @@ class FairShares:
         ends, tokens = one.order, one.tokens
         while ends[0][2].in_class is not one:
             heapq.heappop(ends)
+        left = ends[0][0] - one.served
         if not one.rate:
-            return math.inf
-        first = (ends[0][0] - one.served) / one.rate
+            return math.inf if left > 0 else 0.0
+        first = left / one.rate
         if tokens and one.rate > one.own:
             while tokens[0][2].in_class is not one:  # a transfer of the class is in both heaps
                 heapq.heappop(tokens)
@@ -298,7 +309,7 @@ class FairShares:
         for one in list(self._by_cap):
             while one.count and self._remaining(one) <= _NANOSECOND:
                 transfer = one.order[0][2]
-                if (transfer.end - one.served) / one.rate <= _NANOSECOND:
+                if transfer.end - one.served <= one.rate * _NANOSECOND:
                     heapq.heappop(one.order)
                     self._count(transfer, transfer.end)
                     self._quit(transfer)
@@ -309,6 +320,26 @@ class FairShares:
         self._update()
         for transfer in sorted(done, key=lambda each: each.number):
             transfer.on_done()
+
+
+def _take_saved(path: Sequence[Pipe], most: float) -> float:
+    """Take the bits that all limited pipes of `path` have saved out of their buckets. Return how many
+    bits these are: at most `most`, and 0 if no pipe is limited."""
+    limited = [pipe for pipe in path if pipe.rate < math.inf]
+    bits = min(max(0.0, most), *(pipe.saved for pipe in limited)) if limited else 0.0
+    if bits:
+        for pipe in limited:
+            pipe.saved -= bits
+    return bits
+
+
+def _count_bits(path: Sequence[Pipe], device: str | None, bits: float) -> None:
+    """Count bits of `device`, or of background traffic if it is None, in the pipes of `path`."""
+    for pipe in path if bits else ():
+        if device is None:
+            pipe.background_bits += bits
+        else:
+            pipe.devices_bits[device] = pipe.devices_bits.get(device, 0.0) + bits
 
 
 def share_out(claims: Sequence[_Share], pipes: Iterable[Pipe]) -> None:

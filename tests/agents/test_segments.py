@@ -106,8 +106,8 @@ PROGRAM = """
     probe = network.set_up("inside")
     impaired = [len(network.impairments(name)) for name in "abcd"]
     network.start(0.0)
-    time.sleep(0.5)  # the generator starts
-    network.use(time.monotonic())
+    while network.use(time.monotonic()) is None:  # the generator starts
+        time.sleep(0.05)
     time.sleep(2)
     on = network.use(time.monotonic())
     network.act("cell", SetBackground(on=False))

@@ -98,7 +98,7 @@ def main() -> None:
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
         threading.Thread(
-            target=probe_server.ProbeServer((BROKER, probe_server.PORT)).serve_forever, daemon=True
+            target=probe_server.listen(BROKER).serve_forever, daemon=True
         ).start()
         packet_train.listen(BROKER)
         listen(BROKER, TRANSFERS)
@@ -184,7 +184,7 @@ def transfer(way: str) -> float:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    found = structs.asdict(link_probe.measure(WHOLE, BROKER, "device", 30.0))
+    found = structs.asdict(link_probe.measure(WHOLE, BROKER, 30.0))
     for name, got in found.items():
         if got is not None:
             tell("whole", name, got)
