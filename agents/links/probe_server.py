@@ -34,7 +34,6 @@ def listen(address: str) -> socketserver.TCPServer:
 
 
 class _ProbeServer(socketserver.TCPServer):
-
     allow_reuse_address = True
     request_queue_size = 128
 

@@ -1,9 +1,8 @@
 """Max-min fair rates over a tree of shared links, in virtual time.
 
 A transfer passes all pipes from its device to the server, and may have a limit of its own. Rates are
-max-min fair at each moment: to raise one rate, another rate that is equal or lower would have to be
-lowered. So each transfer is slowed down by its own limit, or by a full pipe in which no other transfer
-is faster. The rates are computed again when a transfer begins or ends, and when a pipe changes.
+max-min fair (`agents.links.max_min`) at each moment. They are computed again when a transfer begins or
+ends, and when a pipe changes.
 
 Transfers with the same path and the same limit always have the same rate. They form a class, and a class
 needs one sum only: the bits that each of its transfers would have sent since the class began. The cost
@@ -20,62 +19,45 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
+from agents.links.max_min import Claim, SharedLimit, share_out
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _NANOSECOND = 1e-9
 """One nanosecond, in seconds. A transfer that needs at most this time counts as finished."""
-_RISING = -1.0
-"""Rate of a claim whose rate is not known yet."""
 _NO_CAPACITY = 1e-9
 """Share of a pipe's rate. What is left of the rate counts as 0 below this share, because it is a
 rounding error."""
 
 
-class Pipe:
-    """A shared link in one direction."""
+class Pipe(SharedLimit):
+    """A shared link in one direction. `free` is the rest of its rate beside the fixed traffic."""
 
-    __slots__ = (
-        *("background_bits", "bucket", "devices_bits", "free", "left", "rate", "saved", "waiting"),
-    )
+    __slots__ = ("background_bits", "bucket", "devices_bits", "rate", "saved")
 
     def __init__(self, rate: float = math.inf) -> None:
+        super().__init__(rate)
         self.rate = rate
         """Rate in bit/s; infinite if it is not limited, 0 while nothing passes. Set by
         `FairShares.set_rate`."""
         self.bucket = self.saved = 0.0
         """Size of the pipe's token bucket, and its content, in bits. The unused rate fills it, and bits
         of new transfers empty it. Set by `FairShares.set_rate`."""
-        self.free = rate
-        """Rest of the rate beside the fixed traffic, in bit/s."""
-        self.left, self.waiting = 0.0, 0
-        """While rates are computed: rate that is not given away yet, and transfers without a rate."""
         self.devices_bits: dict[str, float] = {}
         """Bits of each device that have passed since the use was last read."""
         self.background_bits = 0.0
         """Bits of the background traffic that have passed since the use was last read."""
 
 
-class _Share:
-    """Equal claims on the rates of the pipes of a path."""
-
-    __slots__ = ("cap", "count", "path", "rate")
-
-    def __init__(self, path: tuple[Pipe, ...], cap: float, count: int = 0) -> None:
-        self.path, self.cap, self.count = path, cap, count
-        self.rate = 0.0
-        """Rate of each claim in bit/s."""
-
-
-class _Class(_Share):
+class _Class(Claim):
     """Transfers with the same path and limit."""
 
     __slots__ = ("drained", "number", "order", "own", "served", "tokens")
 
     def __init__(self, path: tuple[Pipe, ...], own: float, number: int, *, is_burst: bool) -> None:
-        super().__init__(path, math.inf if is_burst else own)
+        super().__init__(path, math.inf if is_burst else own, 0)
         self.own = own
         """Own limit of each transfer in bit/s; infinite if there is none."""
         self.number = number
@@ -124,7 +106,7 @@ class FairShares:
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
         self._by_cap: list[_Class] = []
         """Classes in the order of their caps, then of their numbers."""
-        self._fixed: dict[object, _Share] = {}
+        self._fixed: dict[object, Claim] = {}
         """Traffic that does not react to congestion, by its source."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0
@@ -174,8 +156,8 @@ class FairShares:
         return left
 
     def set_rate(self, pipe: Pipe, rate: float, bucket: float = 0.0) -> None:
-        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass. `bucket`: size of its token bucket in
-        bits."""
+        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass. `bucket`: size of its token bucket,
+        in bits."""
         if rate != pipe.rate:
             self._progress()
             pipe.rate = rate
@@ -188,7 +170,7 @@ class FairShares:
         bit/s."""
         self._progress()
         if rate:
-            self._fixed[source] = _Share(path, rate, 1)
+            self._fixed[source] = Claim(path, rate)
         else:
             self._fixed.pop(source, None)
         self._update_fixed()
@@ -340,60 +322,3 @@ def _count_bits(path: Sequence[Pipe], device: str | None, bits: float) -> None:
             pipe.background_bits += bits
         else:
             pipe.devices_bits[device] = pipe.devices_bits.get(device, 0.0) + bits
-
-
-def share_out(claims: Sequence[_Share], pipes: Iterable[Pipe]) -> None:
-    """Set the max-min fair rate of each of `claims`, which are in the order of their caps.
-
-    The common level of all rates rises from 0. A claim stops rising at its own cap, or when a pipe on
-    its path is full. Afterwards, `left` of each pipe is what no claim uses.
-    """
-    for pipe in pipes:
-        pipe.left, pipe.waiting = pipe.free, 0
-    if claims and len(claims[0].path) == 1 and all(one.path is claims[0].path for one in claims):
-        _share_pipe(claims, claims[0].path[0])
-        return
-    for one in claims:
-        one.rate = _RISING
-        for pipe in one.path:
-            pipe.waiting += one.count
-    first, last = 0, len(claims)
-    while first < last:
-        if claims[first].rate != _RISING:
-            first += 1
-            continue
-        level, full = math.inf, None
-        for pipe in pipes:
-            if pipe.waiting and (most := pipe.left / pipe.waiting) < level:
-                level, full = most, pipe
-        if claims[first].cap <= level:
-            _stop(claims[first], claims[first].cap)
-        else:
-            for one in claims[first:]:
-                if one.rate == _RISING and (full is None or full in one.path):
-                    _stop(one, level)
-
-
-def _share_pipe(claims: Sequence[_Share], pipe: Pipe) -> None:
-    """Do the work of `share_out` for claims that share one pipe only."""
-    left, waiting = pipe.left, sum(one.count for one in claims)
-    level = math.inf
-    for one in claims:
-        if level == math.inf and one.cap * waiting <= left:
-            one.rate = one.cap
-            left -= one.cap * one.count
-            waiting -= one.count
-        else:  # all further claims have the same rate, as their caps are higher
-            if level == math.inf:
-                level = left / waiting
-                left = 0.0 if level < math.inf else left
-            one.rate = level
-    pipe.left = max(0.0, left)
-
-
-def _stop(one: _Share, rate: float) -> None:
-    """Give each claim of `one` the rate `rate`."""
-    one.rate = rate
-    for pipe in one.path:
-        pipe.waiting -= one.count
-        pipe.left = max(0.0, pipe.left - rate * one.count) if rate < math.inf else pipe.left

@@ -15,6 +15,7 @@ import pytest
 from agents.config import Segment
 from agents.device.link import LinkError
 from agents.device.netlink import ShapedClass
+from agents.links.max_min import rates_on
 from agents.router.segments import Leaf, SegmentTree, frame
 from tests.conftest import unavailable
 
@@ -44,12 +45,12 @@ def test_leaves_borrow_all_of_their_rate_from_the_segments() -> None:
 
 def test_shares_are_max_min_fair_over_devices() -> None:
     def of(*leaves: Leaf) -> list[float]:
-        return [*TREE.shares(leaves, "up").values()]
+        return [*rates_on({leaf: leaf.segment for leaf in leaves}, TREE.segments, "up").values()]
 
     assert of(*LEAVES) == [1e6, 1e6, 6e6]
     assert of(*LEAVES[:2]) == [1e6, 1e6]
     assert of(LEAVES[2]) == [8e6]
-    assert TREE.shares([Leaf(0x1000, "cell", "dst", "10.0.0.2")], "down") == {}
+    assert rates_on({"a": "cell"}, TREE.segments, "down") == {}
 
 
 def test_classes_that_the_kernel_made_otherwise_are_found() -> None:
@@ -146,9 +147,9 @@ def run() -> dict[str, Any]:
 def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str, Any]) -> None:
     assert [row[:3] for row in run["probe"]] == [
         ["backhaul", "up", 4e6],
-        ["backhaul", "down", 5e6],
         ["cell", "up", 3e6],
         ["other", "up", 2e6],
+        ["backhaul", "down", 5e6],
     ]
     for _, _, _, together, alone in run["probe"]:
         assert together == pytest.approx(1, abs=0.05)

@@ -97,9 +97,7 @@ def main() -> None:
         subprocess.run(line.split(), check=True)
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
-        threading.Thread(
-            target=probe_server.listen(BROKER).serve_forever, daemon=True
-        ).start()
+        threading.Thread(target=probe_server.listen(BROKER).serve_forever, daemon=True).start()
         packet_train.listen(BROKER)
         listen(BROKER, TRANSFERS)
     limits()
