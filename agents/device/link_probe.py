@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from agents.config import AccessLink
-from agents.links import packet_times, packet_train, probe_server
+from agents.links import packet_times, packet_train, probe_server, socket_buffers
 from agents.mqtt.retry import retry
 from agents.wire.messages import LinkFigures
 
@@ -42,6 +42,9 @@ _ECHO_HEADER = struct.Struct(">BBHHH")
 and the id."""
 _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
+_ECHO_BUFFER_BYTES = 1 << 20
+"""Size of the receive buffer. It has room for all answers, so that none is lost while a busy host lets
+the process wait."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
 """Maximum number of echoes sent before the measurement. After the first answer, no further echoes are
@@ -118,6 +121,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
         packet_times.enable_timestamps(sock)
+        socket_buffers.enlarge_receive_buffer(sock, _ECHO_BUFFER_BYTES)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)

@@ -16,7 +16,7 @@ from agents.config import Segment
 from agents.device.link import LinkError
 from agents.device.netlink import ShapedClass
 from agents.links.max_min import rates_on
-from agents.router.segments import Leaf, SegmentTree, frame
+from agents.router.segments import Leaf, SegmentTree, frame, redirection
 from tests.conftest import unavailable
 
 BACKHAUL = Segment("backhaul", up=8_000_000)
@@ -76,6 +76,18 @@ def test_frames_carry_the_address_in_the_right_field() -> None:
     assert frame("src", "10.0.0.2", 100)[26:30] == bytes([10, 0, 0, 2])
     assert frame("dst", "10.0.0.2", 100)[30:34] == bytes([10, 0, 0, 2])
     assert len(frame("dst", "10.0.0.2", 100)) == 100
+
+
+def test_packets_of_measurements_do_not_enter_the_classes() -> None:
+    assert redirection("up") == [
+        "ingress protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport 1884 0xffff flowid 1:1",
+        "ingress protocol ip prio 1 u32 match ip protocol 1 0xff flowid 1:1",
+        "ingress protocol ip prio 2 u32 match u32 0 0 action mirred egress redirect dev segup",
+    ]
+    assert (
+        "egress protocol ip prio 1 u32 match ip protocol 17 0xff match ip sport"
+        in redirection("down")[0]
+    )
 
 
 PROGRAM = """
