@@ -140,7 +140,16 @@ def built(engine: docker.DockerClient) -> images.Images:
 
 
 @pytest.fixture
-def testbed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Testbed:
+def forked_programs() -> Iterator[None]:
+    """Forks the programs that the test starts by `import testbed` (`tests.forked`)."""
+    with forked.use():
+        yield
+
+
+@pytest.fixture
+def testbed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], forked_programs: None
+) -> Testbed:
     """`testbed ARGUMENTS` in this process, which is a second quicker than `cli`."""
 
     def testbed(*arguments: str | Path) -> Said:

@@ -1,57 +1,85 @@
-"""`testbed` commands that are forked from a process which has imported the program once.
+"""Programs of ours that are forked from a process which has imported them once.
 
-    python -m tests.forked SOCKET      the process that forks; the tests start it, and it ends with them
+    python -m tests.forked SOCKET      the process that forks, a child of the one that starts programs
 
-A command that starts in the usual way spends more than a second of CPU time on imports. A forked
-command has its own process id, session, arguments, environment, working directory, standard streams and
-first folder of `sys.path`. Tests of the start itself use `running.TESTBED`.
+In a process that called `use`, `subprocess.Popen` forks `python -m testbed` and what
+`run_module.command` names. Otherwise each program would spend one to three seconds of CPU time on
+imports. A forked program is a child of the process that starts it, and has its own session, arguments,
+environment, working directory and standard streams, which other processes see, too. It also starts
+programs in this way. Whoever tests the start itself starts `running.TESTBED` by a process that did not
+call `use`.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import fcntl
 import functools
 import gc
 import importlib
 import io
 import json
 import os
-import select
+import platform
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import typer.main
 
 import testbed.__main__ as program
 from agents.imports import without_garbage_collection
+from agents.process import exit_now
+from testbed.host import die_with_parent, run_module
+from testbed.plan.agent_configs import THREAD_VARIABLES
 
-_ROOT = Path(__file__).parent.parent
+_ROOT, _PYTHON = Path(__file__).parent.parent, sys.executable
 _MODULES = (
     "testbed.cli.main",
     "testbed.api.launching",
+    "testbed.api.run_process",
     "testbed.api.running",
     "testbed.broker.identity",
     "testbed.fidelity.table",
+    "testbed.host.forkserver",
     "testbed.relay.main",
     "testbed.run.controller",
     "testbed.run.optimum",
     "testbed.runtimes.docker.runtime",
     "testbed.runtimes.process.runtime",
+    "testbed.sweeps.worker",
+    "testbed.user_code.inspection_process",
     "testbed.virtual.run",
+    "testbed.virtual.slices",
     "testbed.watching.live",
+    "agents.aggregator.main",
+    "agents.client.main",
+    "agents.client.training",
     "analysis.load",
     "analysis.summary",
 )
-"""What most commands import. None of it starts a thread, which a fork would not have, except OpenBLAS,
-which then starts it again."""
+"""What most programs import. None of it starts a thread, which a fork would not have, as libraries are
+told to use a single one."""
 _MESSAGE_BYTES = 2**18
+_ROOM = 2**16
+"""Bytes for the arguments of a forked program, and for its environment."""
+_HIGH = 900
+"""File descriptors from here on belong to this module: programs are given lower ones by number."""
+_MOST_DESCRIPTORS = 16
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
+"""Number of the system call; None where it is not known here."""
+_CLONE_PARENT = 0x8000
+_ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
+"""Indices in /proc/PID/stat of start and end, counted from the field after the program's name."""
 
 
 def build_command_line_once() -> None:
@@ -59,98 +87,115 @@ def build_command_line_once() -> None:
     mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)).start()
 
 
-class _Server:
-    """The process that forks, as the tests see it."""
-
-    def __init__(self) -> None:
-        self._codes: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                cwd=_ROOT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        atexit.register(self._close)
-
-    def _close(self) -> None:
-        self._socket.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def fork(self, order: dict[str, Any], streams: list[int]) -> int:
-        """Return the process id of a new fork."""
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(order).encode()], streams)
-            while (pid := self._receive(None)) is None:
-                pass
-        return pid
-
-    def status(self, pid: int, seconds: float) -> int | None:
-        """Return the status of a fork that has ended, as `os.waitpid` does; None if it still runs after
-        so many seconds."""
-        with self._lock:
-            while pid not in self._codes and select.select([self._socket], [], [], seconds)[0]:
-                self._receive(seconds)
-            return self._codes.get(pid)
-
-    def _receive(self, seconds: float | None) -> int | None:
-        """Take the next message; return the process id if it tells of a new fork."""
-        message = self._socket.recv(_MESSAGE_BYTES)
-        if not message:
-            raise RuntimeError(f"tests.forked ended with exit code {self._process.wait()}")
-        told = json.loads(message)
-        self._codes |= {int(pid): status for pid, status in told.get("codes", {}).items()}
-        pid: int | None = told.get("pid")
-        return pid
+@contextmanager
+def use() -> Iterator[None]:
+    """Fork our programs until the context ends, in all threads of this process."""
+    with mock.patch.object(subprocess, "Popen", Popen):
+        yield
 
 
-_server: _Server | None = None
-"""Started with the first command, by each process that runs tests."""
-
-
-class Command(subprocess.Popen[str]):
-    """A forked `testbed` command; its arguments are those after `testbed`."""
+class Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen`, by which our programs are forked."""
 
     def _execute_child(
-        self, args: list[str], executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
+        self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
         env: Any, startupinfo: Any, creationflags: Any, shell: Any, p2cread: int, p2cwrite: int,
-        c2pread: int, c2pwrite: int, errread: int, errwrite: int, *_: Any,
+        c2pread: int, c2pwrite: int, errread: int, errwrite: int, *rest: Any,
     ) -> None:  # fmt: skip
-        global _server
-        if _server is None:
-            _server = _Server()
-        order = {
-            "arguments": args,
+        environment = dict(os.environ if env is None else env)
+        order = _order(args, environment)
+        if order is None:
+            super()._execute_child(  # type: ignore[misc]
+                args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags,
+                shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *rest,
+            )  # fmt: skip
+            return
+        order |= {
             "folder": str(Path.cwd() if cwd is None else cwd),
-            "environment": dict(os.environ if env is None else env),
+            "environment": environment,
+            "descriptors": [0, 1, 2, *pass_fds],
         }
-        self.pid = _server.fork(order, [p2cread, c2pwrite, errwrite])
+        streams = [given if given >= 0 else i for i, given in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid = _server().fork(order, [*streams, *pass_fds])
         self._child_created = True
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
-    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
-        if self.returncode is None and _server is not None:
-            status = _server.status(self.pid, 0)
-            if status is not None:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
 
-    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        assert _server is not None
-        status = _server.status(self.pid, 0 if wait_flags else 0.1)
-        return (0, 0) if status is None else (self.pid, status)
+def _order(args: Any, environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what is to be forked; None if the program is not ours, or has to be started as usual."""
+    imported = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": os.environ.get("PYTHONPATH")}
+    differ = any(environment.get(name, value) != value for name, value in imported.items())
+    if differ or _CLONE is None or not isinstance(args, list):
+        return None
+    order: dict[str, Any] = {"parent": None, "cpus": None}
+    if args[:4] == [_PYTHON, "-I", "-S", die_with_parent.__file__]:
+        order = {"parent": int(args[4]), "cpus": [*map(int, args[5].split(","))]}
+        args = args[7:]
+    order["command"] = args
+    match args:
+        case [python, "-m", "testbed", *arguments] if python == _PYTHON:
+            return order | {"module": None, "arguments": arguments}
+        case [python, "-P", run_module.__file__, module, *arguments] if python == _PYTHON:
+            return order | {"module": module, "arguments": arguments}
+    return None
 
 
-def main() -> None:
-    """Fork on order until the tests end. In a fork, be the command."""
+class _Server:
+    """The process that forks, as the process that starts programs sees it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket, self._lock = end, threading.Lock()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+
+    def fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """Return the process id of a new program."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
+            answer = self._socket.recv(_MESSAGE_BYTES)
+        if not answer:
+            raise RuntimeError("tests.forked has ended")
+        return int(answer)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+_of_this_process: _Server | None = None
+
+
+def _server() -> _Server:
+    """Return what forks for this process, which starts with the first program of the tests."""
+    global _of_this_process
+    if _of_this_process is None:
+        ours, theirs = _pair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), " " * _ROOM],
+                stdin=subprocess.DEVNULL,
+                cwd=_ROOT,
+                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "ROOM": " " * _ROOM},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        _of_this_process = _Server(ours)
+        atexit.register(process.wait, 10)
+        atexit.register(_of_this_process.close)
+    return _of_this_process
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return connected sockets with file descriptors from `_HIGH` on."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    high = [socket.socket(fileno=fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _HIGH)) for end in pair]
+    for end in pair:
+        end.close()
+    return high[0], high[1]
+
+
+def main() -> NoReturn:
+    """Fork on order until the process that starts programs ends. In a fork, be the program."""
+    global _of_this_process
+    orders = socket.socket(fileno=int(sys.argv[1]))
     with without_garbage_collection():
         for module in _MODULES:
             importlib.import_module(module)
@@ -158,66 +203,92 @@ def main() -> None:
         typer.main.get_command(sys.modules["testbed.cli.main"].app)
         gc.collect()
         gc.freeze()  # garbage collection in forks does not write to shared memory
-    if _serve(socket.socket(fileno=int(sys.argv[1]))):
-        program.main()
-
-
-def _serve(orders: socket.socket) -> bool:
-    """Return True in a fork, False in this process once the tests have ended."""
-    woken, wakes = os.pipe()
-    os.set_blocking(wakes, False)
-    signal.set_wakeup_fd(wakes)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([orders.fileno(), woken], [], [])
-        if woken in ready:
-            os.read(woken, _MESSAGE_BYTES)
-            if codes := _ended():
-                with suppress(OSError):  # the tests have ended, too
-                    orders.send(json.dumps({"codes": codes}).encode())
-        if orders.fileno() not in ready:
-            continue
-        data, streams, _, _ = socket.recv_fds(orders, _MESSAGE_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(orders, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
         if not data:
-            return False
-        if (pid := os.fork()) == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            orders.close()
-            os.close(woken)
-            os.close(wakes)
-            _become(json.loads(data), streams)
-            return True
-        orders.send(json.dumps({"pid": pid}).encode())
-        for stream in streams:
-            os.close(stream)
+            os._exit(0)
+        if pid := _fork_sibling():
+            orders.send(str(pid).encode())
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
+        orders.close()
+        ours, orders = _pair()
+        if os.fork() == 0:  # this process forks what the program starts
+            ours.close()
+            os.closerange(3, _HIGH)
+            continue
+        orders.close()
+        _of_this_process = _Server(ours)
+        _become(json.loads(data), descriptors)
 
 
-def _ended() -> dict[int, int]:
-    """Return the statuses of the forks that have ended."""
-    found = {}
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found[ended[0]] = ended[1]
-    return found
+def _fork_sibling() -> int:
+    """Fork this process for its parent, whose child the fork is."""
+    libc, python = ctypes.PyDLL(None), ctypes.pythonapi
+    python.PyOS_BeforeFork()
+    pid: int = libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+    (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
+    return pid
 
 
-def _become(order: dict[str, Any], streams: list[int]) -> None:
-    """Make this fork like a new process, with Ctrl-C as the shell gives it to a command."""
+def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """Make this fork like a new process, with Ctrl-C as the shell gives it to a command, and run the
+    program."""
+    if order["parent"] is not None:
+        die_with_parent.ask(order["parent"])
+        os.sched_setaffinity(0, order["cpus"])
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _HIGH) for one in descriptors]
+    os.closerange(0, _HIGH)
+    for mine, number in zip(high, order["descriptors"], strict=True):
+        os.dup2(mine, number)
+        os.close(mine)
     os.environ.clear()
     os.environ.update(order["environment"])
+    _show(_ARGUMENTS, order["command"])
+    _show(_ENVIRONMENT, [f"{name}={value}" for name, value in order["environment"].items()])
     os.chdir(order["folder"])
-    sys.path[0] = order["folder"]
-    sys.argv = [str(program.__file__), *order["arguments"]]
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = _stream(0, "r", unbuffered=False)
     sys.stdout = _stream(1, "w", unbuffered=unbuffered)
     sys.stderr = _stream(2, "w", unbuffered=True, errors="backslashreplace")
+    mock.patch.object(subprocess, "Popen", Popen).start()
+    try:
+        if order["module"] is None:
+            sys.path[0] = order["folder"]
+            sys.argv = [str(program.__file__), *order["arguments"]]
+            program.main()
+        else:
+            sys.modules.pop(order["module"], None)
+            sys.argv = [run_module.__file__, order["module"], *order["arguments"]]
+            run_module.main()
+        _exit(0)
+    except SystemExit as ended:
+        _exit(ended.code)
+    except BaseException:  # noqa: BLE001  # Python prints what nobody handles
+        traceback.print_exc()
+        _exit(1)
+
+
+def _exit(code: str | int | None) -> NoReturn:
+    """End this process like `sys.exit`, but do not delete all objects, which takes 0.3 s of CPU time."""
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    exit_now(1 if isinstance(code, str) else code or 0)
+
+
+def _show(where: tuple[int, int], texts: Sequence[str]) -> None:
+    """Have other processes see these arguments, or this environment."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    start, end = (int(fields[index]) for index in where)
+    data = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    if len(data) > end - start:
+        raise ValueError(f"{len(data)} bytes, there is room for {end - start}")
+    ctypes.memmove(start, data.ljust(end - start, b"\0"), end - start)
 
 
 def _stream(number: int, mode: str, *, unbuffered: bool, errors: str = "strict") -> io.TextIOWrapper:

@@ -32,8 +32,8 @@ def cli(
     *arguments: str | Path, timeout: float = 240, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`testbed ARGUMENTS` to its end, forked (`tests.forked`)."""
-    command, pipe = [*map(str, arguments)], subprocess.PIPE
-    with forked.Command(
+    command, pipe = [*TESTBED, *map(str, arguments)], subprocess.PIPE
+    with forked.Popen(
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, cwd=cwd
     ) as running:
         try:
@@ -61,8 +61,8 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """`testbed ARGUMENTS` in the background, forked (`tests.forked`), and ended if it still lives when
     the test is over."""
-    running = forked.Command(
-        [*map(str, arguments)],
+    running = forked.Popen(
+        [*TESTBED, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

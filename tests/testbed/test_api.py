@@ -23,6 +23,8 @@ from testbed.api.topology_input import text_of
 from testbed.rundir import finding
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
+
 TOPOLOGY: dict[str, Any] = {
     "name": "api",
     "task": {"name": "quadratic", "centers": [[0], [1], [5]], "local": {"steps": 1, "lr": 0.4}},
