@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from agents.config import Segment, Way, path_of
 
@@ -23,24 +23,27 @@ class SharedLimit:
 
     def __init__(self, free: float = math.inf) -> None:
         self.free = free
-        """Rate to give away, in bit/s; infinite if there is no limit."""
+        """Rate that is shared out, in bit/s; infinite if there is no limit."""
         self.left, self.waiting = 0.0, 0
         """While rates are computed: rate that is not given away yet, and senders without a rate.
         Afterwards, `left` is what no sender uses."""
 
 
-class Claim:
+Limit = TypeVar("Limit", bound=SharedLimit)
+
+
+class Claim(Generic[Limit]):
     """Equal claims of some senders on the limits of a path."""
 
     __slots__ = ("cap", "count", "path", "rate")
 
-    def __init__(self, path: tuple[SharedLimit, ...], cap: float = math.inf, count: int = 1) -> None:
+    def __init__(self, path: tuple[Limit, ...], cap: float = math.inf, count: int = 1) -> None:
         self.path, self.cap, self.count = path, cap, count
         self.rate = 0.0
         """Rate of each sender in bit/s."""
 
 
-def share_out(claims: Sequence[Claim], limits: Iterable[SharedLimit]) -> None:
+def share_out(claims: Sequence[Claim[Limit]], limits: Iterable[Limit]) -> None:
     """Set the max-min fair rate of each of `claims`, which are in the order of their caps.
 
     The common level of all rates rises from 0. A claim stops rising at its own cap, or when a limit on
@@ -72,7 +75,7 @@ def share_out(claims: Sequence[Claim], limits: Iterable[SharedLimit]) -> None:
                     _stop(one, level)
 
 
-def _share_limit(claims: Sequence[Claim], limit: SharedLimit) -> None:
+def _share_limit(claims: Sequence[Claim[Limit]], limit: Limit) -> None:
     """Do the work of `share_out` for claims that share one limit only."""
     left, waiting = limit.left, sum(one.count for one in claims)
     level = math.inf
@@ -89,7 +92,7 @@ def _share_limit(claims: Sequence[Claim], limit: SharedLimit) -> None:
     limit.left = max(0.0, left)
 
 
-def _stop(one: Claim, rate: float) -> None:
+def _stop(one: Claim[Limit], rate: float) -> None:
     """Give each sender of `one` the rate `rate`."""
     one.rate = rate
     for limit in one.path:

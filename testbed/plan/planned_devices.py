@@ -154,7 +154,7 @@ class PlannedDevice:
 
     @property
     def host_probed(self) -> AccessLink | None:
-        """What the device measures before the run clock starts, in the host's time: the rates of its own
+        """Link to measure before the run clock starts, in the host's time: the rates of the device's own
         link, and delay, jitter and loss of the whole path. None if the path is not shaped."""
         return None if self.is_direct else (self.host_link or AccessLink()).delayed_by(self.host_path)
 

@@ -51,7 +51,7 @@ class Pipe(SharedLimit):
         """Bits of the background traffic that have passed since the use was last read."""
 
 
-class _Class(Claim):
+class _Class(Claim[Pipe]):
     """Transfers with the same path and limit."""
 
     __slots__ = ("drained", "number", "order", "own", "served", "tokens")
@@ -106,7 +106,7 @@ class FairShares:
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
         self._by_cap: list[_Class] = []
         """Classes in the order of their caps, then of their numbers."""
-        self._fixed: dict[object, Claim] = {}
+        self._fixed: dict[object, Claim[Pipe]] = {}
         """Traffic that does not react to congestion, by its source."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0

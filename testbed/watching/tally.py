@@ -233,9 +233,9 @@ class Tally:
         for segment in self.segments.values() if seconds else ():
             segment.rates = {}
         for use in values["segments"] if seconds else ():
-            if (segment := self.segments.get(use["segment"])) is not None:
+            if use["segment"] in self.segments:
                 size = sum(use.get("devices", {}).values()) + use.get("background", 0)
-                segment.rates[use["way"]] = 8 * size / seconds
+                self.segments[use["segment"]].rates[use["way"]] = 8 * size / seconds
 
     def _act(self, record: events.Acted) -> Notice | None:
         if (segment := self.segments.get(record.device)) is not None:

@@ -105,8 +105,8 @@ def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
     shared = config.Segment("wifi", up=2_000_000, down=9_000_000)
     assert link.through([shared]) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
     assert config.AccessLink().through([config.Segment("wifi", down=1)]) == config.AccessLink(down=1)
-    slow = config.Segment("wifi", up=1, rtt=0.02)
-    assert link.delayed_by([slow]) == config.AccessLink(up=5_000_000, rtt=pytest.approx(0.12))
+    slow = config.Segment("wifi", up=1, rtt=0.25)
+    assert link.delayed_by([slow]) == config.AccessLink(up=5_000_000, rtt=0.35)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
