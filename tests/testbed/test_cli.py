@@ -69,18 +69,6 @@ def test_completion_is_installed_for_one_name() -> None:
     assert "Usage: testbed up " in subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def test_completion_knows_segments_for_commands_that_apply_to_them(tmp_path: Path) -> None:
-    devices = {"cam-1": {"group": "cam"}, "cam-2": {"group": "cam"}}
-    finished(tmp_path, "r-1").write_manifest(devices=devices, segments=["cell", "backhaul"])
-    found = {}
-    for command in ("disconnect", "kill"):
-        words = f"testbed {command} --runs {tmp_path} r-1 c"
-        asked = {"_TESTBED_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "5"}
-        done = subprocess.run(TESTBED, capture_output=True, text=True, env={**os.environ, **asked})
-        found[command] = done.stdout.split()
-    assert found == {"disconnect": ["cam", "cam-1", "cam-2", "cell"], "kill": ["cam", "cam-1", "cam-2"]}
-
-
 def test_progress_bars_on_a_narrow_terminal_leave_room_for_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
