@@ -9,19 +9,25 @@ recording`), at the speed of the page cache: the disk comes later.
 
     python -m benchmarks.aggregator durability [FOLDER]
 
-The cost of `durability: update`: updates per second with every input logged ahead and synced on FOLDER's
-disk (default: this folder), checkpoints included, relative to `durability: none`, which syncs nothing;
-in batches of eight updates, and one by one. Rounds of both alternate. Compare the ratios; absolute
-figures are this machine's.
+The cost of `durability: update`: updates per second with every input on FOLDER's disk (default: this
+folder) before its sender gets an answer, checkpoints included, relative to `durability: none`, which
+writes nothing. Each client sends its next update when it has the answer to its last one; this takes it
+no time. With eight clients, those that arrive while the disk is busy share the next write; one client
+waits for the disk each time. Rounds of both alternate. `disk` is what the disk can do: the same bytes
+written over a file, around the page cache, eight updates or one per fdatasync. Compare the ratios;
+absolute figures are this machine's.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +42,7 @@ from agents.aggregator.pending_messages import PendingMessages
 from agents.aggregator.recording import Recording
 from agents.aggregator.settings import Settings
 from agents.config import Durability, Named, StopConditions
+from agents.disk.appended import BLOCK, AppendedFile
 from agents.models.vectors import Vector
 from agents.mqtt.topics import Topics
 from agents.pipeline import ServerSteps
@@ -45,6 +52,7 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule, Server
 from agents.timing.nanoseconds import SECOND
 from agents.wire import payloads
+from agents.wire.payloads import UpdateMessage
 
 CLIENTS = [f"client-{i}" for i in range(8)]
 SIZES = {"10k": 10_000, "550k": 550_000, "1M": 1_000_000, "5M": 5_000_000}
@@ -60,7 +68,10 @@ _SECONDS = 1.0
 """Seconds spent on each row."""
 _DURABILITY_SIZES = {"10k": 10_000, "550k": 550_000, "11M": 11_000_000}
 _ROUNDS = 12
-"""Number of rounds of eight updates, for each durability."""
+_ROUND = 32
+"""Number of updates per round, for each durability."""
+_HEAD = 1024
+"""Bytes of a payload before the vector."""
 
 
 class Aggregator:
@@ -102,8 +113,11 @@ class Aggregator:
         return [(client, self._payload(client)) for client in CLIENTS]
 
     def _payload(self, client: str) -> bytes:
+        return payloads.encode(self._update(client))
+
+    def _update(self, client: str) -> UpdateMessage:
         dispatch = self._dispatches[client]
-        update = payloads.UpdateMessage(
+        return UpdateMessage(
             run="bench",
             client=client,
             sequence=self._sequence,
@@ -121,7 +135,6 @@ class Aggregator:
             sent=_NOW,
             vector=self._vector,
         )
-        return payloads.encode(update)
 
     def handle(self, updates: list[tuple[str, bytes]]) -> None:
         """Handle updates: this is what is measured."""
@@ -132,12 +145,12 @@ class Aggregator:
                 self._recording.flush()
             self._outbox.waiting.clear()
 
-    def _actions(self, event: inputs.Input, payload: bytes | None) -> act.Actions:
+    def _actions(self, event: inputs.Input, payload: bytes | bytearray | None) -> act.Actions:
         if self._recording is not None:
             self._recording.write(event, payload)
         return self._core.handle(event)
 
-    def _handle(self, event: inputs.Input, payload: bytes | None = None) -> None:
+    def _handle(self, event: inputs.Input, payload: bytes | bytearray | None = None) -> None:
         for action in self._actions(event, payload):
             match action:
                 case act.Dispatch(client):
@@ -211,9 +224,17 @@ def _round(aggregator: Aggregator, file: Path | None = None) -> float:
 class Durable(Aggregator):
     """The same with a durable core, on the disk of `folder`."""
 
-    def __init__(self, size: int, folder: Path, durability: Durability, batch: int) -> None:
-        self._folder, self._durability, self._batch = folder, durability, batch
+    def __init__(self, size: int, folder: Path, durability: Durability) -> None:
+        self._folder, self._durability = folder, durability
         super().__init__(RULES["fedbuff"], size)
+        self._writing: Future[None] | None = None
+        self._handled: list[str] = []
+        """Clients whose update is handled, but not being written."""
+        self._written: list[str] = []
+        """Clients whose update is being written."""
+        self._payloads = {client: bytearray(_HEAD + 4 * size) for client in CLIENTS}
+        for payload in self._payloads.values():
+            payload[_HEAD:] = self._vector.tobytes()
 
     def _begin(self, settings: Settings) -> None:
         setup = Setup(settings, Named("fedbuff", {"buffer_size": 4}), 0)
@@ -222,34 +243,84 @@ class Durable(Aggregator):
         self._durable = DurableCore(self._folder, setup, w, segment="1", durability=durability)
         self._server = self._durable.server
 
-    def _actions(self, event: inputs.Input, payload: bytes | None) -> act.Actions:
+    def _actions(self, event: inputs.Input, payload: bytes | bytearray | None) -> act.Actions:
         return self._durable.handle(event, payload)
 
-    def handle(self, updates: list[tuple[str, bytes]]) -> None:
-        for count, (client, payload) in enumerate(updates, start=1):
-            message = payloads.decode_update(payload)
-            now = 3 * SECOND
-            self._handle(inputs.UpdateArrived(now, client, len(payload), now, message), payload)
-            if count % self._batch == 0:
-                self._durable.sync(before_replies=True)
-                self._outbox.waiting.clear()
+    def close(self) -> None:
+        self._durable.close()
+
+    def serve(self, clients: Sequence[str], updates: int) -> float:
+        """Handle `updates` updates of `clients`, as the aggregator's process does; return the seconds
+        until all are answered."""
+        begin, left, waiting = time.perf_counter(), updates, deque(clients)
+        while left or self._handled or self._written:
+            if left and waiting:
+                left -= 1
+                client = waiting.popleft()
+                self._arrive(client)
+                self._handled.append(client)
+            elif self._writing is not None:
+                wait([self._writing])
+            waiting += self._commit()
+        return time.perf_counter() - begin
+
+    def _commit(self) -> list[str]:
+        """Do as `Aggregator._commit` of the process; return the clients that are answered."""
+        answered: list[str] = []
+        if self._writing is not None:
+            if not self._writing.done():
+                return []
+            self._durable.finish_sync()
+            answered, self._written = self._written, []
+        self._outbox.take()
+        self._writing, handled, self._handled = self._durable.start_sync(), self._handled, []
+        if self._writing is None:
+            return answered + handled
+        self._written = handled
+        return answered
+
+    def _arrive(self, client: str) -> None:
+        self._sequence += 1
+        payload = self._payloads[client]
+        head = payloads.lay_out(self._update(client))[0][8:].ljust(_HEAD - 8)
+        payload[:_HEAD] = struct.pack("<Q", len(head)) + head
+        message = payloads.decode_update(payload)
+        self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message), payload)
 
 
 def durability(folder: Path) -> None:
-    print(f"{'parameters':>10}  {'':<24}{'updates/s':>10}{'ms/update':>11}{'÷ none':>8}")
+    print(f"{'parameters':>10}  {'':<20}{'updates/s':>10}{'ms/update':>11}{'÷ none':>8}")
     kinds: tuple[Durability, ...] = ("none", "update")
     for label, size in _DURABILITY_SIZES.items():
-        for batch in (len(CLIENTS), 1):
-            with tempfile.TemporaryDirectory(dir=folder) as place:
-                made = {kind: Durable(size, Path(place) / kind, kind, batch) for kind in kinds}
-                times = dict.fromkeys(kinds, 0.0)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".bench-") as place:
+            made = {kind: Durable(size, Path(place) / kind, kind) for kind in kinds}
+            for clients in (CLIENTS, CLIENTS[:1]):
+                times: dict[str, float] = dict.fromkeys((*kinds, "disk"), 0.0)
                 for _ in range(_ROUNDS):
                     for kind, aggregator in made.items():
-                        times[kind] += _round(aggregator)
-            for kind, seconds in times.items():
-                each, name = seconds / _ROUNDS / len(CLIENTS), f"{kind}, batches of {batch}"
-                ratio = times["none"] / seconds
-                print(f"{label:>10}  {name:<24}{1 / each:>10.0f}{1e3 * each:>11.3f}{ratio:>8.2f}")
+                        times[kind] += aggregator.serve(clients, _ROUND)
+                    bare = Path(place) / "bare"
+                    times["disk"] += write_bare(bare, _ROUND, 4 * size, len(clients))
+                for what, seconds in times.items():
+                    each, name = seconds / _ROUNDS / _ROUND, f"{what}, {len(clients)} at once"
+                    ratio = times["none"] / seconds
+                    print(f"{label:>10}  {name:<20}{1 / each:>10.0f}{1e3 * each:>11.3f}{ratio:>8.2f}")
+            for aggregator in made.values():
+                aggregator.close()
+
+
+def write_bare(path: Path, count: int, size: int, group: int) -> float:
+    """Write `count` times `size` bytes to the file at `path`, of which `group` share an fdatasync;
+    return the seconds."""
+    block = bytes(-(-size // BLOCK) * BLOCK)
+    file = AppendedFile(path, direct=True)
+    begin = time.perf_counter()
+    for _ in range(count // group):
+        file.write([block] * group)
+        file.sync()
+    seconds = time.perf_counter() - begin
+    file.close()
+    return seconds
 
 
 def main() -> None:

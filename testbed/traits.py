@@ -72,6 +72,7 @@ RUNTIMES: dict[str, Traits] = {
     ),
     "swarm": Traits(
         module="testbed.runtimes.swarm.runtime",
+        real_devices=True,
         cgroups=True,
         images=True,
         many_hosts=True,

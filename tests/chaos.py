@@ -149,10 +149,11 @@ class Outcome:
 
 
 class Outboxes:
-    """Follows what clients put into their folders below `runs`, from before the run clock starts."""
+    """Follows what `clients` put into their folders below `runs`, from before the run clock starts.
+    `homes`: home folders of real devices, where the folders are made anew when a run is resumed."""
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, clients: Sequence[str] = CLIENTS, homes: Sequence[Path] = ()) -> None:
+        self._runs, self._names, self._homes = runs, {*clients}, homes
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = self._libc.inotify_init1(os.O_CLOEXEC)
         if self._inotify < 0:
@@ -175,17 +176,21 @@ class Outboxes:
     @property
     def complete(self) -> bool:
         """Whether the folders of all clients are followed."""
-        return set(self._clients.values()) >= set(CLIENTS)
+        return set(self._clients.values()) >= self._names
 
     def _follow(self) -> None:
         while not self._over.is_set():
-            if not self.complete:
-                for folder in self._runs.glob("*/state/clients/*"):
+            if self._homes or not self.complete:
+                folders = {folder: folder.name for folder in self._runs.glob("*/state/clients/*")}
+                for home in self._homes:
+                    found = home.glob(".cache/edge-fl-testbed/runs/*/*/disk")
+                    folders |= {folder: folder.parent.name for folder in found}
+                for folder, name in folders.items():
                     watched = self._libc.inotify_add_watch(
                         self._inotify, bytes(folder), ctypes.c_uint32(_IN_MOVED_TO)
                     )
                     if watched >= 0:
-                        self._clients[watched] = folder.name
+                        self._clients[watched] = name
             while select.select([self._inotify], [], [], 0.05)[0]:
                 self._read(os.read(self._inotify, 1 << 16))
 

@@ -138,7 +138,7 @@ class Fuzz:
 
     def check_files(self) -> None:
         """Written lines are complete, printable, and name the device that sent them."""
-        self._aggregator._durable.sync(before_replies=True)
+        self._aggregator._durable.sync()
         for line in (self._aggregator._durable._directory / "events.jsonl").read_text().splitlines():
             assert str(json.loads(line).get("reason", "")).isprintable()
         assert all(json.loads(line)["device"] == "d-1" for line in self._written)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -44,6 +44,8 @@ class SshServer:
     """Name of the interface on this side of the cable."""
     environment: str = ""
     """Further environment of all programs there, such as ` LD_PRELOAD=/clock.so`."""
+    outside: tuple[str, ...] = ()
+    """Prefix of commands in the network on this side of the cable."""
     _holder: subprocess.Popen[str] | None = field(default=None)
 
     @property
@@ -66,9 +68,10 @@ class SshServer:
         if self._holder.stdout.readline() != "ready\n":
             unavailable("ssh", f"no namespaces: {self._holder.stderr.read().strip()}")
         with suppress(subprocess.CalledProcessError):  # the kernel removes the old one some time later
-            _run(f"ip link delete {self.interface}")
-        _run(f"ip link add {self.interface} type veth peer name eth0 netns {self._init.pid}")
-        _run(f"ip link set {self.interface} master {self.bridge} up")
+            self._run_outside(f"ip link delete {self.interface}")
+        peer = f"eth0 netns {self._init.pid}"
+        self._run_outside(f"ip link add {self.interface} type veth peer name {peer}")
+        self._run_outside(f"ip link set {self.interface} master {self.bridge} up")
         _run("ip link set lo up", self._inside)
         mac = ":".join(f"{int(part):02x}" for part in ("2", "0", *self.address.split(".")))
         _run(f"ip link set eth0 address {mac}", self._inside)  # the same after each start
@@ -87,9 +90,12 @@ class SshServer:
         eventually(self._answers, 30)
 
     def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection((self.address, 22), 1):
-            return True
-        return False
+        connect = f"import socket; socket.create_connection(('{self.address}', 22), 1)"
+        done = subprocess.run([*self.outside, sys.executable, "-S", "-c", connect], capture_output=True)
+        return done.returncode == 0
+
+    def _run_outside(self, command: str) -> None:
+        _run(command, list(self.outside))
 
     @property
     def _init(self) -> psutil.Process:
@@ -111,11 +117,11 @@ class SshServer:
 
     def unplug(self) -> None:
         """Pull the cable."""
-        _run(f"ip link set {self.interface} down")
+        self._run_outside(f"ip link set {self.interface} down")
 
     def plug(self) -> None:
         """Plug the cable in again."""
-        _run(f"ip link set {self.interface} up")
+        self._run_outside(f"ip link set {self.interface} up")
 
     def processes(self, pattern: str = "agents") -> list[psutil.Process]:
         """Processes on the machine whose command contains `pattern`."""
@@ -145,9 +151,12 @@ class SshServers:
 
 
 @contextmanager
-def servers(folder: Path, names: tuple[str, ...], environment: str = "") -> Iterator[SshServers]:
+def servers(
+    folder: Path, names: tuple[str, ...], environment: str = "", beside: int | None = None
+) -> Iterator[SshServers]:
     """Machines called `names`, in a context that switches them off. `environment`: as in SshServer.
-    Skips the test where they cannot be had."""
+    `beside`: id of a process in the network that the machines are on; None for this process. Skips the
+    test where they cannot be had."""
     lacking = [name for name in _PROGRAMS if _program(name) is None]
     if os.geteuid() != 0 or lacking:
         unavailable("ssh", f"this takes root, and {', '.join(lacking or _PROGRAMS)}")
@@ -155,18 +164,17 @@ def servers(folder: Path, names: tuple[str, ...], environment: str = "") -> Iter
     for key in ("host", "user"):
         _run(f"ssh-keygen -q -t ed25519 -f {folder / key}", ["env"], input_="\n\n")
     mark, network = secrets.token_hex(3), f"10.{200 + secrets.randbelow(50)}.{secrets.randbelow(250)}"
-    bridge = f"tb{mark}"
+    bridge, outside = f"tb{mark}", in_network_of(beside)
     with ExitStack() as stack:
-        _run(f"ip link add {bridge} type bridge")
-        stack.callback(_run, f"ip link delete {bridge}")
-        _run(f"ip address add {network}.1/24 dev {bridge}")
-        _run(f"ip link set {bridge} up")
+        _run(f"ip link add {bridge} type bridge", list(outside))
+        stack.callback(_run, f"ip link delete {bridge}", list(outside))
+        _run(f"ip address add {network}.1/24 dev {bridge}", list(outside))
+        _run(f"ip link set {bridge} up", list(outside))
         machines, known, config = [], [], []
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         for number, name in enumerate(names, 2):
-            machine = SshServer(
-                name, f"{network}.{number}", folder, bridge, f"tb{mark}{number}", environment
-            )
+            interface, address = f"tb{mark}{number}", f"{network}.{number}"
+            machine = SshServer(name, address, folder, bridge, interface, environment, outside)
             machine.home.mkdir()
             stack.callback(machine.power_off)
             machine.power_on()
@@ -180,6 +188,11 @@ def servers(folder: Path, names: tuple[str, ...], environment: str = "") -> Iter
         (folder / "known").write_text("\n".join(known) + "\n")
         (folder / "config").write_text("\n".join(config) + "\n")
         yield SshServers(f"{network}.1", tuple(machines), f"ssh -F {folder}/config")
+
+
+def in_network_of(process: int | None) -> tuple[str, ...]:
+    """Prefix of commands in the network of the process with this id; empty for None."""
+    return () if process is None else ("nsenter", f"--target={process}", "--net")
 
 
 def _program(name: str) -> str | None:

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import Any
 
 import docker
@@ -36,6 +38,7 @@ from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
+from tests.ssh_servers import in_network_of, servers
 from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
@@ -49,6 +52,20 @@ KINDS = ("agent", "broker", "base")
 NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 """Prefix that hides other processes, so that `down --all` ends no run of other tests."""
 NAMES = {"first", "second-1", "second-2"}
+PORT = 18_891
+STRANGER = """
+import sys
+from pathlib import Path
+from agents.config import BrokerAccess
+from agents.mqtt.transport import Connection, ConnectionFailedError
+host, port, file = sys.argv[1:]
+for certificate in (Path(file).read_text(), None):
+    try:
+        Connection(BrokerAccess(host, int(port), "pi-1", "guessed", certificate), [], print).open(5)
+    except ConnectionFailedError:
+        print("refused")
+"""
+"""Program that logs in with a wrong password, with and without TLS."""
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +197,66 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
     assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.agent"}
 
 
+@pytest.mark.timeout(600)
+def test_real_devices_join_a_run_on_a_swarm(
+    on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller is killed, and the run is taken down and resumed. A stranger is refused."""
+    manager = int((on_swarm[0].folder / "pid").read_text())
+    inside = in_network_of(manager)
+    with servers(tmp_path, ("pi1", "pi2"), " OMP_NUM_THREADS=1", beside=manager) as hosts:
+        monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
+        host = os.uname().nodename
+        first, second = (
+            {"name": name, "cpu": 0.2, "hosts": [f"{host}-{number}"]}
+            for number, name in enumerate(("first", "second"), 1)
+        )
+        real = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
+        file = write_topology(
+            tmp_path,
+            devices=[first, second, real],
+            rule={"name": "fedasync"},
+            runtime={"name": "swarm"},
+            server={"address": hosts.address, "port": PORT},
+            dilation=1,
+            stop={"after": "10min"},
+        )
+        names = {"first", "second", "pi-1", "pi-2"}
+        runs = tmp_path / "runs"
+        command = [*inside, *TESTBED]
+        up_command = [*command, "up", str(file), "--runs", str(runs)]
+        with subprocess.Popen(up_command, stdout=PIPE, stderr=STDOUT, text=True) as up:
+            try:
+                until_printed(up, "the run clock starts")
+                until(up, runs, lambda run: {u.client for u in run.updates} == names)
+                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
+                stranger = [sys.executable, "-c", STRANGER, hosts.address, str(PORT), str(certificate)]
+                refused = subprocess.run([*inside, *stranger], capture_output=True, text=True)
+                assert refused.stdout.split() == ["refused"] * 2, refused.stderr
+            finally:
+                up.kill()
+        (path,) = runs.iterdir()
+        down = subprocess.run([*command, "down", path.name, "--runs", str(runs)])
+        assert down.returncode == 0
+        nothing_is_left(on_swarm)
+        assert [(one.processes(), one.files()) for one in hosts.machines] == [([], [])] * 2
+        resume = [*command, "up", "--resume", path.name, "--runs", str(runs)]
+        with subprocess.Popen(resume, stdout=PIPE, stderr=STDOUT, text=True) as up:
+            try:
+                until(up, runs, lambda run: going_on(run) == names)
+                _, output = interrupt(up)
+            finally:
+                up.kill()
+        assert up.returncode == 130, output
+        assert [(one.processes(), one.files()) for one in hosts.machines] == [([], [])] * 2
+    nothing_is_left(on_swarm)
+    run = Finished.only_one_in(runs)
+    assert len({(u.client, u.dispatch) for u in run.updates}) == len(run.updates)
+    assert set(run.manifest["placement"]) == {"first", "second"}
+    clocks = json.loads((run.path / "fidelity.json").read_text())["clocks"]
+    assert set(clocks) == {f"{host}-2", "root@pi1", "ssh://pi2"}
+
+
 def test_unexpected_exit_ends_the_run_and_is_named(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
@@ -253,7 +330,7 @@ def has_shard(engine: Engine, device: str) -> bool:
 
 def until(up: subprocess.Popen[str], runs: Path, there: Callable[[Finished], bool]) -> Finished:
     """Wait until the only run is as it should be."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 180
     while not there(found := Finished.only_one_in(runs)):
         if up.poll() is not None or time.monotonic() > deadline:
             up.terminate()

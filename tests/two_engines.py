@@ -22,7 +22,7 @@ import psutil
 
 from testbed.host import docker_engine
 
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS = 120.0
 _ENOUGH_MEMORY = 10 * 2**30
 """Bytes of free memory that suffice for the images of both engines. With less they are on the disk,
 where writing and removing them takes much longer."""

@@ -10,6 +10,7 @@ before the crash, bit by bit. `config.Durability` selects which of these steps a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +98,9 @@ class DurableCore:
         self._log: Recording | None = None
         self._size = 0
         self._due = False
+        self._covered: tuple[int, int] | None = None
+        """Numbers of waiting lines of the journal and of `_evaluated` whose inputs are being written by
+        `start_sync`; None if nothing is."""
         self._evaluated: list[Path] = []
         """Files of models whose evaluation is done. Each file is removed when the evaluation's
         result is durable."""
@@ -108,7 +112,7 @@ class DurableCore:
         self._state = DurableState(self._run, self._schema, segment, *setup.core(w, buffers))
         self._journal = storage.Journal(self._journal_path)
         if self._logs:
-            self._log = Recording(self._log_path, setup)
+            self._log = Recording(self._log_path, setup, recycled=not self._records)
         self._save_checkpoint()
 
     @property
@@ -177,21 +181,42 @@ class DurableCore:
                     self._due |= state.core.is_cut_short or not final
         return actions
 
-    def sync(self, *, before_replies: bool) -> None:
-        """Flush the log of inputs and the journal. Fsync the log if replies are about to be sent
-        (`before_replies`). Save a checkpoint if one is due."""
+    def sync(self) -> None:
+        """Write all inputs so far to the disk, and flush their records. Save a checkpoint if one is
+        due."""
         if self._log is not None:
-            if before_replies:
-                self._log.sync()
-            else:
-                self._log.flush()
-        if self._evaluated and (self._log is not None or self._durability == "none"):
-            self._remove_evaluated()
-        self._journal.flush()  # no fsync: the log or the next checkpoint makes the records durable
-        most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
-        if self._due or (self._log is not None and not self._records and self._log.size > most):
+            self._log.sync()
+        self._finish(self._journal.lines, len(self._evaluated))
+        if self._is_checkpoint_due():
             self._due = False
             self._save_checkpoint()
+
+    def start_sync(self) -> Future[None] | None:
+        """Do the same in the background, while the core handles further inputs. Return None if it is
+        done already; else call `finish_sync` when the future is done, before the next call."""
+        if self._log is None or not self._log.is_dirty or self._is_checkpoint_due():
+            self.sync()
+            return None
+        self._covered = self._journal.lines, len(self._evaluated)
+        return self._log.start_sync()
+
+    def finish_sync(self) -> None:
+        """End what `start_sync` began. Raises OSError if the disk could not be written."""
+        if self._log is not None and self._covered is not None:
+            self._log.join()
+            self._finish(*self._covered)
+
+    def _finish(self, lines: int, evaluated: int) -> None:
+        """Flush the next `lines` lines of the journal. Their inputs are on the disk, so no fsync of the
+        journal is needed. Remove the models of the first `evaluated` evaluations."""
+        self._covered = None
+        self._journal.flush(lines)
+        if self._log is not None or self._durability == "none":
+            self._remove_evaluated(evaluated)
+
+    def _is_checkpoint_due(self) -> bool:
+        most = max(_LEAST_LOG, _LOG_TO_CHECKPOINT * self._size)
+        return self._due or (self._log is not None and not self._records and self._log.size > most)
 
     def close(self) -> None:
         if self._log is not None:
@@ -202,10 +227,10 @@ class DurableCore:
         """Return the file of a model that waits for its evaluation."""
         return self._checkpoint.with_name(f"evaluate-{version}.safetensors")
 
-    def _remove_evaluated(self) -> None:
-        for path in self._evaluated:
+    def _remove_evaluated(self, count: int) -> None:
+        for path in self._evaluated[:count]:
             path.unlink(missing_ok=True)
-        self._evaluated.clear()
+        del self._evaluated[:count]
 
     def _recover(self, segment: str) -> None:
         """Restore the state after the last input that is on the disk. All files are read and verified
@@ -230,16 +255,16 @@ class DurableCore:
                 self.load_kept_model(version)
             differs, beyond = self._journal.compare()
             undone = sum(line.startswith(_APPLIED) for line in beyond)
-            if undone and extent is not None:
+            if beyond and extent is not None:
                 raise RecordingError(
                     f"{self._log_path} ends with entry {extent.last} of the run, but "
-                    f"{self._journal_path} has {quantity(undone, 'update')} after that: the end of the "
-                    "log is missing"
+                    f"{self._journal_path} has {quantity(len(beyond), 'record')} after that: the end of "
+                    "the log is missing"
                 )
             on_error.pop_all()
         self._journal.cut()
         if extent is not None:
-            self._log = Recording.reopen(self._log_path, extent)
+            self._log = Recording.reopen(self._log_path, extent, recycled=not self._records)
         self._save_checkpoint()
         if state.segment != segment:
             self.handle(inputs.Suspended(state.at, segment))
@@ -249,7 +274,7 @@ class DurableCore:
             self._note(f"the run continues from its last checkpoint: {lost} lost")
         if differs and self._logs:
             self._note("events.jsonl was damaged after the checkpoint; it was restored from the log")
-        self.sync(before_replies=True)
+        self.sync()
 
     def _note(self, text: str) -> None:
         self.handle(inputs.Written.from_record(events.Note(to_seconds(self.at), text)))
@@ -329,6 +354,6 @@ class DurableCore:
         self._journal.sync()
         self._state.journal, self._state.journal_sum = self._journal.size(), self._journal.sum()
         self._size = snapshot.save(self._state, self._checkpoint)
-        self._remove_evaluated()
+        self._remove_evaluated(len(self._evaluated))
         if self._log is not None and not self._records:
             self._log.cut()

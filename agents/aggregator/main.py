@@ -2,9 +2,9 @@
 
     python -m agents.aggregator.main CONFIG
 
-Updates are handled in batches. All updates that have arrived are applied, then the log of inputs is
-fsynced once, and then replies and acknowledgements are sent. So everything that a client learns is
-already on disk, and many updates share one fsync (docs/concepts/durability.md).
+Updates are handled in batches. All updates that have arrived are applied, then their inputs are written
+to the log in the background, and then replies and acknowledgements are sent. So everything that a client
+learns is already on the disk, and many updates share one fsync (docs/concepts/durability.md).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from agents.aggregator.durable import DurableCore
 from agents.aggregator.evaluation import Evaluation, Evaluator
 from agents.aggregator.evaluation_parts import Parts
 from agents.aggregator.flood_guard import FloodGuard
-from agents.aggregator.pending_messages import PendingMessages
+from agents.aggregator.pending_messages import Message, PendingMessages
 from agents.aggregator.recording import RecordingError
 from agents.aggregator.run_phase import RunPhase
 from agents.aggregator.settings import LastEvaluation, Settings
@@ -80,7 +81,12 @@ class _StoodStill:
     at: float
 
 
-_Other = Future[Evaluation] | messages.StopOrder | _ConnectionRestored | _StoodStill
+@dataclass(frozen=True, slots=True)
+class _WriteEnded:
+    """The write that `Aggregator._commit` began has ended."""
+
+
+_Other = Future[Evaluation] | messages.StopOrder | _ConnectionRestored | _StoodStill | _WriteEnded
 _Input = ReceivedMessage | _Other
 
 
@@ -196,6 +202,10 @@ class Aggregator:
         self._connection.open()
         self._connection.publish_status(status, _READY)
         self._pending = PendingMessages(names, self._clients, self._schema, self._server)
+        self._writing: Future[None] | None = None
+        """The write of inputs to the disk; None if none is under way."""
+        self._written: list[Message] = []
+        """Messages that are sent when the write has ended."""
         self._has_deferred = False
         """Whether the core has requested `InstantOver`."""
         self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None
@@ -224,6 +234,7 @@ class Aggregator:
             timer = self._core.next_timer
             for event in self._wait(timer):
                 self._receive(event)
+                self._commit()
             now = self._now()
             if timer is not None and timer <= now:
                 self._handle(inputs.TimersDue(now))
@@ -233,8 +244,31 @@ class Aggregator:
             if time.monotonic() >= self._watched + _WATCH_EVERY_S:
                 self._watched = time.monotonic()
                 self._watch(now)
-            self._durable.sync(before_replies=bool(self._pending.waiting))
-            self._pending.send(self._connection)
+            self._commit()
+        self._durable.sync()
+        self._send([] if self._writing is None else self._written)
+        self._send(self._pending.take())
+
+    def _commit(self) -> None:
+        """Write all inputs so far to the disk, and then send what they caused. While the disk is busy,
+        more inputs are handled: they share the next write."""
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            self._writing = None
+            self._durable.finish_sync()
+            self._send(self._written)
+        caused = self._pending.take()
+        self._writing = self._durable.start_sync()
+        if self._writing is None:
+            self._send(caused)
+        else:
+            self._written = caused
+            self._writing.add_done_callback(lambda _: self._inbox.put(_WriteEnded()))
+
+    def _send(self, caused: Iterable[Message]) -> None:
+        for topic, payload in caused:
+            self._connection.publish(topic, payload)
 
     def _watch(self, now: Nanoseconds) -> None:
         """Check whether the run makes progress, and whether a flood is over."""
@@ -282,6 +316,8 @@ class Aggregator:
                 if self._epoch is not None:
                     lost = self._clock.at(since) - self._epoch
                     self._handle(inputs.Reconnected(self._now(), lost))
+            case _WriteEnded():
+                pass  # `_commit` comes next
             case _StoodStill(since, at):
                 self._disrupted(since, at, "the aggregator stood still")
             case messages.StopOrder():  # SIGTERM

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from agents.aggregator import actions as act
 from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
-from agents.mqtt.transport import Connection
 from agents.rules.interface import RequestUpdate, Server, Vectors
 from agents.wire import messages, payloads
 
@@ -19,6 +18,8 @@ Requested = (
     RequestUpdate | act.AskForReport | act.AskForUnacknowledged | act.AskForShares | act.Acknowledge
 )
 """Actions that are sent as messages on a client's request topic."""
+Message = tuple[str, bytes | chunks.Messages]
+"""Topic and payload of a message."""
 _Request = messages.Request | messages.ReportRequest | messages.UnmaskRequest | messages.Acknowledgement
 
 
@@ -31,8 +32,8 @@ class PendingMessages:
         """For each client, the topic of its models and the topic of its requests."""
         self._schema = schema
         self._server = server
-        self.waiting: list[tuple[str, bytes | chunks.Messages]] = []
-        """Topic and payload of each message, in order."""
+        self.waiting: list[Message] = []
+        """Messages in order."""
         self._copied: tuple[int, list[bytes]] | None = None
         """Newest version that was sent, and copies of its parameters and buffers; None if no version was
         sent."""
@@ -87,8 +88,7 @@ class PendingMessages:
         stop = messages.encode(messages.Request(client, "stop"))
         self.waiting.append((self._topics[client][1], stop))
 
-    def send(self, connection: Connection) -> None:
-        """Publish all waiting messages in order."""
-        for topic, payload in self.waiting:
-            connection.publish(topic, payload)
-        self.waiting.clear()
+    def take(self) -> list[Message]:
+        """Remove and return all waiting messages."""
+        taken, self.waiting = self.waiting, []
+        return taken

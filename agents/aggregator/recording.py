@@ -25,7 +25,8 @@ import dataclasses
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,7 @@ from agents import config
 from agents.aggregator.core import Setup
 from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
 from agents.disk import checksum, files
+from agents.disk.appended import BLOCK, AppendedFile
 from agents.disk.checksum import PACKED, Checksum
 from agents.pipeline.secure import secure_messages as secure_wire
 from agents.wire import payloads
@@ -42,10 +44,17 @@ _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
 """Magic number of the format. A file of version 0.2.0 cannot begin with these bytes, because they would
 be a text length above the limit."""
+_WRITE = b"inputs3\n"
+"""Magic number at the beginning of each write of a recycled log. Neither can be the beginning of a
+head."""
 _HEAD = struct.Struct("<IQQQ")
+_HEAD_BYTES = _HEAD.size + PACKED.size
 _OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
 """Number of bytes read at once to compute a checksum."""
+_MOST_WAITING = 64 * 1024 * 1024
+"""Maximum number of bytes of entries that wait. `write` writes more than these itself, so that memory
+is bounded."""
 _MAX_TEXT = 64 * 1024 * 1024
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _TYPES = {"Nanoseconds": int, "int": int, "float": float, "str": str}
@@ -80,72 +89,169 @@ class Extent:
     """Length of the file in bytes up to the end of the last complete entry."""
 
 
+@dataclass(slots=True)
+class _Entry:
+    """Entry that is not written yet."""
+
+    number: int
+    """Number of the entry in the run."""
+    text: bytes
+    payload: _Bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Size of the entry in bytes."""
+        return _HEAD_BYTES + len(self.text) + len(self.payload)
+
+
 class Recording:
     """Writer of the log at `path`. Other users may not read the file, because it contains updates of
-    single clients."""
+    single clients.
 
-    def __init__(self, path: Path, begin: Setup) -> None:
+    Entries wait in memory until they are flushed or synced; `start_sync` does that in a thread.
+
+    `recycled`: the log is cut from time to time. Then it is written around the page cache, in whole
+    blocks, over the blocks of an earlier log, which is the fastest way to the disk. So the file may have
+    older entries after the last one.
+    """
+
+    def __init__(self, path: Path, begin: Setup, *, recycled: bool = False) -> None:
         """Replace the file by a new one whose first entry is `begin`."""
-        self._begin(path, last=0, size=0)
-        setup = _JSON.encode(dataclasses.asdict(begin)).encode()
-        self._file.writelines((_MAGIC, *_pieces(0, setup)))
-        self.size = self._file.tell()
+        self._open(path, last=0, size=0, recycled=recycled)
+        self._append([_Entry(0, _JSON.encode(dataclasses.asdict(begin)).encode())])
+        self.is_dirty = True
 
     @classmethod
-    def reopen(cls, path: Path, extent: Extent) -> Recording:
-        """Open an existing file to append to it. `extent`: range of the file's complete entries. An
-        incomplete entry at the end of the file is removed."""
+    def reopen(cls, path: Path, extent: Extent, *, recycled: bool = False) -> Recording:
+        """Open an existing file to append to it. `extent`: range of the file's complete entries. What
+        is after them is removed. A recycled log must be cut before the next entry."""
         continued = cls.__new__(cls)
-        continued._begin(path, extent.last, extent.size)
+        continued._open(path, extent.last, extent.size, recycled=recycled)
         return continued
 
-    def _begin(self, path: Path, last: int, size: int) -> None:
-        self._path, self._file = path, files.open_private(path, "ab")
-        self._file.truncate(size)
+    def _open(self, path: Path, last: int, size: int, *, recycled: bool) -> None:
+        self._path, self._recycled = path, recycled
+        self._spare, self._former = (path.with_name(path.name + end) for end in (".spare", ".former"))
+        """The log before this one, whose blocks the next one overwrites; its name while they change."""
+        self._remove_spare()
+        self._file = AppendedFile(path, size, direct=recycled)
+        self._file.truncate()
         self._last = last
         """Number of the last entry."""
         self.size = size
-        """Size of the file in bytes."""
+        """Size of the log in bytes, without entries that wait."""
+        self._waiting: list[_Entry] = []
+        """Entries that are not written yet, in order."""
+        self._waiting_bytes = 0
+        self.is_dirty = False
+        """Whether there are entries that neither `sync` nor `start_sync` has dealt with."""
+        self._thread = ThreadPoolExecutor(1, "log")
+        self._writing: Future[None] | None = None
+        """The write that `start_sync` has begun; None if it was waited for."""
 
     def write(self, event: Input, payload: bytes | bytearray | None = None) -> None:
         """Append `event`. `payload`: the bytes from which an update was decoded; None if they are not
-        available."""
+        available. They must not change any more."""
         name = type(event).__name__
         text = _JSON.encode((name, {field: getattr(event, field) for field in _FIELDS[name]}))
-        message: tuple[_Bytes, ...] = ()
+        message: _Bytes = b""
         if isinstance(event, UpdateArrived | SharesSummed):
-            message = _lay_out(event) if payload is None else (payload,)
+            # Without a payload, a copy, because the event's vectors may change until it is written.
+            message = b"".join(_lay_out(event)) if payload is None else payload
         self._last += 1
-        pieces = _pieces(self._last, text.encode(), *message)
-        self._file.writelines(pieces)  # not joined first: that would copy a model's worth of bytes
-        self.size += sum(map(len, pieces))
+        self.is_dirty = True
+        entry = _Entry(self._last, text.encode(), message)
+        self._waiting.append(entry)
+        self._waiting_bytes += entry.size
+        if self._waiting_bytes > _MOST_WAITING:
+            self.flush()
 
     def flush(self) -> None:
-        """Flush buffered entries to the operating system."""
-        self._file.flush()
+        """Write all entries to the operating system; a recycled log to the disk, too, because only then
+        may the next write begin."""
+        self.join()
+        if self._recycled:
+            self.sync()
+        else:
+            self._append(self._take())
 
     def sync(self) -> None:
-        """Flush all entries to the disk."""
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
+        """Write all entries to the disk."""
+        self.join()
+        if self.is_dirty:
+            self.is_dirty = False
+            self._append(self._take(), sync=True)
+
+    def start_sync(self) -> Future[None]:
+        """Begin to write all entries to the disk in a thread. At its end the future is done."""
+        self.join()
+        entries, self.is_dirty = self._take(), False
+        self._writing = self._thread.submit(self._append, entries, sync=True)
+        return self._writing
+
+    def join(self) -> None:
+        """Wait until the thread has written. Raises OSError if it could not write."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def cut(self) -> None:
-        """Remove all entries: replace the file by a new one that has only a `Cut`. A crash leaves either
-        the old file or the new file, and never an incomplete file."""
+        """Remove all entries of a recycled log: continue in another file that has only a `Cut`. A crash
+        leaves either the old file or the new file at the log's path."""
+        self.sync()
         self._file.close()
-        marker = _JSON.encode(dataclasses.asdict(Cut(self._last))).encode()
-        files.save(self._path, (_MAGIC, *_pieces(self._last, marker)), secret=True)
-        self._file = files.open_private(self._path, "ab")
-        self.size = self._file.tell()
+        self._file, self.size = AppendedFile(self._spare, direct=True), 0
+        self._append([_Entry(self._last, _JSON.encode(dataclasses.asdict(Cut(self._last))).encode())])
+        self._file.sync()
+        self._former.hardlink_to(self._path)
+        self._spare.replace(self._path)
+        self._former.replace(self._spare)
+        files.sync_folder(self._path.parent)
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self.flush()
+        finally:
+            self._thread.shutdown()
+            self._file.truncate()
+            self._file.close()
+            self._remove_spare()
+
+    def _remove_spare(self) -> None:
+        if self._recycled:
+            self._spare.unlink(missing_ok=True)
+            self._former.unlink(missing_ok=True)
+
+    def _take(self) -> list[_Entry]:
+        entries, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return entries
+
+    def _append(self, entries: Sequence[_Entry], *, sync: bool = False) -> None:
+        if entries:
+            magic = _MAGIC if self.size == 0 else b""
+            pieces = _whole_blocks(entries) if self._recycled else [magic, *_pieces(entries)]
+            self._file.write(pieces)
+            self.size += sum(map(len, pieces))
+        if sync:
+            self._file.sync()
 
 
-def _pieces(number: int, text: bytes, *payload: _Bytes) -> tuple[_Bytes, ...]:
-    """Return entry `number` of the run: its head, its text and the pieces of its payload."""
-    head = _HEAD.pack(len(text), sum(map(len, payload)), number, checksum.checksum_of(text, *payload))
-    return head + PACKED.pack(checksum.checksum_of(head)), text, *payload
+def _whole_blocks(entries: Sequence[_Entry]) -> list[_Bytes]:
+    """Return a write of a recycled log: spaces after the last text fill up the last block."""
+    size = len(_WRITE) + sum(entry.size for entry in entries)
+    entries[-1].text += b" " * (-size % BLOCK)
+    return [_WRITE, *_pieces(entries)]
+
+
+def _pieces(entries: Sequence[_Entry]) -> list[_Bytes]:
+    """Return the bytes of `entries`."""
+    pieces: list[_Bytes] = []
+    for entry in entries:
+        text, payload = entry.text, entry.payload
+        summed = checksum.checksum_of(text, payload)
+        head = _HEAD.pack(len(text), len(payload), entry.number, summed)
+        pieces += (head + PACKED.pack(checksum.checksum_of(head)), text, payload)
+    return pieces
 
 
 def _lay_out(event: UpdateArrived | SharesSummed) -> tuple[_Bytes, ...]:
@@ -188,6 +294,8 @@ def check(path: Path) -> Extent:
                 found.update(piece)
                 left -= len(piece)
             if left or found.intdigest() != head.summed:
+                if _is_end(file, head.at, head.number):
+                    break
                 raise _damaged(path, head)
             first, last, size = head.number if first < 0 else first, head.number, file.tell()
     if first < 0:
@@ -210,6 +318,9 @@ def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
             if head.summed is not None and checksum.checksum_of(text, payload) != head.summed:
+                if _is_end(file, head.at, head.number):
+                    yield Torn(head.at)
+                    return
                 raise _damaged(path, head)
             try:
                 entry = _entry(text, payload)
@@ -240,29 +351,62 @@ class _Head:
 
 
 def _is_present(file: BinaryIO) -> bool:
+    return _begins_with(file, _MAGIC) or _begins_with(file, _WRITE)
+
+
+def _begins_with(file: BinaryIO, magic: bytes) -> bool:
     file.seek(0)
-    return file.read(len(_MAGIC)) == _MAGIC
+    return file.read(len(magic)) == magic
+
+
+def _is_end(file: BinaryIO, at: int, number: int) -> bool:
+    """Return whether an invalid entry at byte `at` is the end of a recycled log, because the write of
+    entry `number` was not completed, or never begun. It is damaged instead if a later write is there,
+    because the next write begins when this one is on the disk."""
+    if not _begins_with(file, _WRITE):
+        return False
+    for begin in range(at // BLOCK * BLOCK, os.fstat(file.fileno()).st_size, BLOCK):
+        file.seek(begin)
+        found = file.read(len(_WRITE) + _HEAD_BYTES)
+        if found.startswith(_WRITE):
+            packed = found[len(_WRITE) :]
+            if _is_head(packed) and _HEAD.unpack(packed[: _HEAD.size])[2] > number:
+                return False
+    return True
+
+
+def _is_head(packed: bytes) -> bool:
+    return (
+        len(packed) == _HEAD_BYTES
+        and checksum.checksum_of(packed[: _HEAD.size]) == PACKED.unpack(packed[_HEAD.size :])[0]
+    )
 
 
 def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
     """Yield the verified head of each entry. At each yield the file is positioned at the entry's text,
     and the caller may read from the file. Raises RecordingError."""
-    end, at, expected = os.fstat(file.fileno()).st_size, len(_MAGIC), None
-    length = _HEAD.size + PACKED.size
+    end, at, expected = os.fstat(file.fileno()).st_size, 0, None
     while at < end:
         file.seek(at)
-        packed = file.read(length)
-        if len(packed) < length:
-            yield Torn(at)
+        packed = file.read(len(_WRITE) + _HEAD_BYTES)
+        if packed.startswith((_MAGIC, _WRITE)):
+            at, packed = at + len(_WRITE), packed[len(_WRITE) :]
+        packed = packed[:_HEAD_BYTES]
+        if len(packed) < _HEAD_BYTES:
+            if packed:
+                yield Torn(at)
             return
-        if checksum.checksum_of(packed[: _HEAD.size]) != PACKED.unpack(packed[_HEAD.size :])[0]:
-            raise RecordingError(
-                f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is "
-                "damaged: the checksum of its head is wrong"
-            )
+        is_valid = _is_head(packed)
         text, payload, number, summed = _HEAD.unpack(packed[: _HEAD.size])
-        head = _Head(at, number, text, payload, summed)
-        if expected not in (None, number):
+        if not is_valid or number != (number if expected is None else expected):
+            if _is_end(file, at, expected or 0):
+                yield Torn(at)
+                return
+            if not is_valid:
+                raise RecordingError(
+                    f"{path}, the entry at byte {at} of {end:,}, after {_entry_before(expected)}, is "
+                    "damaged: the checksum of its head is wrong"
+                )
             raise RecordingError(
                 f"{path}, the entry at byte {at}: it is number {number} of the run, expected "
                 f"{expected}: entries are missing or in the wrong order"
@@ -272,11 +416,14 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
                 f"{path}, the entry at byte {at}: its text has {text:,} bytes, expected at most "
                 f"{_MAX_TEXT:,}"
             )
-        if at + length + text + payload > end:
-            yield Torn(at)
+        head = _Head(at, number, text, payload, summed)
+        at += _HEAD_BYTES + text + payload
+        if at > end:
+            yield Torn(head.at)
             return
+        file.seek(head.at + _HEAD_BYTES)
         yield head
-        at, expected = at + length + text + payload, number + 1
+        expected = number + 1
 
 
 def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:

@@ -105,11 +105,7 @@ def save(state: object, path: Path) -> int:
         file.flush()
         os.fdatasync(file.fileno())
         size = file.tell()
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the file's name must be on the disk, too
-    finally:
-        os.close(folder)
+    files.sync_folder(path.parent)  # the file's name must be on the disk, too
     return size
 
 

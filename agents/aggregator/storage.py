@@ -36,14 +36,19 @@ class Journal:
     def write(self, *records: events.Record) -> None:
         self._lines.extend(map(events.to_line, records))
 
-    def flush(self) -> None:
-        """Flush buffered records to the operating system. Readers then see the records, but the records
-        may not be on the disk yet."""
-        written = "".join(self._lines).encode()
+    @property
+    def lines(self) -> int:
+        """Number of lines that are not written yet."""
+        return len(self._lines)
+
+    def flush(self, lines: int | None = None) -> None:
+        """Flush the next `lines` buffered records to the operating system, or all if `lines` is None.
+        Readers then see the records, but the records may not be on the disk yet."""
+        written = "".join(self._lines[:lines]).encode()
         self._sum.update(written)
         self._file.write(written)
         self._file.flush()
-        self._lines.clear()
+        del self._lines[:lines]
 
     def sync(self) -> None:
         """Flush all records to the disk."""

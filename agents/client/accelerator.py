@@ -38,6 +38,14 @@ def prepare(cfg: ClientConfig) -> None:
     sys.stderr.write(f"client {cfg.setup.client}: {describe_gpu(gpu, cfg.gpu_memory)}\n")
 
 
+def keep_float32() -> None:
+    """Compute convolutions on a GPU in float32. By default, PyTorch rounds their inputs to 10 bits
+    (TF32) on GPUs since Ampere."""
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def memory_fraction(limit: int, total: int) -> float:
     """Return `limit` as a share of `total` bytes, at most 1."""
     return min(1.0, limit / total)

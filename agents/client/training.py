@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from agents.client.accelerator import keep_float32
 from agents.config import FROM_TASK, InitialModel, LocalTraining
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
@@ -59,6 +60,7 @@ class Trainer:
         device: str | torch.device = "cpu",
     ) -> None:
         self._device = torch.device(device)
+        keep_float32()
         self.flat = FlatModule(build(task, start).to(self._device), trained=not task.fits)
         self._task = task
         self._client = FitClient("client", 0)

@@ -62,13 +62,27 @@ def without_checksum(data: bytes | mmap.mmap) -> memoryview:
     return content
 
 
-def open_private(path: Path, mode: Literal["wb", "ab"]) -> BinaryIO:
+def sync_folder(folder: Path) -> None:
+    """Flush the names of the files in `folder` to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_private(path: Path, mode: Literal["wb"]) -> BinaryIO:
     """Open a file for writing, so that only this user may read or write the file. The permissions of an
     existing file are changed."""
     return open(path, mode, opener=_private)
 
 
-def _private(path: str, flags: int) -> int:
+def create_private(path: Path) -> int:
+    """Return a descriptor for writing to such a file. An existing file keeps its content."""
+    return _private(path, os.O_WRONLY | os.O_CREAT)
+
+
+def _private(path: str | Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

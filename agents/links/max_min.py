@@ -32,7 +32,7 @@ class SharedLimit:
 Limit = TypeVar("Limit", bound=SharedLimit)
 
 
-class Claim(Generic[Limit]):
+class RateClaim(Generic[Limit]):
     """Equal claims of some senders on the limits of a path."""
 
     __slots__ = ("cap", "count", "path", "rate")
@@ -43,7 +43,7 @@ class Claim(Generic[Limit]):
         """Rate of each sender in bit/s."""
 
 
-def share_out(claims: Sequence[Claim[Limit]], limits: Iterable[Limit]) -> None:
+def share_out(claims: Sequence[RateClaim[Limit]], limits: Iterable[Limit]) -> None:
     """Set the max-min fair rate of each of `claims`, which are in the order of their caps.
 
     The common level of all rates rises from 0. A claim stops rising at its own cap, or when a limit on
@@ -75,7 +75,7 @@ def share_out(claims: Sequence[Claim[Limit]], limits: Iterable[Limit]) -> None:
                     _stop(one, level)
 
 
-def _share_limit(claims: Sequence[Claim[Limit]], limit: Limit) -> None:
+def _share_limit(claims: Sequence[RateClaim[Limit]], limit: Limit) -> None:
     """Do the work of `share_out` for claims that share one limit only."""
     left, waiting = limit.left, sum(one.count for one in claims)
     level = math.inf
@@ -92,7 +92,7 @@ def _share_limit(claims: Sequence[Claim[Limit]], limit: Limit) -> None:
     limit.left = max(0.0, left)
 
 
-def _stop(one: Claim[Limit], rate: float) -> None:
+def _stop(one: RateClaim[Limit], rate: float) -> None:
     """Give each sender of `one` the rate `rate`."""
     one.rate = rate
     for limit in one.path:
@@ -111,7 +111,7 @@ def rates_on(
         for name, segment in segments.items()
     }
     claims = {
-        sender: Claim(tuple(limits[one.name] for one in path_of(name, segments)))
+        sender: RateClaim(tuple(limits[one.name] for one in path_of(name, segments)))
         for sender, name in senders.items()
     }
     share_out([*claims.values()], limits.values())

@@ -14,7 +14,9 @@ the configuration:
     cpu_counters   FILE to which the counters of this node's CPUs are written every second
 
 An ADDRESS is {"path": PATH OF A UNIX SOCKET} or {"host": ..., "port": ...}. If the agent connects to a
-host, the ADDRESS also has "name", the name in the host's certificate. All TCP connections use TLS. With
+host, the ADDRESS also has "name", the name in the host's certificate. All TCP connections use TLS.
+Connections to {"descriptor": NUMBER}, a listening socket that the parent process hands over, are
+forwarded as they are: TLS is then between the peer and the broker. With
 `identity`, a PEM file with certificate and key, two nodes prove to each other that they belong to this
 run. With `trust`, a PEM file with a certificate, the broker proves to a node that it belongs to this
 run.
@@ -26,6 +28,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import ssl
 import sys
 import time
@@ -74,6 +77,9 @@ async def listen(address: dict[str, Any], serve: Any) -> None:
         path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(serve, path, limit=_CHUNK)
         path.chmod(0o600)
+    elif "descriptor" in address:
+        inherited = socket.socket(fileno=address["descriptor"])
+        server = await asyncio.start_server(serve, sock=inherited, limit=_CHUNK)
     else:
         context = tls(address, ssl.Purpose.CLIENT_AUTH)
         where = address["host"], address["port"]

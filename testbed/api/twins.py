@@ -301,6 +301,8 @@ class _Making:
                 f"relative to a core that takes {1000 * step.whole:.4g} ms ({here.host.cpu})",
             }
             device["profile"] = name
+            if self._simulated:  # relative to the step of the same file, whatever host runs it
+                device["cpu"] = _rounded(share)
             if share > here.host.cores:
                 self._remark("it was faster than this host, which cannot emulate it", name)
 
@@ -382,7 +384,7 @@ class _Making:
             "dilation": 1.0 if self._simulated else "auto",
             "runtime": {"name": runtime},
         }
-        if self._virtual is not None:
+        if self._virtual is not None and self._simulated:
             found["virtual"] = self._virtual.model_dump(mode="json", exclude_none=True)
         return found
 

@@ -20,6 +20,9 @@ The broker holds each of these packets twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
 """Name of the broker's Unix socket."""
+TLS_SOCKET = "devices.socket"
+"""Name of the broker's Unix socket with TLS, to which the connections of real devices are forwarded if
+the broker cannot listen at an address of this host."""
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
 # By default Mosquitto would return the memory of each large message to the kernel, which zeroes it for
 # the next message. Zeroing is most of a message's cost. So Mosquitto keeps up to 64 MiB of freed memory,
@@ -110,7 +113,8 @@ class Listeners:
     socket: str | None = None
     """Path of a Unix socket for processes of the broker's user and group; None for no socket."""
     remote: tuple[str, int] | None = None
-    """Address and TCP port with TLS for real devices; None if no real device connects."""
+    """Address and TCP port with TLS for real devices, or path of a Unix socket with TLS, and 0; None if
+    no real device connects."""
 
     @property
     def with_tls(self) -> tuple[tuple[str, int], ...]:

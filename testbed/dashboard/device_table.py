@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -162,6 +163,35 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
         if name in ("device", "updates") or any(value not in ("", "–") for value in values)
     }
     return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def real_cells(manifest: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the measured figures of the real devices of a run as text: headings, and rows of cells.
+    No rows if all devices are emulated."""
+    found = manifest.get("real")
+    figures = {} if not isinstance(found, dict) else found
+    rows = []
+    for device, one in figures.items():
+        if not isinstance(one, dict):
+            continue
+        known = {key: value for key, value in one.items() if isinstance(value, int | float)}
+        step, up, down, rtt, clock, other = (
+            known.get(key, nan) for key in ("step", "up", "down", "rtt", "clock", "foreign")
+        )
+        rows.append(
+            [
+                str(device),
+                str(one.get("host")),
+                _text(1e3 * step, "{:.3g}"),
+                rate(up),
+                rate(down),
+                _text(1e3 * rtt, "{:.3g}"),
+                _text(1e3 * clock, "±{:.2g}"),
+                _text(other, "{:.0%}"),
+            ]
+        )
+    headings = ["device", "host", "step (ms)", "up (bit/s)", "down (bit/s)", "round trip (ms)"]
+    return [*headings, "clock (ms)", "other work"], rows
 
 
 def _text(value: float, form: str) -> str:

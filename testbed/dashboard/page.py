@@ -202,6 +202,8 @@ def _table(table: DeviceTable, feed: Feed, name: str, sort: str, matching: str) 
     title = " · ".join(filter(None, (table.caption, name)))
     tables.append((": ".join(filter(None, (title, which))), device_table.cells(shown)))
     run = feed.run
+    if run is not None and (real := device_table.real_cells(run.manifest))[1]:
+        tables.append(("Real devices: measured", real))
     logged = run is not None and not is_simulated(run.manifest.get("runtime"))
     notes = [f"updates: only the newest {feed.held:,}"] * (feed.held < feed.updates)
     if feed.held_samples < feed.samples and not table.live:

@@ -185,18 +185,18 @@ def _on_nodes(
         raise source.error(problems)
     by_id = {node.id: node for node in nodes}
     devices = tuple(
-        _on_node(device, by_id[placed[device.name]], catalog)
-        for device in _devices(topology, groups, dilation)
+        _on_node(one, by_id[placed[one.name]], catalog) if one.name in placed else one
+        for one in _devices(topology, groups, dilation)
     )
     if not oversubscribe:
         for node in nodes:
-            asked = {one.name: one.cpu or 0.0 for one in devices if placed[one.name] == node.id}
+            asked = {one.name: one.cpu or 0.0 for one in devices if placed.get(one.name) == node.id}
             most = node.capacity * dilation
             problems += feasibility.too_much_later(topology, most, asked, node.name)
     if problems:
         raise source.error(problems)
     first = nodes[0]
-    beside = [one for one in devices if placed[one.name] == first.id]
+    beside = [one for one in devices if placed.get(one.name) == first.id]
     return replace(
         made,
         devices=devices,
@@ -217,6 +217,8 @@ def _requests(
 ) -> list[NodeRequest]:
     requests = []
     for group, planned in zip(topology.devices, groups, strict=True):
+        if group.is_real:
+            continue
         own = {node: one / dilation for node, one in catalog.cpu.get(group.name, {}).items()}
         requests += [
             NodeRequest(

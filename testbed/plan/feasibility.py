@@ -78,7 +78,7 @@ def without_real_devices(topology: Topology, runtime: str) -> Iterator[Problem]:
     if found.real_devices:
         return
     others = runtime_names(lambda t: t.real_devices)
-    why = "simulates its devices" if found.simulated else "cannot reach real devices yet"
+    why = "simulates its devices" if found.simulated else "cannot reach real devices"
     for index, group in enumerate(topology.devices):
         if group.is_real:
             yield topology.source.problem(

@@ -37,7 +37,7 @@ def node_table(plan: Plan) -> list[dict[str, Any]]:
     node has for devices. The column `core` is the speed of the node's cores relative to this host's
     cores, if it was measured."""
     on: dict[str, list[PlannedDevice]] = {node.id: [] for node in plan.nodes}
-    for device in plan.devices:
+    for device in plan.emulated_devices:
         on[plan.placement[device.name]].append(device)
     measured = any(node.core is not None for node in plan.nodes)
     return [

@@ -243,7 +243,7 @@ class Plan:
     nodes: tuple[PlannedNode, ...] = ()
     """The machines, this machine first; empty if the runtime uses one machine."""
     placement: Mapping[str, str] = field(default_factory=dict)
-    """Device -> node's id; empty if the runtime uses one machine."""
+    """Emulated device -> node's id; empty if the runtime uses one machine."""
     aggregator_memory: int | None = None
     """Memory limit of the aggregator's container in bytes (`memory.aggregator_limit`); None in virtual
     time."""

@@ -52,6 +52,8 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         ),
     )
     fidelity.save(spec.directory.fidelity)
+    if fidelity.real:
+        spec.directory.write_manifest(real={one.device: one.as_dict() for one in fidelity.real})
     steps = tuple(requested.steps(records))
     last = verdict(
         controller.host_samples,

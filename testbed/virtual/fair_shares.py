@@ -21,7 +21,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from agents.links.max_min import Claim, SharedLimit, share_out
+from agents.links.max_min import RateClaim, SharedLimit, share_out
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.virtual.event_queue import LINK, EventQueue
 
@@ -51,7 +51,7 @@ class Pipe(SharedLimit):
         """Bits of the background traffic that have passed since the use was last read."""
 
 
-class _Class(Claim[Pipe]):
+class _Class(RateClaim[Pipe]):
     """Transfers with the same path and limit."""
 
     __slots__ = ("drained", "number", "order", "own", "served", "tokens")
@@ -106,7 +106,7 @@ class FairShares:
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
         self._by_cap: list[_Class] = []
         """Classes in the order of their caps, then of their numbers."""
-        self._fixed: dict[object, Claim[Pipe]] = {}
+        self._fixed: dict[object, RateClaim[Pipe]] = {}
         """Traffic that does not react to congestion, by its source."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0
@@ -170,7 +170,7 @@ class FairShares:
         bit/s."""
         self._progress()
         if rate:
-            self._fixed[source] = Claim(path, rate)
+            self._fixed[source] = RateClaim(path, rate)
         else:
             self._fixed.pop(source, None)
         self._update_fixed()

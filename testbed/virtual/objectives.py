@@ -86,11 +86,8 @@ class Objective(Protocol):
         ...
 
 
-def objective(
-    task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cpu"
-) -> Objective:
-    """Return the fastest objective for `task` on samples of `train`. `device` is the device for PyTorch;
-    objectives in numpy ignore it."""
+def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Objective:
+    """Return the fastest objective on a CPU for `task` on samples of `train`."""
     if isinstance(task, Quadratic):
         return Squares(train)
     with torch.random.fork_rng(devices=[]):
@@ -101,7 +98,7 @@ def objective(
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
                 return Softmax(train, layer)
-    return AnyModule(task, train, module, device)
+    return AnyModule(task, train, module)
 
 
 class Softmax:
@@ -211,10 +208,10 @@ class AnyModule:
     """Objective for any torch module. It computes the gradients of several models one after the other,
     or together with torch.func.vmap."""
 
-    def __init__(self, task: Task, train: Shard, module: nn.Module, device: str = "cpu") -> None:
+    def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
         self._task = task
-        self._flat = FlatModule(module.to(device))
-        self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
+        self._flat = FlatModule(module)
+        self._x, self._y = torch.from_numpy(train.x), torch.from_numpy(train.y)
         self._scale = train.scale
         ends = list(itertools.accumulate(p.numel() for _, p in learned(module)))
         self._parts = [
@@ -294,7 +291,7 @@ class AnyModule:
         loss = mean_loss(self._task, self._flat.module(x), self._y[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         self.partial = self.partial or bool(self._flat.without_gradient())
-        np.copyto(out, self._flat.gradient.cpu().numpy())
+        np.copyto(out, self._flat.gradient.numpy())
         return loss.item()
 
     def _many(self, w: Floats, rows: Indices, out: Floats) -> Floats:

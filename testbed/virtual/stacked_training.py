@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ from testbed.virtual.objectives import (
     Scratch,
     objective,
 )
+
+if TYPE_CHECKING:
+    from testbed.virtual.gpu_training import GpuTrainer
 
 _JOBS_PER_THREAD = 4
 """Number of jobs to collect per thread, so that no thread waits long for the last job of another
@@ -114,7 +118,10 @@ class BatchTrainer:
                 "training takes as long as timing says, or one step, regardless of what that code does"
             )
             return
-        first = objective(task, train, start, device)
+        first = objective(task, train, start)
+        if device != "cpu" and isinstance(first, AnyModule) and not first.draws:
+            self._use_gpu(task, train, start, device, first, single)
+            return
         self._stack_size = first.stack_size
         self._workers.put(_TrainingWorker(first, task.l2, single))
         if isinstance(first, AnyModule):
@@ -134,6 +141,26 @@ class BatchTrainer:
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
             if self.together == 1 and threads > 1:
                 self.together = _JOBS_PER_THREAD * threads
+
+    def _use_gpu(
+        self,
+        task: Task,
+        train: Shard,
+        start: InitialModel,
+        device: str,
+        reference: AnyModule,
+        single: Callable[[], _Single],
+    ) -> None:
+        """Train on the GPU `device`: in stacks if their gradients are those of `reference`, else one
+        client after the other."""
+        from testbed.virtual.gpu_training import GpuTrainer
+
+        trainer = GpuTrainer(task, train, start, device)
+        if (difference := trainer.difference(reference)) is not None:
+            self._draws, self.together = True, 1
+            self.remark = f"Clients are trained one after the other on the GPU, because {difference}"
+        self._stack_size = trainer.stack_size
+        self._workers.put(_GpuWorker(trainer, reference, task.l2, single))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Compute `jobs`. Return their resulting models (copies) and losses with the ℓ2 term, in the
@@ -206,7 +233,7 @@ class _TrainingWorker:
         """Compute gradient and loss of each job's first mini-batch."""
         w, out = self._stack_models(jobs)
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.gradient_on(*_batches(jobs, [1] * len(jobs)))
+        gradient = self._objective.gradient_on(*draw_batches(jobs, [1] * len(jobs)))
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
             out += self._l2 * w
@@ -219,8 +246,8 @@ class _TrainingWorker:
         losses = np.zeros(len(jobs))
         steps = [job.steps for job in jobs]
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
-        gradient = self._objective.gradient_on(*_batches(jobs, steps))
-        descent = _Descent(jobs, w, self._l2)
+        gradient = self._objective.gradient_on(*draw_batches(jobs, steps))
+        descent = Descent(jobs, w, self._l2)
         skips = any(self._skips(job) for job in jobs)
         n = len(jobs)
         for step in range(steps[0]):
@@ -232,7 +259,7 @@ class _TrainingWorker:
             descent.step(w[:n], g[:n])
         triples = zip(jobs, w, losses.tolist(), strict=True)
         return [
-            Outcome(_clip(job, end), loss / job.steps if job.steps else math.nan)
+            Outcome(clipped(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in triples
         ]
 
@@ -260,6 +287,24 @@ class _TrainingWorker:
         return losses
 
 
+class _GpuWorker(_TrainingWorker):
+    """Trains stacks on a GPU, and what cannot be stacked with the trainer that clients use."""
+
+    def __init__(
+        self, gpu: GpuTrainer, reference: AnyModule, l2: float, single: Callable[[], _Single]
+    ) -> None:
+        super().__init__(reference, l2, single)
+        self._gpu, self._reference = gpu, reference
+
+    def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
+        return self._gpu.gradients(jobs, float(self._l2))
+
+    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
+        if self._reference.partial and any(self._skips(job) for job in jobs):
+            return self._singles(jobs)
+        return self._gpu.train(jobs, float(self._l2))
+
+
 class _Single:
     """Computes one job after the other, with the trainer that clients use outside virtual time."""
 
@@ -283,14 +328,22 @@ class _Single:
         return Outcome(result.end, result.loss, result.buffers, result.memory)
 
 
-class _Descent:
+class Descent:
     """SGD steps of many jobs: w ← (1 − lr·(l2 + μ + λ))·w − lr·g + lr·(μ·start − a) + ρ·(w − former).
 
     `former` is w before the previous step. With a constant lr, the last term is heavy-ball momentum ρ. μ
     is the proximal weight, λ is the weight decay, and a is the linear term of the rule.
     """
 
-    def __init__(self, jobs: Sequence[Job], start: Floats, l2: np.float32) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        start: Floats,
+        l2: np.float32,
+        place: Callable[[Floats], Any] = lambda array: array,
+    ) -> None:
+        """`place`: function that brings an array to where models and gradients are, for instance to a
+        GPU."""
         parameters = [
             (
                 *(job.lr, job.local.momentum),
@@ -298,18 +351,20 @@ class _Descent:
             )
             for job in jobs
         ]
-        self._lr, self._momentum, proximal, decay = np.array(parameters, np.float32).T[:, :, None]
-        self._shrink = 1 - self._lr * (l2 + proximal + decay)
-        self._pull = self._lr * proximal * start if proximal.any() else None
+        rates, momentum, proximal, decay = np.array(parameters, np.float32).T[:, :, None]
+        pull = rates * proximal * start if proximal.any() else None
         if any(job.terms.linear is not None for job in jobs):
-            if self._pull is None:
-                self._pull = np.zeros_like(start)
-            for row, lr, job in zip(self._pull, self._lr, jobs, strict=True):
+            if pull is None:
+                pull = np.zeros_like(start)
+            for row, lr, job in zip(pull, rates, jobs, strict=True):
                 if job.terms.linear is not None:
                     row -= lr * job.terms.linear
-        self._former = start.copy() if self._momentum.any() else None
+        self._lr, self._momentum = place(rates), place(momentum)
+        self._shrink = place(1 - rates * (l2 + proximal + decay))
+        self._pull = None if pull is None else place(pull)
+        self._former = place(start.copy()) if momentum.any() else None
 
-    def step(self, w: Floats, g: Floats) -> None:
+    def step(self, w: Any, g: Any) -> None:
         """Make a step of the first len(w) jobs. `g` has their gradients without the ℓ2 term and the
         proximal term. The content of `g` is overwritten."""
         n = len(w)
@@ -318,15 +373,15 @@ class _Descent:
             g -= self._pull[:n]
         if self._former is not None:
             former = self._former[:n]
-            np.subtract(w, former, out=former)
+            former -= w
             former *= self._momentum[:n]
-            g -= former
-            np.copyto(former, w)
+            g += former
+            former[:] = w
         w *= self._shrink[:n]
         w -= g
 
 
-def _batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indices]:
+def draw_batches(jobs: Sequence[Job], steps: Sequence[int]) -> tuple[Indices, Indices]:
     """Draw mini-batches like `agents.client.training.batches`.
 
     Returns the sample indices, shape (steps, jobs, b), and the sizes of the mini-batches, shape (steps,
@@ -358,7 +413,7 @@ def _width(job: Job) -> int:
     return max(job.local.first_batch(len(job.indices)), job.local.batches(len(job.indices))[1])
 
 
-def _clip(job: Job, end: Vector) -> Vector:
+def clipped(job: Job, end: Vector) -> Vector:
     """Return a copy of `end`. If the update exceeds `clip`, the copy is moved towards the job's initial
     model."""
     if job.local.clip is None:

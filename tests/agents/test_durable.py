@@ -78,7 +78,7 @@ class Listening:
         self.heard.append(copy.deepcopy(event))
         done = self.durable.handle(event)
         if isinstance(event, inputs.InstantOver):
-            self.durable.sync(before_replies=True)
+            self.durable.sync()
         return done
 
     def __getattr__(self, name: str) -> Any:
@@ -147,12 +147,12 @@ def test_run_with_crashes_equals_the_run_without(
             durable.handle(copy.deepcopy(event))
             done += 1
             if isinstance(event, inputs.InstantOver):
-                durable.sync(before_replies=True)
+                durable.sync()
         crash(durable, folder)
         durable = kept(folder, setup)
         done = durable.entries
     assert done == len(whole.heard)
-    whole.durable.sync(before_replies=True)
+    whole.durable.sync()
     assert plain(durable.core) == plain(whole.durable.core)
     journal = (folder / "events.jsonl").read_bytes()
     assert journal == (tmp_path / "whole" / "events.jsonl").read_bytes()
@@ -171,7 +171,7 @@ def begun(folder: Path, **options: Any) -> DurableCore:
         durable.handle(inputs.StatusChanged(0, name, "ready"))
     durable.handle(inputs.Started(0, 1e9, 0))
     durable.handle(inputs.InstantOver(0))
-    durable.sync(before_replies=True)
+    durable.sync()
     return durable
 
 
@@ -203,7 +203,7 @@ def test_input_that_was_not_synced_is_lost_without_a_trace(tmp_path: Path) -> No
     assert not dealt_with(durable, "a", 1)
     durable.handle(arrival("a"))
     durable.handle(arrival("b"))
-    durable.sync(before_replies=True)
+    durable.sync()
     assert sum(isinstance(r, events.UpdateApplied) for r in written(tmp_path / "run")) == 2
     durable.close()
 
@@ -212,7 +212,7 @@ def test_synced_input_survives_and_is_not_applied_twice(tmp_path: Path) -> None:
     """Whether or not the acknowledgement got out; an update in the rule's buffer, too."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
-    durable.sync(before_replies=True)
+    durable.sync()
     durable = again(durable, tmp_path / "run")
     assert dealt_with(durable, "a", 1)
     assert durable.handle(arrival("a")) == [act.Acknowledge("a", 1)]
@@ -257,7 +257,7 @@ def test_buffers_and_base_models_survive_every_crash(
         for event in heard:
             durable.handle(copy.deepcopy(event))
             durable._due = checkpoints
-            durable.sync(before_replies=True)
+            durable.sync()
             if crashes:
                 crash(durable, folder)
                 durable = kept(folder, setup)
@@ -273,10 +273,10 @@ def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> 
     durable = begun(tmp_path / "run")
     durable.handle(inputs.Written.from_record(paused))
     durable.handle(inputs.Written.from_record(paused))
-    durable.sync(before_replies=True)
+    durable.sync()
     recovered = again(durable, tmp_path / "run")
     recovered.handle(inputs.Written.from_record(paused))
-    recovered.sync(before_replies=True)
+    recovered.sync()
     assert [one for one in written(tmp_path / "run") if isinstance(one, events.Acted)] == [paused]
     recovered.close()
 
@@ -287,12 +287,12 @@ def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
     log = tmp_path / "run" / "state" / "aggregator" / "inputs.bin"
     whole = log.stat().st_size
     durable.handle(arrival("a"))
-    durable.sync(before_replies=True)
+    durable.sync()
     os.truncate(log, whole + torn)
     durable = again(durable, tmp_path / "run")
     assert not dealt_with(durable, "a", 1)
     durable.handle(arrival("a"))
-    durable.sync(before_replies=True)
+    durable.sync()
     durable = again(durable, tmp_path / "run")
     assert dealt_with(durable, "a", 1)
     durable.close()
@@ -304,7 +304,7 @@ def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable.handle(inputs.Written.from_record(events.Note(0.0, "from the controller")))
     durable.handle(arrival("a"))
     durable.handle(arrival("b"))
-    durable.sync(before_replies=True)
+    durable.sync()
     journal = tmp_path / "run" / "events.jsonl"
     whole = journal.read_bytes()
     os.truncate(journal, len(whole) - lost)
@@ -326,9 +326,9 @@ def test_crash_between_checkpoint_and_log_truncation(
     with monkeypatch.context() as patched:
         patched.setattr(recording.Recording, "cut", lambda *_: None)
         durable._due = True
-        durable.sync(before_replies=True)
+        durable.sync()
     durable.handle(inputs.InstantOver(6))
-    durable.sync(before_replies=True)
+    durable.sync()
     entries = durable.entries
     durable = again(durable, tmp_path / "run")
     assert durable.entries == entries
@@ -341,10 +341,10 @@ def test_run_without_a_log_resumes_from_its_checkpoint_and_reports_the_loss(tmp_
     folder, options = tmp_path / "run", {"durability": "checkpoint"}
     durable = begun(folder, **options)
     durable._due = True
-    durable.sync(before_replies=True)
+    durable.sync()
     for name in "ab":
         durable.handle(arrival(name))
-    durable.sync(before_replies=True)
+    durable.sync()
     assert durable.server.version == 1
     durable = again(durable, folder, segment="2", **options)
     assert (durable.server.version, durable.server.w.tolist()) == (0, [np.float32(0.3)])
@@ -372,7 +372,7 @@ def test_log_larger_than_the_checkpoint_triggers_a_new_one(
         durable = begun(folder, durability=kept)
         for at in range(1, 3000):
             durable.handle(inputs.InstantOver(at))
-            durable.sync(before_replies=False)
+            durable.sync()
         log = folder / "inputs.bin" if record else folder / "state" / "aggregator" / "inputs.bin"
         assert (log.stat().st_size > 60_000) == record
         durable = again(durable, folder, durability=kept)
@@ -391,10 +391,10 @@ def left_by_a_crash(folder: Path) -> dict[str, bytes]:
     """A checkpoint, then two acknowledged updates that made a version; all files by their paths."""
     durable = begun(folder)
     durable._due = True
-    durable.sync(before_replies=False)
+    durable.sync()
     for name in "ab":
         durable.handle(arrival(name))
-        durable.sync(before_replies=True)
+        durable.sync()
     crash(durable, folder)
     return files_of(folder)
 
@@ -418,12 +418,16 @@ def test_flipped_bits_in_the_log_are_errors_and_change_no_file(tmp_path: Path) -
     torn."""
     folder = tmp_path / "run"
     whole = left_by_a_crash(folder)[LOG]
-    for at in range(8, len(whole), 7):
+    last = whole.rindex(b"inputs3\n")
+    for at in range(8, len(whole), 29):
         damaged = bytearray(whole)
         damaged[at] ^= 1 << at % 8
         (folder / LOG).write_bytes(damaged)
-        text = refused(folder, RecordingError, r"inputs\.bin, the entry at byte \d+.* is damaged")
-        assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl. Nothing was" in text
+        told = r"inputs\.bin, the entry at byte \d+.* is damaged"
+        if at >= last:  # the records say that this write was completed
+            told = r"inputs\.bin ends with entry 5 of the run, but .* has 3 records after that"
+        text = refused(folder, RecordingError, told)
+        assert "Intact: checkpoint.bin (4 entries of the run, 0.0 s), events.jsonl" in text
     (folder / LOG).write_bytes(whole)
     durable = kept(folder, setup_of(FedBuff(buffer_size=2)), segment="2")
     assert durable.server.version == 1
@@ -445,9 +449,8 @@ def test_empty_missing_or_older_log_is_an_error(tmp_path: Path) -> None:
     log.rmdir()
     recording.Recording(log, setup_of(FedBuff(buffer_size=2))).close()
     refused(folder, RecordingError, "has entries 0 to 0 of the run, but .* needs the entries after 4")
-    begins = 8 + 36 + len(b'{"entries":4}')
-    log.write_bytes(whole[:begins])  # the end is missing, at a whole entry
-    refused(folder, RecordingError, "2 updates after that: the end of the log is")
+    log.write_bytes(whole[:4096])  # the end is missing, at a whole entry
+    refused(folder, RecordingError, "3 records after that: the end of the log is")
 
 
 def test_damaged_checkpoint_is_an_error_that_says_the_log_is_intact(tmp_path: Path) -> None:
@@ -498,7 +501,7 @@ def test_damaged_model_waiting_for_evaluation_is_an_error(bad: bytes, tmp_path: 
     folder = tmp_path / "run"
     durable = begun(folder)
     durable.handle(inputs.TimersDue(from_seconds(CHECKPOINT_EVERY)))
-    durable.sync(before_replies=False)
+    durable.sync()
     crash(durable, folder)
     (waiting,) = (folder / "state" / "aggregator").glob("evaluate-0.safetensors")
     waiting.write_bytes(bad)
@@ -538,7 +541,7 @@ def test_run_resumes_after_all_processes_restarted(tmp_path: Path) -> None:
     """Updates finished before the restart count first; then clients leave and join."""
     durable = begun(tmp_path / "run")
     durable.handle(arrival("a"))
-    durable.sync(before_replies=True)
+    durable.sync()
     durable = again(durable, tmp_path / "run", segment="2")
     assert durable.core.epoch is None
     assert [type(r) for r in records(durable.handle(arrival("b")))] == [
@@ -564,7 +567,7 @@ def test_interrupted_run_resumes_with_its_buffer_and_timers(tmp_path: Path) -> N
     assert notes == ["updates not applied yet, but in the rule's buffer: 1"]
     assert not [r for r in records(ended) if isinstance(r, events.UpdateRejected)]
     assert durable.core.is_cut_short
-    durable.sync(before_replies=True)
+    durable.sync()
     durable = again(durable, tmp_path / "run", segment="2")
     assert not durable.core.is_cut_short
     assert durable.core.next_timer == from_seconds(CHECKPOINT_EVERY)
@@ -577,7 +580,7 @@ def test_finished_run_is_not_resumed(tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
     durable.handle(inputs.TimersDue(from_seconds(1e6)))
     assert durable.core.ended is not None
-    durable.sync(before_replies=True)
+    durable.sync()
     durable = again(durable, tmp_path / "run", segment="2")
     done = durable.handle(inputs.EvaluationDone(durable.at, 0, 0.5, 0.5))
     assert act.Finish("after") in done
@@ -630,7 +633,7 @@ def test_model_is_kept_until_its_evaluation_is_on_disk(tmp_path: Path) -> None:
     assert durable.evaluating == [0]
     assert durable.load_kept_model(0)[0].tolist() == [np.float32(0.3)]
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
-    durable.sync(before_replies=False)
+    durable.sync()
     durable = again(durable, tmp_path / "run")
     assert durable.evaluating == []
     assert not list((tmp_path / "run" / "state" / "aggregator").glob("evaluate-*"))
@@ -646,6 +649,6 @@ def test_without_durability_models_are_kept_only_for_evaluation_after_the_run(
     waiting = tmp_path / "state" / "aggregator" / "evaluate-0.safetensors"
     assert waiting.exists() == after
     durable.handle(inputs.EvaluationDone(1, 0, 0.5, 0.5))
-    durable.sync(before_replies=False)
+    durable.sync()
     assert not waiting.exists()
     durable.close()

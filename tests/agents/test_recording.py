@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
@@ -38,7 +40,7 @@ def old_entry(text: bytes, payload: bytes = b"") -> bytes:
     return struct.pack("<IQ", len(text), len(payload)) + text + payload
 
 
-def begun(path: Path) -> Recording:
+def begun(path: Path, *, recycled: bool = False) -> Recording:
     settings = Settings(
         run="run",
         schema="s",
@@ -47,7 +49,8 @@ def begun(path: Path) -> Recording:
         stop=StopConditions(updates=3),
         evaluate_every=1_000_000_000,
     )
-    return Recording(path, Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7))
+    setup = Setup(settings, Named("fedbuff", {"buffer_size": 1}), seed=7)
+    return Recording(path, setup, recycled=recycled)
 
 
 def test_entry_format_of_the_recording(
@@ -81,7 +84,7 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
     """This holds for an existing file too, such as one mounted into a container."""
     path = tmp_path / "inputs.bin"
     path.touch(0o644)
-    recorded = begun(path)
+    recorded = begun(path, recycled=True)
     assert path.stat().st_mode & 0o777 == 0o600
     recorded.cut()
     assert path.stat().st_mode & 0o777 == 0o600
@@ -173,17 +176,66 @@ def test_empty_file_is_no_recording(tmp_path: Path) -> None:
         recording.check(path)
 
 
-def test_truncated_recording_names_its_first_entry(tmp_path: Path) -> None:
+BLOCK = 4096
+
+
+def recycled(path: Path) -> Recording:
+    """A log in the file of an earlier one: a `Cut`, entry 4, and the earlier log's entry 2."""
+    log = begun(path, recycled=True)
+    for at in (5, 6):
+        log.write(InstantOver(at))
+        log.sync()
+    log.cut()
+    log.write(InstantOver(7))
+    log.cut()
+    log.write(InstantOver(8))
+    log.sync()
+    return log
+
+
+def test_recycled_log_ends_before_older_entries(tmp_path: Path) -> None:
     path = tmp_path / "inputs.bin"
-    recorded = begun(path)
-    recorded.write(InstantOver(5))
-    recorded.write(InstantOver(6))
-    recorded.cut()
-    recorded.write(InstantOver(7))
-    assert recorded.size == 8 + 36 + 13 + 60
-    recorded.close()
-    assert list(recording.read(path)) == [Cut(2), InstantOver(7)]
-    assert recording.check(path) == Extent(first=2, last=3, size=recorded.size)
+    log = recycled(path)
+    whole = path.read_bytes()
+    assert [whole[n * BLOCK : n * BLOCK + 8] for n in range(3)] == [b"inputs3\n"] * 3
+    assert whole[8 + HEAD :].startswith(b'{"entries":3}   ')
+    assert whole[2 * BLOCK + 8 + HEAD :].startswith(b'["InstantOver",{"at":6}]   ')
+    assert (log.size, len(whole)) == (2 * BLOCK, 3 * BLOCK)
+    assert list(recording.read(path)) == [Cut(3), InstantOver(8), Torn(2 * BLOCK + 8)]
+    assert recording.check(path) == Extent(first=3, last=4, size=2 * BLOCK)
+    log.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["inputs.bin"]
+    assert list(recording.read(path)) == [Cut(3), InstantOver(8)]
+
+
+@pytest.mark.parametrize("lost", [2, 3, 4, 5])
+@pytest.mark.parametrize("old", [b"\0" * BLOCK, b"\xff" * BLOCK], ids=["zeros", "ones"])
+def test_incomplete_write_is_the_end_of_a_recycled_log(tmp_path: Path, lost: int, old: bytes) -> None:
+    """When the power fails, any block of the last write may be missing. If a later write is there, the
+    block is damaged."""
+    path = tmp_path / "inputs.bin"
+    log = recycled(path)
+    log.write(InstantOver(9))
+    update = replace(message("a", 1), vector=np.ones(3000, np.float32))
+    log.write(UpdateArrived(10, "a", 99, 10, update))
+    log.write(InstantOver(10))
+    log.sync()
+    one = bytearray(path.read_bytes())
+    log.write(InstantOver(11))
+    log.sync()
+    log.close()
+    two = bytearray(path.read_bytes())
+    assert (len(one), len(two)) == (6 * BLOCK, 7 * BLOCK)
+    begins = (InstantOver(8),) if lost == 2 else (InstantOver(8), InstantOver(9))
+    one[lost * BLOCK : (lost + 1) * BLOCK] = two[lost * BLOCK : (lost + 1) * BLOCK] = old
+    path.write_bytes(one)
+    first, *entries, torn = recording.read(path)
+    assert (first, tuple(entries), type(torn)) == (Cut(3), begins, Torn)
+    assert recording.check(path).last == 3 + len(begins)
+    path.write_bytes(two)
+    for read in (recording.check, lambda path: list(recording.read(path))):
+        with pytest.raises(RecordingError, match=r"the entry at byte \d+.* is damaged"):
+            read(path)
 
 
 def test_text_of_64_mib_is_read_and_a_longer_one_is_an_error(tmp_path: Path) -> None:

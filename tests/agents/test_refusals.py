@@ -1,7 +1,10 @@
-"""Invalid messages to aggregator, client and router: each reports them and continues."""
+"""Processes with a connection that only remembers: aggregator, client and router report invalid messages
+and continue; the aggregator answers when its inputs are on the disk."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 from agents import shards
+from agents.aggregator import inputs
 from agents.aggregator.main import Aggregator
 from agents.client import core
 from agents.client.main import ClientProcess
@@ -103,6 +107,45 @@ def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[A
     made._durable.close()
 
 
+def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
+    aggregator: Aggregator, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk is busy, further inputs are handled; they share the next write."""
+
+    def say(topic: str, message: messages.Status | messages.StartOrder) -> None:
+        aggregator._receive(ReceivedMessage(topic, messages.encode(message), 0))
+        aggregator._handle(inputs.InstantOver(aggregator._now()))
+        aggregator._commit()
+
+    say(NAMES.status("a"), messages.Status("a", "ready"))
+    say(NAMES.control(AGGREGATOR), messages.StartOrder())
+    aggregator._durable.sync()
+    aggregator._commit()
+    events_file = aggregator._durable._directory / "events.jsonl"
+    before = events_file.read_text()
+    connection.published.clear()
+    is_busy, syncs = threading.Event(), list[int]()
+
+    def sync(file: int) -> None:
+        syncs.append(file)
+        is_busy.wait(10)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    for text in ("first", "second"):
+        aggregator._note(text)
+        aggregator._handle(inputs.Reconnected(aggregator._now(), 0))
+        aggregator._commit()
+    assert (connection.published, events_file.read_text()) == ([], before)
+    is_busy.set()
+    for count in (1, 2):
+        assert aggregator._writing is not None
+        aggregator._writing.result(10)
+        aggregator._commit()
+        assert len(connection.published) == events_file.read_text().count('"event":"note"') == count
+    assert aggregator._writing is None
+    assert len(syncs) == 2
+
+
 def test_aggregator_refuses_invalid_messages_and_continues(
     aggregator: Aggregator, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,7 +169,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     say(control, messages.encode(messages.StartOrder()))
     say(control, messages.encode(messages.NoteOrder("so it is")))
     say(control, messages.encode(messages.LogOrder(1.0, "a", "hand", 0.5, {"action": "crash"})))
-    aggregator._durable.sync(before_replies=True)
+    aggregator._durable.sync()
     lines = (aggregator._durable._directory / "events.jsonl").read_text().splitlines()
     assert '"clients":["a"]' in lines[0]
     assert '"message":"so it is"' in lines[-2]
@@ -139,7 +182,7 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     for _ in range(1000):
         say(NAMES.status("a"), messages.encode(messages.Status("a", "joining")))
         say(NAMES.update("a"), b"[" * 60_000)
-    aggregator._durable.sync(before_replies=True)
+    aggregator._durable.sync()
     assert 0 < (aggregator._durable._directory / "events.jsonl").stat().st_size - size < 50_000
 
 

@@ -7,6 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
+from testbed.dashboard import device_table
 from testbed.fidelity import real_devices
 from testbed.fidelity.figures import Fidelity
 from testbed.fidelity.host_load import HostSample
@@ -63,3 +64,21 @@ def test_real_device_without_measurements_is_not_judged() -> None:
     unknown = real_devices.of_run({"pi": "pi@raspi"}, (), (), {}, {})
     found = verdict([], Fidelity((), real=unknown))
     assert any("pi, its clock, its link, its load" in sentence for sentence in found.unjudged)
+
+
+def test_page_shows_what_was_measured_of_real_devices() -> None:
+    figures = {one.device: one.as_dict() for one in fidelity().real}
+    headings, rows = device_table.real_cells({"real": figures})
+    assert [dict(zip(headings, row, strict=True)) for row in rows] == [
+        {
+            "device": "pi",
+            "host": "pi@raspi",
+            "step (ms)": "–",
+            "up (bit/s)": "20M",
+            "down (bit/s)": "40M",
+            "round trip (ms)": "12",
+            "clock (ms)": "±0.4",
+            "other work": "2%",
+        }
+    ]
+    assert device_table.real_cells({})[1] == device_table.real_cells({"real": {"pi": 1}})[1] == []

@@ -15,7 +15,7 @@ from testbed.broker import BrokerLimits, Listeners, mosquitto_conf
 from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host.nodes import Node
-from testbed.plan import HostResources, plan
+from testbed.plan import HostResources, device_table, node_table, plan
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.ssh import environment, removal
 from testbed.runtimes.ssh.connection import Connections, SshTarget
@@ -101,10 +101,18 @@ def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str
     assert told in refusal(f"{{name: pi, hosts: {hosts}}}", more)
 
 
-@pytest.mark.parametrize("runtime", ["virtual", "swarm"])
-def test_runtime_without_real_devices_refuses_them(runtime: str) -> None:
-    with pytest.raises(BadInputError, match="docker or process runtime"):
-        plan(parse("{name: pi, hosts: [pi@raspi-1]}"), runtime, replace(HOST, nodes=(NODE,)))
+def test_runtime_without_real_devices_refuses_them() -> None:
+    with pytest.raises(BadInputError, match="docker, swarm or process runtime"):
+        plan(parse("{name: pi, hosts: [pi@raspi-1]}"), "virtual", HOST)
+
+
+def test_real_devices_are_on_no_node_of_a_swarm() -> None:
+    read = parse("{name: near, cpu: 0.2, hosts: [a]}, {name: pi, hosts: [pi@raspi-1, ssh://raspi-2]}")
+    made = plan(read, "swarm", replace(HOST, nodes=(NODE,)))
+    assert made.placement == {"near": "a"}
+    assert made.server == ("192.168.1.10", 8883)
+    assert [row["devices"] for row in node_table(made)] == [1]
+    assert [row.get("node") for row in device_table(made)] == ["a", None, None]
 
 
 def test_broker_listens_for_real_devices_with_tls_at_their_address_alone() -> None:

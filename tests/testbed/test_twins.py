@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from analysis.load import load
 from testbed import topology as topologies
 from testbed.api import twins
+from testbed.api.launching import plan_run
 from testbed.speed import calibration
 from testbed.speed.calibration import from_core
 from testbed.topology import profiles
@@ -29,7 +31,7 @@ stop: {after: 20s}
 virtual: {step_time: 8ms, sliced_step_time: 10ms, start_time: 1s, update_time: 3ms, packets: true}
 runtime: {name: virtual}
 """
-_CORE = {
+_CORE: dict[str, Any] = {
     "gflops": [20.0, 20.0, 20.0],
     "training": {"convolution": 50.0, "depthwise": 1.0, "memory": 2.0, "matrix": 60.0},
 }
@@ -99,6 +101,23 @@ def test_topology_has_the_measured_figures_with_their_source(
     assert run.name in link.source
     assert run.name in known.devices["slow-1"].source
     assert not Path("runs/desk-twin").exists()
+
+
+@pytest.mark.parametrize("runtime", ["process", "virtual"])
+def test_twin_is_as_fast_on_another_host(
+    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, runtime: str
+) -> None:
+    """Its cores are twice as fast: emulated devices need half the share there. In virtual time the
+    twin's own step counts."""
+    monkeypatch.setattr(slices, "measure_step", lambda _: (0.008, 0.010))
+    run = _original(testbed)
+    assert testbed("twin", run, "--to", "twin", "--runtime", runtime).code == 0
+    twice = {kind: 2 * speed for kind, speed in _CORE["training"].items()}
+    other = from_core({"gflops": [40.0] * 3, "training": twice}, calibration.calibrated_host())
+    calibration._keep(calibration._Cache(calibrations=(other,)))
+    launch = plan_run(Path("twin/twin.yaml"), runtime=runtime)
+    shares = {device.name: device.cpu for device in launch.plan.devices}
+    assert shares["slow-1"] == pytest.approx(0.05 if runtime == "process" else 0.1, rel=0.02)
 
 
 def test_configurations_are_ranked_in_runs_and_twins(testbed: Testbed) -> None:

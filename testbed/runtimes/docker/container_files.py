@@ -13,7 +13,7 @@ import docker
 
 from testbed import broker as brokers
 from testbed import images
-from testbed.broker import BROKER, SOCKET, Listeners
+from testbed.broker import BROKER, SOCKET, TLS_SOCKET, Listeners
 from testbed.errors import HostError
 from testbed.images import device_images
 from testbed.plan import agent_configs
@@ -72,9 +72,11 @@ def prepare(
     identity: brokers.TlsIdentity | None,
     *,
     mps: bool = False,
+    forwarded: bool = False,
 ) -> None:
     """Write the files to mount, with the permissions that the containers need. `mps`: whether to create
-    the folder of NVIDIA's MPS, too.
+    the folder of NVIDIA's MPS, too. `forwarded`: whether connections of real devices are forwarded to
+    the broker's Unix socket with TLS.
 
     The clients run as another user, who may read only the clients' own configurations and shards. On the
     host, other users have no access to `work/`.
@@ -96,6 +98,7 @@ def prepare(
         MQTT_PORT,
         tls_port=TLS_PORT if identity else None,
         socket=f"{BROKER_SOCKET}/{SOCKET}",
+        remote=(f"{BROKER_SOCKET}/{TLS_SOCKET}", 0) if forwarded else None,
     )
     limits = agent_configs.broker_limits(spec.topology)
     brokers.write_mosquitto(folder, accounts, at, identity, seen_at=BROKER_FILES, limits=limits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,8 +27,10 @@ from agents.device_actions import (
 from agents.disturbances import STANDSTILL_SECONDS
 from agents.remote import program
 from agents.wire.messages import AddressedOrder, DeviceOrder, Disturbance, LinkFigures, LinkProbe
+from testbed.broker.public_port import listening
 from testbed.errors import BadInputError, HostError
 from testbed.fidelity.host_load import HostSample
+from testbed.fidelity.real_devices import RealDeviceFigures
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
@@ -85,19 +86,6 @@ def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
         raise HostError("\n".join(map(str, errors)))
 
 
-def listening(server: tuple[str, int]) -> socket.socket:
-    """Return a socket that listens at the address and port `server`. Raises HostError if the broker
-    could not listen there."""
-    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
-    try:
-        return socket.create_server(server, family=family)
-    except OSError as error:
-        raise HostError(
-            f"the broker cannot listen at server.address {server[0]}, server.port {server[1]}: "
-            f"{error.strerror}. Write an address of this host (`ip address` lists them), and a free port"
-        ) from error
-
-
 class RealHosts:
     """The real devices of the run `spec`."""
 
@@ -136,6 +124,8 @@ class RealHosts:
         deadline = time.monotonic() + _CLOCK_TIMEOUT_SECONDS
         for device in self._devices.values():
             device.await_clock(deadline)
+        figures = [device.figures() for device in self._devices.values()]
+        self._spec.directory.write_manifest(real={one.device: one.as_dict() for one in figures})
 
     def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
         """Return the orders for the device's init, which carries out the action. Raises
@@ -260,6 +250,21 @@ class RealDevice:
                     case other:
                         raise HostError(f"the measurement of its link failed: {other}")
         raise HostError(f"{self.target.host}: the measurement of its link does not end")
+
+    def figures(self) -> RealDeviceFigures:
+        """Return the figures that are measured before the run."""
+        probe = LinkFigures() if self.probe is None else self.probe.probe
+        return RealDeviceFigures(
+            device=self.name,
+            host=self.target.host,
+            step=None,
+            up=probe.up,
+            down=probe.down,
+            rtt=probe.rtt,
+            jitter=probe.jitter,
+            clock=self.uncertainty,
+            foreign=None,
+        )
 
     def take_load(self, at: float) -> HostSample | None:
         """Return the machine's load since the last call; None if it is unknown. `at`: run time in

@@ -66,7 +66,7 @@ class SwarmContext:
     def devices_on(self, node: str) -> list[str]:
         """Names of the devices on the node with the id `node`."""
         plan = self.spec.plan
-        return [device.name for device in plan.devices if plan.placement[device.name] == node]
+        return [one.name for one in plan.emulated_devices if plan.placement[one.name] == node]
 
     def container_of(self, task: Mapping[str, Any]) -> ContainerRef:
         """The container of a task, with the engine that runs it."""

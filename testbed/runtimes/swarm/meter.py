@@ -28,17 +28,20 @@ class SwarmMeter(Meter):
         self._here = context.devices_on(context.proxies.here)
         self._used: dict[str, float] = {}
         """Last known CPU seconds of each device on this node, by device."""
+        self.more_pids: list[int] = []
+        """Ids of processes of this host that serve the devices beside the containers."""
 
     def externally_stopped(self) -> set[str]:
         """Components that were paused when the runtime last listed its containers."""
         return self._containers.paused
 
     def server_pids(self) -> list[int]:
-        return self._containers.pids(
+        of_containers = self._containers.pids(
             name
             for name, one in self._containers.items()
             if name not in self._devices and one.engine is self._manager
         )
+        return [*of_containers, *self.more_pids]
 
     def device_cpu_seconds(self) -> float | None:
         """Total CPU seconds of all devices on this node. Devices that have ended count with their last

@@ -39,8 +39,9 @@ from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, EnergyStart
 from testbed import broker as brokers
 from testbed import images
-from testbed.broker import BROKER, SOCKET
+from testbed.broker import BROKER, SOCKET, TLS_SOCKET
 from testbed.broker.identity import new_identity
+from testbed.broker.public_port import PublicPort
 from testbed.errors import BadInputError, HostError
 from testbed.host import docker_engine, kernel, swarm_nodes
 from testbed.host.nodes import Node
@@ -245,27 +246,34 @@ class SwarmRuntime:
         """Ids of the services of broker and aggregator, by component."""
         self._pool = ThreadPoolExecutor(_PARALLEL)
         self._folder_fd: int | None = None
+        self._port: PublicPort | None = None
+        """Port for real devices; None before it is opened, and without real devices."""
 
     def start(self) -> BrokerAccess:
         used = list(dict.fromkeys(self._spec.plan.placement.values()))
+        topology, server = self._spec.topology, self._spec.plan.server
         accounts = brokers.accounts(
-            self._run, self._devices.states, used, secure=self._spec.topology.secure is not None
+            self._run, topology.device_names, used, secure=topology.secure is not None
         )
-        tls = self._spec.topology.broker.tls
-        identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL)
+        names = () if server is None else (server[0],)
+        identity = new_identity(agent_configs.SERVER, agent_configs.CONTROL, *names)
+        certificate = identity.certificate
         places = replace(
-            agent_configs.container_places(identity.certificate if tls else None),
+            agent_configs.container_places(certificate if topology.broker.tls else None),
             router=(agent_configs.CONTROL, TLS_PORT),
             clock=f"{agent_configs.CONTROL_FOLDER}/{agent_configs.CLOCK}",
+            real=None if server is None else agent_configs.real_places(server, certificate),
         )
         agent_configs.write(self._spec, accounts, places)
-        container_files.prepare(self._spec, self._owner, accounts, identity)
+        container_files.prepare(
+            self._spec, self._owner, accounts, identity, forwarded=server is not None
+        )
         with as_host_error("start the services"):
             self._proxies.open()
-            if self._spec.topology.runtime.registry is None:
+            if topology.runtime.registry is None:
                 self._copy_images(used)
             self._make_networks()
-            self._start_servers(identity.certificate)
+            self._start_servers(certificate)
             routers = self._routers.start(used)
             for planned in self._spec.plan.nodes:  # the Swarm may have further nodes by now
                 self._context.pin_infrastructure(planned.id)
@@ -273,11 +281,21 @@ class SwarmRuntime:
             self._containers |= self._routers.containers
             for node in used:
                 self._pool.submit(self._isolate, node).result()
-            self._routers.send_configs(self._containers, accounts, places, identity.certificate)
+            self._routers.send_configs(self._containers, accounts, places, certificate)
             self._node_agents.await_clocks(used)
             for node in used:
                 self._node_agents.put_file(node, agent_configs.ISOLATED, b"")
+        if server is not None:
+            self._open_port(server)
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)
+
+    def _open_port(self, server: tuple[str, int]) -> None:
+        """Listen for real devices at the address and port `server` of this host. The Swarm could publish
+        a port of the broker only on all interfaces."""
+        directory, cpus = self._directory, self._spec.plan.infrastructure_cpus
+        config = directory.work / "port.json"
+        self._port = PublicPort(server, directory.control / TLS_SOCKET, config, cpus)
+        self.meter.more_pids.append(self._port.pid)
 
     def _broker_socket(self) -> str:
         """Path of the broker's socket. The path goes through the descriptor of the folder, because the
@@ -427,6 +445,8 @@ class SwarmRuntime:
         return [(order.device, order)]
 
     def exit_codes(self) -> dict[str, int]:
+        if self._port is not None:
+            self._port.check()
         listed = []
         for node, engine in self._proxies.engines.items():
             with self._context.requests_to(node):
@@ -452,6 +472,8 @@ class SwarmRuntime:
     def stop(self) -> None:
         self._proxies.set_timeout()
         self._pool.shutdown(cancel_futures=True)
+        if self._port is not None:
+            self._port.close()
         if self._folder_fd is not None:
             os.close(self._folder_fd)
             self._folder_fd = None

@@ -1,0 +1,230 @@
+"""Local training of many clients together on a GPU. Models, samples and gradients stay there for all
+steps of a stack. The kernels of a step are recorded once and started together (CUDA graphs)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch.func import functional_call, grad_and_value, vmap
+
+from agents.client.accelerator import keep_float32
+from agents.client.core import Outcome
+from agents.config import FROM_TASK, InitialModel
+from agents.models.flat import build, learned
+from agents.models.vectors import norm
+from agents.shards import Shard, model_inputs
+from agents.tasks.interface import Task
+from testbed.virtual.gpu_layers import stackable
+from testbed.virtual.objectives import AnyModule, Floats, Indices
+from testbed.virtual.stacked_training import Descent, Job, clipped, draw_batches
+
+_STACKED = 128
+"""Maximum number of models in a stack."""
+_MEMORY_SHARE = 0.4
+"""Share of the GPU's free memory that a stack may use. The rest is for recordings of other sizes."""
+_TOLERANCE = 1e-2
+"""Maximum distance of gradients from those on the CPU, relative to their norm. Rounding can change the
+sign of a ReLU's input, and with it the gradients of a deep network. A fault changes more."""
+_WARM_UPS = 3
+"""Steps before one is recorded, as PyTorch's documentation of CUDA graphs advises."""
+
+
+class GpuTrainer:
+    """Trains stacks of models of `task` on `device`."""
+
+    def __init__(
+        self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cuda"
+    ) -> None:
+        self._task, self._device = task, torch.device(device)
+        keep_float32()
+        with torch.random.fork_rng(devices=[]):
+            self._module = stackable(build(task, start)).to(device)
+        self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
+        self._scale = train.scale
+        ends = list(itertools.accumulate(p.numel() for _, p in learned(self._module)))
+        self._parts = [
+            (name, slice(end - p.numel(), end), p.shape)
+            for end, (name, p) in zip(ends, learned(self._module), strict=True)
+        ]
+        self._d = ends[-1]
+        self._each = vmap(grad_and_value(self._mean_loss))
+        self._steps: dict[tuple[int, int], _Step] = {}
+        """By number of models, and samples per mini-batch."""
+        self._sizes: dict[int, int] = {}
+        """Samples per mini-batch -> maximum number of models in a stack."""
+
+    def difference(self, reference: AnyModule) -> str | None:
+        """Compare the gradients of two models, on mini-batches of one and of two samples, with those of
+        `reference`. Return why models cannot be trained in stacks here; None if they can."""
+        rows, sizes = np.array([[[0, len(self._y) - 1], [0, 0]]]), np.array([[2, 1]])
+        first = np.concatenate([p.detach().cpu().numpy().ravel() for _, p in learned(self._module)])
+        w = np.stack([first, np.float32(0.9) * first])
+        expected = np.empty_like(w)
+        try:
+            reference.gradient_on(rows, sizes)(0, w, expected)
+            step = _Step(2, self._d, 2, self._device)
+            step.load(w)
+            step.draw(_Batches(rows, sizes, 2, self._device), 0)
+            self._differentiate(step)
+        except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
+            return str(error).partition("\n")[0]
+        distance = norm((step.g.cpu().numpy() - expected).ravel())
+        alike = distance <= _TOLERANCE * norm(expected.ravel())
+        return None if alike else "the gradients differ"
+
+    def stack_size(self, batch_size: int) -> int:
+        """Number of jobs to train together with `batch_size` samples per mini-batch, so that they fit
+        into the GPU's memory."""
+        if self._device.type != "cuda":
+            return _STACKED
+        if batch_size not in self._sizes:
+            free, _ = torch.cuda.mem_get_info(self._device)
+            before = torch.cuda.memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._differentiate(_Step(2, self._d, batch_size, self._device))
+            each = (torch.cuda.max_memory_allocated(self._device) - before) / 2
+            fitting = int(_MEMORY_SHARE * free / each)
+            self._sizes[batch_size] = max(1, min(_STACKED, 1 << fitting.bit_length() - 1))
+        return self._sizes[batch_size]
+
+    def gradients(self, jobs: Sequence[Job], l2: float) -> list[Outcome]:
+        """Compute gradient and loss of each job's first mini-batch."""
+        step, batches, _ = self._prepare(jobs, [1] * len(jobs))
+        step.draw(batches, 0)
+        self._run(step)
+        w, g, losses = (part[: len(jobs)] for part in (step.w, step.g, step.losses))
+        if l2:
+            losses += 0.5 * l2 * (w * w).sum(1)
+            g += l2 * w
+        ends = g.cpu().numpy()
+        return [Outcome(end.copy(), loss) for end, loss in zip(ends, losses.tolist(), strict=True)]
+
+    def train(self, jobs: Sequence[Job], l2: float) -> list[Outcome]:
+        """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
+        steps, largest first."""
+        steps = [job.steps for job in jobs]
+        step, batches, starts = self._prepare(jobs, steps)
+        descent = Descent(jobs, starts, np.float32(l2), self._tensor)
+        losses = torch.zeros(len(jobs), dtype=torch.float64, device=self._device)
+        n = len(jobs)
+        for number in range(steps[0]):
+            while steps[n - 1] <= number:
+                n -= 1
+            step.draw(batches, number)
+            self._run(step)
+            w = step.w[:n]
+            losses[:n] += step.losses[:n]
+            if l2:
+                losses[:n] += 0.5 * l2 * (w * w).sum(1)
+            descent.step(w, step.g[:n])
+        ends = step.w[: len(jobs)].cpu().numpy()
+        return [
+            Outcome(clipped(job, end), loss / job.steps if job.steps else math.nan)
+            for job, end, loss in zip(jobs, ends, losses.tolist(), strict=True)
+        ]
+
+    def _prepare(self, jobs: Sequence[Job], steps: Sequence[int]) -> tuple[_Step, _Batches, Floats]:
+        """Return memory for the steps of `jobs`, with the initial models in it; their mini-batches; and
+        the initial models, shape (jobs, d)."""
+        rows, sizes = draw_batches(jobs, steps)
+        models = 1 << (len(jobs) - 1).bit_length()  # few sizes, because each is recorded
+        step = self._step(models, rows.shape[2])
+        starts = np.stack([job.start for job in jobs])
+        step.load(starts)
+        return step, _Batches(rows, sizes, models, self._device), starts
+
+    def _step(self, models: int, width: int) -> _Step:
+        key = models, width
+        if key not in self._steps:
+            step = self._steps[key] = _Step(models, self._d, width, self._device)
+            if self._device.type == "cuda":
+                with suppress(RuntimeError):  # some code cannot be recorded
+                    step.graph = self._record(step)
+        return self._steps[key]
+
+    def _record(self, step: _Step) -> torch.cuda.CUDAGraph:
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_UPS):
+                self._differentiate(step)
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._differentiate(step)
+        return graph
+
+    def _run(self, step: _Step) -> None:
+        if step.graph is None:
+            self._differentiate(step)
+        else:
+            step.graph.replay()
+
+    def _differentiate(self, step: _Step) -> None:
+        """Compute losses and gradients of the models in `step` on its mini-batches."""
+        x = model_inputs(self._x[step.rows], self._scale)
+        models = {name: step.w[:, part].view(len(step.w), *shape) for name, part, shape in self._parts}
+        gradients, losses = self._each(models, x, self._y[step.rows], step.mask)
+        for name, part, _ in self._parts:
+            step.g[:, part] = gradients[name].flatten(1)
+        step.losses.copy_(losses)
+
+    def _mean_loss(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        x: torch.Tensor,
+        y: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the mean loss of the samples whose `mask` is 1."""
+        outputs = functional_call(self._module, dict(parameters), (x,))
+        losses, weights = self._task.loss(outputs, y), self._task.weights(y)
+        weights = mask if weights is None else weights * mask
+        return (losses * weights).sum() / weights.sum()
+
+    def _tensor(self, array: Floats) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class _Step:
+    """Memory on the GPU for a step of a stack. A recorded step always uses the same memory."""
+
+    def __init__(self, models: int, parameters: int, width: int, device: torch.device) -> None:
+        self.w = torch.zeros(models, parameters, device=device)
+        self.g = torch.empty_like(self.w)
+        """Models, and gradients of their losses, shape (models, d)."""
+        self.losses = torch.zeros(models, device=device)
+        self.rows = torch.zeros(models, width, dtype=torch.int64, device=device)
+        """Indices of the samples in the mini-batches, shape (models, b)."""
+        self.mask = torch.ones(models, width, device=device)
+        """1 for the samples of a mini-batch, 0 for its padding, shape (models, b)."""
+        self.graph: torch.cuda.CUDAGraph | None = None
+        """Recording of the step; None if its kernels are started one by one."""
+
+    def load(self, starts: Floats) -> None:
+        """Copy the initial models, shape (jobs, d)."""
+        self.w[: len(starts)] = torch.from_numpy(starts)
+
+    def draw(self, batches: _Batches, number: int) -> None:
+        """Use the mini-batches of step `number`."""
+        self.rows.copy_(batches.rows[number])
+        self.mask.copy_(batches.mask[number])
+
+
+class _Batches:
+    """Mini-batches on the GPU: `rows` and `mask` as in `_Step`, for each step. Models without a job use
+    the first sample."""
+
+    def __init__(self, rows: Indices, sizes: Indices, models: int, device: torch.device) -> None:
+        steps, jobs, width = rows.shape
+        padded = np.zeros((steps, models, width), np.int64)
+        padded[:, :jobs] = rows
+        lengths = np.ones((steps, models, 1), np.int64)
+        lengths[:, :jobs, 0] = sizes
+        self.rows = torch.from_numpy(padded).to(device)
+        self.mask = (torch.from_numpy(np.arange(width) < lengths)).to(device, torch.float32)
