@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full mutants platforms clean
+.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full benchmark mutants platforms clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -69,6 +69,11 @@ papers: $(VENV)/.installed
 
 papers-full: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers --full
+
+# Which asynchronous rule when (docs/benchmark): hours to days, resumable. ON=dask://HOST:8786 spreads it over a
+# cluster.
+benchmark: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.rules $(if $(ON),--on $(ON))
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.

@@ -216,10 +216,11 @@ def _missing(program: str, arguments: list[str]) -> str | None:
 
 
 def shelf_pages(shelf: str) -> list[Path]:
-    """Return the pages of a shelf that count, the index among them; the papers' pages are evidence."""
+    """Return the pages of a shelf that count, the index among them; the pages of papers and benchmark
+    are evidence."""
     pages = sorted((DOCS / shelf).rglob("*.md"))
     if shelf == "evidence":
-        pages += sorted((DOCS / "papers").glob("*.md"))
+        pages += sorted((DOCS / "papers").glob("*.md")) + sorted((DOCS / "benchmark").glob("*.md"))
     return [page for page in pages if page not in OWN_LIMITS]
 
 

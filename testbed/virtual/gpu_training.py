@@ -53,7 +53,7 @@ class GpuTrainer:
         ]
         self._d = ends[-1]
         self._each = vmap(grad_and_value(self._mean_loss))
-        self._steps: dict[tuple[int, int], _Step] = {}
+        self._stacks: dict[tuple[int, int], _Stack] = {}
         """By number of models, and samples per mini-batch."""
         self._sizes: dict[int, int] = {}
         """Samples per mini-batch -> maximum number of models in a stack."""
@@ -67,13 +67,13 @@ class GpuTrainer:
         expected = np.empty_like(w)
         try:
             reference.gradient_on(rows, sizes)(0, w, expected)
-            step = _Step(2, self._d, 2, self._device)
-            step.load(w)
-            step.draw(_Batches(rows, sizes, 2, self._device), 0)
-            self._differentiate(step)
+            stack = _Stack(2, self._d, 2, self._device)
+            stack.load(w)
+            stack.draw(_Batches(rows, sizes, 2, self._device), 0)
+            self._differentiate(stack)
         except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             return str(error).partition("\n")[0]
-        distance = norm((step.g.cpu().numpy() - expected).ravel())
+        distance = norm((stack.g.cpu().numpy() - expected).ravel())
         alike = distance <= _TOLERANCE * norm(expected.ravel())
         return None if alike else "the gradients differ"
 
@@ -86,7 +86,7 @@ class GpuTrainer:
             free, _ = torch.cuda.mem_get_info(self._device)
             before = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            self._differentiate(_Step(2, self._d, batch_size, self._device))
+            self._differentiate(_Stack(2, self._d, batch_size, self._device))
             each = (torch.cuda.max_memory_allocated(self._device) - before) / 2
             fitting = int(_MEMORY_SHARE * free / each)
             self._sizes[batch_size] = max(1, min(_STACKED, 1 << fitting.bit_length() - 1))
@@ -94,10 +94,10 @@ class GpuTrainer:
 
     def gradients(self, jobs: Sequence[Job], l2: float) -> list[Outcome]:
         """Compute gradient and loss of each job's first mini-batch."""
-        step, batches, _ = self._prepare(jobs, [1] * len(jobs))
-        step.draw(batches, 0)
-        self._run(step)
-        w, g, losses = (part[: len(jobs)] for part in (step.w, step.g, step.losses))
+        stack, batches, _ = self._prepare(jobs, [1] * len(jobs))
+        stack.draw(batches, 0)
+        self._run(stack)
+        w, g, losses = (part[: len(jobs)] for part in (stack.w, stack.g, stack.losses))
         if l2:
             losses += 0.5 * l2 * (w * w).sum(1)
             g += l2 * w
@@ -108,71 +108,71 @@ class GpuTrainer:
         """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
         steps, largest first."""
         steps = [job.steps for job in jobs]
-        step, batches, starts = self._prepare(jobs, steps)
+        stack, batches, starts = self._prepare(jobs, steps)
         descent = Descent(jobs, starts, np.float32(l2), self._tensor)
         losses = torch.zeros(len(jobs), dtype=torch.float64, device=self._device)
         n = len(jobs)
         for number in range(steps[0]):
             while steps[n - 1] <= number:
                 n -= 1
-            step.draw(batches, number)
-            self._run(step)
-            w = step.w[:n]
-            losses[:n] += step.losses[:n]
+            stack.draw(batches, number)
+            self._run(stack)
+            w = stack.w[:n]
+            losses[:n] += stack.losses[:n]
             if l2:
                 losses[:n] += 0.5 * l2 * (w * w).sum(1)
-            descent.step(w, step.g[:n])
-        ends = step.w[: len(jobs)].cpu().numpy()
+            descent.step(w, stack.g[:n])
+        ends = stack.w[: len(jobs)].cpu().numpy()
         return [
             Outcome(clipped(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in zip(jobs, ends, losses.tolist(), strict=True)
         ]
 
-    def _prepare(self, jobs: Sequence[Job], steps: Sequence[int]) -> tuple[_Step, _Batches, Floats]:
+    def _prepare(self, jobs: Sequence[Job], steps: Sequence[int]) -> tuple[_Stack, _Batches, Floats]:
         """Return memory for the steps of `jobs`, with the initial models in it; their mini-batches; and
         the initial models, shape (jobs, d)."""
         rows, sizes = draw_batches(jobs, steps)
         models = 1 << (len(jobs) - 1).bit_length()  # few sizes, because each is recorded
-        step = self._step(models, rows.shape[2])
+        stack = self._stack(models, rows.shape[2])
         starts = np.stack([job.start for job in jobs])
-        step.load(starts)
-        return step, _Batches(rows, sizes, models, self._device), starts
+        stack.load(starts)
+        return stack, _Batches(rows, sizes, models, self._device), starts
 
-    def _step(self, models: int, width: int) -> _Step:
+    def _stack(self, models: int, width: int) -> _Stack:
         key = models, width
-        if key not in self._steps:
-            step = self._steps[key] = _Step(models, self._d, width, self._device)
+        if key not in self._stacks:
+            stack = self._stacks[key] = _Stack(models, self._d, width, self._device)
             if self._device.type == "cuda":
                 with suppress(RuntimeError):  # some code cannot be recorded
-                    step.graph = self._record(step)
-        return self._steps[key]
+                    stack.graph = self._record(stack)
+        return self._stacks[key]
 
-    def _record(self, step: _Step) -> torch.cuda.CUDAGraph:
+    def _record(self, stack: _Stack) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(aside):
             for _ in range(_WARM_UPS):
-                self._differentiate(step)
+                self._differentiate(stack)
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._differentiate(step)
+            self._differentiate(stack)
         return graph
 
-    def _run(self, step: _Step) -> None:
-        if step.graph is None:
-            self._differentiate(step)
+    def _run(self, stack: _Stack) -> None:
+        if stack.graph is None:
+            self._differentiate(stack)
         else:
-            step.graph.replay()
+            stack.graph.replay()
 
-    def _differentiate(self, step: _Step) -> None:
-        """Compute losses and gradients of the models in `step` on its mini-batches."""
-        x = model_inputs(self._x[step.rows], self._scale)
-        models = {name: step.w[:, part].view(len(step.w), *shape) for name, part, shape in self._parts}
-        gradients, losses = self._each(models, x, self._y[step.rows], step.mask)
+    def _differentiate(self, stack: _Stack) -> None:
+        """Compute losses and gradients of the models in `stack` on its mini-batches."""
+        x = model_inputs(self._x[stack.rows], self._scale)
+        models = {name: stack.w[:, part].view(len(stack.w), *shape) for name, part, shape in self._parts}
+        gradients, losses = self._each(models, x, self._y[stack.rows], stack.mask)
         for name, part, _ in self._parts:
-            step.g[:, part] = gradients[name].flatten(1)
-        step.losses.copy_(losses)
+            stack.g[:, part] = gradients[name].flatten(1)
+        stack.losses.copy_(losses)
 
     def _mean_loss(
         self,
@@ -191,7 +191,7 @@ class GpuTrainer:
         return torch.from_numpy(array).to(self._device)
 
 
-class _Step:
+class _Stack:
     """Memory on the GPU for a step of a stack. A recorded step always uses the same memory."""
 
     def __init__(self, models: int, parameters: int, width: int, device: torch.device) -> None:
@@ -217,7 +217,7 @@ class _Step:
 
 
 class _Batches:
-    """Mini-batches on the GPU: `rows` and `mask` as in `_Step`, for each step. Models without a job use
+    """Mini-batches on the GPU: `rows` and `mask` as in `_Stack`, for each step. Models without a job use
     the first sample."""
 
     def __init__(self, rows: Indices, sizes: Indices, models: int, device: torch.device) -> None:
