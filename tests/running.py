@@ -83,13 +83,7 @@ def started(
 
 def until_printed(running: subprocess.Popen[str], text: str) -> None:
     """Read its output until a line contains `text`."""
-    assert running.stdout is not None
-    lines = []
-    for line in running.stdout:
-        lines.append(line)
-        if text in line:
-            return
-    raise AssertionError(f"{text!r} was never printed:\n{''.join(lines)}")
+    told(running, f"({re.escape(text)})")
 
 
 def told(running: subprocess.Popen[str], pattern: str) -> str:
@@ -159,6 +153,14 @@ class Finished:
     def of_group(self, group: str) -> list[events.UpdateApplied]:
         devices = self.manifest["devices"]
         return [u for u in self.updates if devices[u.client]["group"] == group]
+
+
+def run_to_its_end(topology: Path, runtime: str, *options: str | Path) -> Finished:
+    """`testbed up`, with its runs beside the topology."""
+    runs = topology.parent / "runs"
+    done = cli("up", topology, "--runtime", runtime, "--runs", runs, *options, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Finished.only_one_in(runs)
 
 
 def left_in_docker(engine: docker.DockerClient, run: str) -> list[str]:

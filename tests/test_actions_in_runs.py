@@ -14,6 +14,7 @@ from tests.running import (
     Testbed,
     interrupt,
     left_as_processes,
+    run_to_its_end,
     started,
     until_printed,
     write_topology,
@@ -100,7 +101,7 @@ def test_area_mean_holds_through_crash_outage_and_churn(testbed: Testbed, tmp_pa
     assert float(w[0]) == pytest.approx(3.0, abs=0.05)
 
 
-def test_leaving_client_is_removed_from_area_mean(testbed: Testbed, tmp_path: Path) -> None:
+def test_leaving_client_is_removed_from_area_mean(tmp_path: Path) -> None:
     """Started again, it is not listened to any more."""
     topology = write_topology(
         tmp_path,
@@ -111,9 +112,7 @@ def test_leaving_client_is_removed_from_area_mean(testbed: Testbed, tmp_path: Pa
         evaluate={"every": "2s"},
         stop={"after": "6s"},
     )
-    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "process")
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
     assert any(
         note.startswith("right retired: its model was removed from the mean") for note in notes

@@ -24,7 +24,7 @@ from testbed.host import docker_engine as docker_engine
 from testbed.host import run_module
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime as process_runtime
-from tests.running import Finished, Testbed, interrupt, left_as_processes, started, until_printed
+from tests.running import Finished, interrupt, left_as_processes, run_to_its_end, started, until_printed
 from tests.waiting import eventually
 
 Devices = list[dict[str, Any]]
@@ -53,22 +53,6 @@ def write(folder: Path, rule: dict[str, Any], devices: Devices, **more: Any) -> 
     return file
 
 
-Up = Callable[[Path, str], Finished]
-
-
-@pytest.fixture
-def up(testbed: Testbed) -> Up:
-    """A function that runs a topology to its end, in a runtime."""
-
-    def up(topology: Path, runtime: str) -> Finished:
-        runs = topology.parent / "runs"
-        done = testbed("up", topology, "--runtime", runtime, "--runs", runs)
-        assert done.code == 0, done.out + done.err
-        return Finished.only_one_in(runs)
-
-    return up
-
-
 def of(run: Finished, client: str) -> list[events.UpdateApplied]:
     return [u for u in run.updates if u.client == client]
 
@@ -80,14 +64,14 @@ def model(run: Finished) -> float:
 
 
 @pytest.mark.alone
-def test_broadcast_overwrites_the_receive_buffer(up: Up, tmp_path: Path) -> None:
+def test_broadcast_overwrites_the_receive_buffer(tmp_path: Path) -> None:
     devices: Devices = [
         {"name": "fast", "timing": "20ms"},
         {"name": "slow", "timing": "20ms", "speed": 0.1},
     ]
     rule = {"name": "defedavg_iid", "buffer_size": 1}
     topology = write(tmp_path, rule, devices, stop={"updates": 60})
-    run = up(topology, "process")
+    run = run_to_its_end(topology, "process")
     for name in ("fast", "slow"):
         sequences = [u.sequence for u in of(run, name)]
         assert sequences == list(range(1, len(sequences) + 1))  # all that was trained was sent
@@ -106,11 +90,11 @@ def test_broadcast_overwrites_the_receive_buffer(up: Up, tmp_path: Path) -> None
     indirect=["runtime"],
 )
 def test_update_waits_in_the_send_buffer_until_pulled(
-    up: Up, runtime: str, send_buffer: str, tmp_path: Path
+    runtime: str, send_buffer: str, tmp_path: Path
 ) -> None:
     rule = {"name": "defedavg_niid", "sample": 1, "send_buffer": send_buffer}
     devices = [{"name": name, "timing": "40ms"} for name in ("one", "other")]
-    run = up(write(tmp_path, rule, devices, stop={"updates": 40}), runtime)
+    run = run_to_its_end(write(tmp_path, rule, devices, stop={"updates": 40}), runtime)
     assert [u.applied_version for u in run.updates] == list(range(1, 41))
     gaps = [b.sequence - a.sequence for n in ("one", "other") for a, b in pairwise(of(run, n))]
     waited = max(u.sent - u.train_end for u in run.updates)
@@ -129,12 +113,14 @@ def test_update_waits_in_the_send_buffer_until_pulled(
     ],
     ids=lambda rule: str(rule["name"]),
 )
-def test_interrupted_client_sends_the_steps_done(up: Up, rule: dict[str, Any], tmp_path: Path) -> None:
+def test_interrupted_client_sends_the_steps_done(rule: dict[str, Any], tmp_path: Path) -> None:
     devices = [
         {"name": "quick", "timing": "30ms", "local": {"steps": 5}},
         {"name": "endless", "local": {"steps": 10**9}},
     ]
-    run = up(write(tmp_path, rule, devices, local={"lr": 0.001}, stop={"updates": 20}), "process")
+    run = run_to_its_end(
+        write(tmp_path, rule, devices, local={"lr": 0.001}, stop={"updates": 20}), "process"
+    )
     assert all(u.steps == 5 for u in of(run, "quick"))
     endless = of(run, "endless")
     assert len(endless) > 1
@@ -178,14 +164,16 @@ def test_restarted_client_keeps_its_memory(runtime: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("runtime", RUNTIMES, indirect=True)
 def test_training_lost_in_a_crash_is_repeated_with_the_next_duration(
-    up: Up, runtime: str, tmp_path: Path
+    runtime: str, tmp_path: Path
 ) -> None:
     """If the lost training's minute were repeated, the run would have one update at its end."""
     values = ["200ms", "1min", "200ms", "200ms", "200ms", "200ms"]
     devices = [{"name": "one", "timing": {"distribution": "trace", "values": values}}]
     scenario = [{"at": "2s", "crash": "one", "restart_after": "500ms"}]
     stop = {"updates": 4, "after": "55s"}
-    run = up(write(tmp_path, {"name": "fedasync"}, devices, scenario=scenario, stop=stop), runtime)
+    run = run_to_its_end(
+        write(tmp_path, {"name": "fedasync"}, devices, scenario=scenario, stop=stop), runtime
+    )
     assert [u.sequence for u in run.updates] == [1, 2, 3, 4]
     lasted = [u.train_end - u.downloaded for u in run.updates]
     waited = [u.sent - u.downloaded for u in run.updates]
@@ -240,10 +228,10 @@ def in_docker(do: Literal["kill", "start"], container: str) -> None:
     ids=["assigned step size", "gradient"],
 )
 def test_client_trains_as_the_rule_requests(
-    up: Up, rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
+    rule: dict[str, Any], local: dict[str, Any], losses: list[float], tmp_path: Path
 ) -> None:
     """Told from the loss that it reports: that of the model it began with."""
     topology = write(tmp_path, rule, [{"name": "one"}], local=local, stop={"updates": len(losses)})
-    run = up(topology, "process")
+    run = run_to_its_end(topology, "process")
     assert [u.loss for u in run.updates] == pytest.approx(losses, rel=1e-5)
     assert {u.steps for u in run.updates} == {1}

@@ -263,7 +263,8 @@ def test_unexpected_exit_ends_the_run_and_is_named(
     """A device while the fleet is launched, and a node agent, without which nobody hears of the node's
     devices any more."""
     first, second = DEVICES
-    file = topology(tmp_path, [first, second | {"count": 1}], stop={"after": "5min"})
+    second = second | {"count": 1}
+    file = topology(tmp_path, [first, second], stop={"after": "5min"})
     worker = on_swarm[1]
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "device") as up:
         eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)], 90)
@@ -272,6 +273,7 @@ def test_unexpected_exit_ends_the_run_and_is_named(
     assert up.returncode == 1, told
     assert "second-1 ended before the run clock could start" in told
 
+    file = topology(tmp_path, [second], stop={"after": "5min"})
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "agent") as up:
         until_printed(up, "the run clock starts")
         worker.client.api.kill(*containers(worker, NODE_AGENT))

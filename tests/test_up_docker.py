@@ -28,10 +28,10 @@ from testbed.host import kernel
 from tests import attacks
 from tests.running import (
     Finished,
-    Testbed,
     cli,
     interrupt,
     left_in_docker,
+    run_to_its_end,
     started,
     until_printed,
     write_small_topology,
@@ -181,16 +181,10 @@ FAST_AND_SLOW: list[dict[str, Any]] = [
 ]
 
 
-def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
-    testbed: Testbed, data_root: Path, tmp_path: Path
-) -> None:
+def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_path: Path) -> None:
     stop = {"target_accuracy": 0.8, "after": "2min"}
     topology = write_topology(tmp_path, "mnist-fedbuff", devices=FAST_AND_SLOW, stop=stop)
-    done = testbed(
-        "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
-    )
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "docker", "--data", data_root)
     assert run.manifest["outcome"] == "target_accuracy"
     stale = {
         group: statistics.mean(u.staleness for u in run.of_group(group)) for group in ("fast", "slow")
@@ -206,7 +200,7 @@ def test_fedbuff_learns_mnist_and_slow_devices_are_stale(
     ],
 )
 def test_large_model_of_a_paper_runs_in_containers(
-    testbed: Testbed, task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
+    task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
 ) -> None:
     """Updates of 44.7 MB, buffers among them; sequences of each role."""
     local = {"steps": 1, "batch_size": 4, "lr": 0.01}
@@ -217,11 +211,7 @@ def test_large_model_of_a_paper_runs_in_containers(
         evaluate={"every": "10min", "samples": 8},
         stop={"updates": 3, "after": "4min"},
     )
-    done = testbed(
-        "up", topology, "--runtime", "docker", "--data", data_root, "--runs", tmp_path / "runs"
-    )
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "docker", "--data", data_root)
     assert run.manifest["outcome"] == "updates"
     assert all(size < update.bytes < size + 2000 for update in run.updates)
     _, _, buffers = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
@@ -274,17 +264,11 @@ def test_device_killed_for_lack_of_memory_is_reported_as_such(tmp_path: Path) ->
     assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
 
 
-def test_same_topology_runs_with_another_rule_and_runtime(
-    testbed: Testbed, data_root: Path, tmp_path: Path
-) -> None:
+def test_same_topology_runs_with_another_rule_and_runtime(data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     changes = {"rule": {"name": "fedasync"}, "stop": {"updates": 8}}
     topology = write_topology(tmp_path, "mnist-fedbuff", devices=FAST_AND_SLOW, **changes)
-    done = testbed(
-        "up", topology, "--runtime", "process", "--data", data_root, "--runs", tmp_path / "runs"
-    )
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "process", "--data", data_root)
     assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", "fedasync")
     assert len(run.updates) >= 8
 
@@ -320,7 +304,6 @@ def _network_state() -> list[str]:
 
 
 def test_twenty_devices_run_in_containers(
-    testbed: Testbed,
     engine: docker.DockerClient,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
@@ -329,9 +312,7 @@ def test_twenty_devices_run_in_containers(
     that costs them is theirs."""
     privacy = {"secure": {"colluding": 8, "needed": 11}}
     topology = write_topology(tmp_path, "twenty", stop={"updates": 20}, privacy=privacy)
-    done = testbed("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "docker")
     assert len(run.manifest["devices"]) == 20
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
     assert all(u.masking > 0 for u in run.updates)

@@ -28,6 +28,7 @@ from tests.running import (
     cli,
     interrupt,
     left_as_processes,
+    run_to_its_end,
     started,
     until_printed,
     write_small_topology,
@@ -177,9 +178,7 @@ def test_only_sums_leave_the_clients_under_secure_aggregation(testbed: Testbed, 
         stop={"after": "10s"},
         durability="recording",
     )
-    done = testbed("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
-    assert done.code == 0, done.out + done.err
-    run = Finished.only_one_in(tmp_path / "runs")
+    run = run_to_its_end(topology, "process")
     assert run.best_accuracy > 0.5
     assert {u.client for u in run.updates if u.applied > 2} >= {"d-2", "d-3"}
     assert all(0 < u.masking < 1 for u in run.updates)

@@ -127,7 +127,8 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         until_printed(running, "short, seed 0")
         folder = runs / "study"
         eventually(lambda: [run for run in folder.glob("*/events.jsonl") if _is_long(run.parent)])
-        workers = psutil.Process(running.pid).children()
+        children = psutil.Process(running.pid).children()
+        workers = [child for child in children if "testbed.sweeps.worker" in child.cmdline()]
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
