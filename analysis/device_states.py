@@ -148,8 +148,9 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     """Return the intervals in which devices were offline or paused, according to the records of the
     aggregator and of the scenario."""
     changes: list[tuple[float, str, Hold, bool]] = []
-    for start in run.starts:  # also in a resumed run, devices start as planned
+    for start in run.starts:
         changes += [(start.at, name, "down", True) for name in start.missing]
+    for start in run.starts[1:]:  # in a resumed run, devices start as planned
         changes += [(start.at, name, "down", False) for name in start.clients]
         changes += [
             (start.at, name, what, False)

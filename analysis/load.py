@@ -421,8 +421,12 @@ def _frame(tables: list[pa.Table]) -> pd.DataFrame:
 
 def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
     planned = manifest.get("devices", {})
-    rows = [[name, *(device.get(key) for key in _DEVICE)] for name, device in planned.items()]
-    table = pd.DataFrame(rows, columns=["device", *_DEVICE])
+    alike = {id(facts): facts for facts in planned.values()}  # most devices share their facts
+    rows = [[facts.get(key) for key in _DEVICE] for facts in alike.values()]
+    place = {shared: row for row, shared in enumerate(alike)}
+    row_of = np.fromiter((place[id(facts)] for facts in planned.values()), np.intp, len(planned))
+    table = pd.DataFrame(rows, columns=_DEVICE).take(row_of).reset_index(drop=True)
+    table.insert(0, "device", [*planned])
     numbers = {key: pd.to_numeric(table[key]) for key in _DEVICE[2:]}
     named = {
         key: pd.Categorical(table[key], table[key].dropna().unique()) for key in ("device", "group")
@@ -433,7 +437,9 @@ def _devices(manifest: Mapping[str, Any]) -> pd.DataFrame:
 def _planned(table: pd.DataFrame, column: str, devices: pd.DataFrame) -> pd.DataFrame:
     """Return `table` with `column` as categorical. The planned devices are the first categories. Names
     that are not in the plan follow."""
-    names = list(dict.fromkeys([*devices["device"], *table[column].unique()]))
+    planned = devices["device"].cat.categories
+    others = [name for name in table[column].unique() if name not in planned]
+    names = planned.append(pd.Index(others)) if others else planned
     return table.assign(**{column: pd.Categorical(table[column], names)})
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agents import events
 from agents.disk import files
+from analysis import alike_devices
 
 _MAX_BYTES = 64 * 2**20
 
@@ -33,6 +34,8 @@ class _Entries(BaseModel):
 
 
 class _DeviceEntry(_Entries):
+    count: Annotated[int, Field(ge=1, le=alike_devices.MAX_DEVICES)] = 1
+    """Number of devices that the entry stands for (`analysis.alike_devices`)."""
     group: str | None = None
     profile: str | None = None
     cpu: _Number | None = None
@@ -85,7 +88,22 @@ class _Manifest(_Entries):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the entries of the manifest in the file `path`.
+    """Return the entries of the manifest in the file `path`. `devices` has an entry for each device.
+
+    Raises the same errors as `read_compact`.
+    """
+    manifest = read_compact(path)
+    if "devices" in manifest:
+        try:
+            manifest["devices"] = alike_devices.expand(manifest["devices"])
+        except ValueError as error:
+            raise ValueError(f"{path}: not a manifest: {error}") from None
+    return manifest
+
+
+def read_compact(path: Path) -> dict[str, Any]:
+    """Return the entries of the manifest in the file `path`. In `devices`, as in the file, devices that
+    are alike share an entry.
 
     Raises OSError if the file cannot be read (FileNotFoundError if it does not exist). Raises ValueError
     that names file and entry if the file is not a manifest or has a newer format.

@@ -357,6 +357,9 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
         return counted.reindex(names).rename("joules")
     planned = [run.manifest.get("devices", {}).get(name, {}) for name in names]
     drawn = [one.get("power") if watts is None else watts.get(one.get("group")) for one in planned]
+    known = np.array([one is not None for one in drawn], bool)
+    if not known.any():
+        return pd.Series(nan, names, name="joules")
     power = pd.DataFrame(
         [
             {**dict.fromkeys(("unfinished", "mask"), (one or {}).get("train", 0.0)), **(one or {})}
@@ -365,9 +368,6 @@ def energy(run: Run, watts: Mapping[str, Mapping[str, float]] | None = None) -> 
         names,
         list(STATES),
     ).fillna(0.0)
-    known = np.array([one is not None for one in drawn], bool)
-    if not known.any():
-        return pd.Series(nan, names, name="joules")
     spent = utilisation(run)[list(STATES)] * run.duration
     return (spent * power).sum(axis=1, skipna=False).where(known).rename("joules")
 

@@ -150,8 +150,9 @@ def devices(run: Run) -> pd.DataFrame:
         index=shares.index,
     )
     planned = run.manifest.get("devices", {})
+    facts = [planned.get(name, {}) for name in table.index]
     for place, key in enumerate(("group", "profile", "cpu", "samples")):
-        table.insert(place, key, [planned.get(name, {}).get(key) for name in table.index])
+        table.insert(place, key, [one.get(key) for one in facts])
     joules, epsilon = metrics.energy(run).to_numpy(), privacy.by_device(run)
     if epsilon is not None:
         table = table.assign(epsilon=epsilon.to_numpy())

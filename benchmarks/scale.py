@@ -1,12 +1,12 @@
-"""Cost in virtual time of devices that mostly wait: runs of equal work with 10 to 100,000 devices.
+"""Cost in virtual time of devices that mostly wait: equal work with 100 to a million devices.
 
-    python -m benchmarks.scale [--most 100000] [--figure FILE]
+    python -m benchmarks.scale [--most 1000000] [--figure FILE]
 
 Each run is a `testbed up` in a process of its own, from its start to its end: FedBuff, eight devices at
 a time, 2,000 updates of 20 steps each, logistic regression on scikit-learn's digits. So only the cost of
 the number of devices varies: planning, partitioning, bookkeeping, recording. CPU seconds are those of
 all threads; on a busy host they vary less than wall-clock seconds. MB are the maximum that the process
-held. The limit is 4 GB for 100,000 devices.
+held. The limit is 3 GB for a million devices.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-_SIZES = (10, 100, 1_000, 10_000, 100_000)
-_LIMIT_MB = 4_000.0
+_SIZES = (100, 1_000, 10_000, 100_000, 1_000_000)
+_LIMIT_MB = 3_000.0
 _TOPOLOGY = """
     name: scale
     task:

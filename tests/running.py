@@ -19,6 +19,7 @@ import docker
 import yaml
 
 from agents import events
+from analysis import manifest as manifests
 from testbed.host import cgroups
 from testbed.runtimes.docker.containers import RUN_LABEL
 from testbed.runtimes.process import runtime
@@ -142,8 +143,7 @@ class Finished:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads((self.path / "manifest.json").read_text())
-        return manifest
+        return manifests.read(self.path / "manifest.json")
 
     @property
     def telemetry(self) -> list[dict[str, Any]]:

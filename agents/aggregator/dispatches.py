@@ -115,6 +115,8 @@ class Dispatches:
     def first_open(self, client: str) -> Dispatched | None:
         """Return the oldest dispatch that `client` may still answer, broadcasts included; None if there
         is no such dispatch."""
+        if not self._broadcast_numbers and client not in self._open:
+            return None
         answered = self._answered.get(client, 0)
         numbers = [*self._open.get(client, {})][:1]
         later = bisect_right(self._broadcast_numbers, answered)

@@ -155,8 +155,9 @@ class Sending:
     def unanswered(self, client: str, at: Nanoseconds) -> list[Log]:
         """Return the record of the models that were sent to `client` and are not answered. Return an
         empty list if all models are answered."""
-        dispatch, newest = self.dispatches.first_open(client), self.dispatches.newest_open(client)
-        return [] if dispatch is None else [unfinished(client, dispatch, newest, at, at)]
+        if (dispatch := self.dispatches.first_open(client)) is None:
+            return []
+        return [unfinished(client, dispatch, self.dispatches.newest_open(client), at, at)]
 
     def forget(self, client: str) -> None:
         """Remove dispatches and messages for a client that has left."""

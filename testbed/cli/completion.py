@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from analysis import alike_devices
 from testbed import bundle
 from testbed.errors import BadInputError
 from testbed.rundir import finding
@@ -53,7 +54,7 @@ def components(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _groups_and_devices(ctx: typer.Context) -> list[str]:
-    found: dict[str, Any] = _manifest(ctx).get("devices", {})
+    found = alike_devices.expand(_manifest(ctx).get("devices", {}))
     groups = [facts.get("group", name) for name, facts in found.items()]
     return list(dict.fromkeys([*groups, *found]))
 

@@ -49,6 +49,11 @@ class Prepared:
     remarks: tuple[str, ...] = ()
     """Sentences about samples that were set aside or left out."""
 
+    @property
+    def samples(self) -> Mapping[str, int]:
+        """Client -> number of its samples. Clients are in device order."""
+        return partition.sizes(self.indices)
+
     def shard(self, client: str) -> Shard:
         """Return a copy of the samples of `client`."""
         return self.train.subset(self.indices[client])
@@ -111,9 +116,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     else:
         dataset = _load_dataset(topology, chosen, root, report)
         indices = _partition(topology, dataset)
-    unused = np.ones(len(dataset.train), bool)
-    unused[np.concatenate(list(indices.values()))] = False
-    left = np.count_nonzero(unused)
+    left = _count_unused(indices, len(dataset.train))
     remarks = dataset.remarks
     if left:
         remarks += (
@@ -125,14 +128,20 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
     return _with_evaluation_set(prepared, dataset, topology)
 
 
-def _sizes(indices: Mapping[str, Indices]) -> dict[str, int]:
-    return {client: len(own) for client, own in indices.items()}
+def _count_unused(indices: Mapping[str, Indices], total: int) -> int:
+    """Return how many of `total` samples no client has."""
+    unused = np.ones(total, bool)
+    for own in indices.values():
+        unused[own] = False
+        if not unused.any():
+            return 0
+    return int(np.count_nonzero(unused))
 
 
 def _idle_remarks(topology: Topology, indices: Mapping[str, Indices]) -> tuple[str, ...]:
     """Return a sentence on the devices that do not train, if there are any. Raises BadInputError if the
     rule, or secure aggregation, does not work with the other devices alone."""
-    idle = topology.idle_devices(_sizes(indices))
+    idle = topology.idle_devices(partition.sizes(indices))
     if not idle:
         return ()
     active = len(indices) - len(idle)
@@ -190,7 +199,7 @@ def _with_evaluation_set(prepared: Prepared, dataset: datasets.Dataset, topology
         return prepared
     rng = np.random.default_rng(0)  # independent of the run's seed, so that runs can be compared
     if on == "clients":
-        idle = {*topology.idle_devices(_sizes(prepared.indices))}
+        idle = {*topology.idle_devices(prepared.samples)}
         source = prepared.train
         dealt = [own for client, own in prepared.indices.items() if client not in idle]
         mean = sum(map(len, dealt)) / len(dealt)
@@ -274,6 +283,8 @@ def _deal(
     except BadInputError as error:
         message = str(error).removeprefix("task.partition: ")
         raise datasets.topology_error(topology, ("task", "partition"), message) from error
+    if not given:
+        return dealt
     return {client: given[client] if client in given else rest[dealt[client]] for client in clients}
 
 

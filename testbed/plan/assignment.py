@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from agents import config
 from agents.config import Segment
@@ -380,7 +380,12 @@ def _devices(
     topology: Topology, groups: Sequence[PlannedDevice], dilation: float = 1.0
 ) -> Iterator[PlannedDevice]:
     for group, planned in zip(topology.devices, groups, strict=True):
-        slowed = replace(planned, dilation=dilation)
+        alike = {one.name: getattr(planned, one.name) for one in fields(planned)}
+        alike |= {"dilation": dilation, "python": group.python}
+        speed = group.speed
+        fixed = speed.draw(topology.seed, "") if speed.distribution == "constant" else None
         for name in group.device_names:
-            speed, host = group.speed.draw(topology.seed, name), group.real_host(name)
-            yield replace(slowed, name=name, speed=speed, host=host, python=group.python)
+            drawn = speed.draw(topology.seed, name) if fixed is None else fixed
+            host = group.real_host(name) if group.is_real else None
+            alike |= {"name": name, "speed": drawn, "host": host}
+            yield PlannedDevice(**alike)  # `replace` takes twice as long

@@ -155,7 +155,7 @@ def try_step(topology: Topology, prepared: Prepared) -> None:
 
 def _smallest_client(topology: Topology, prepared: Prepared) -> str:
     """Return the device that trains on the fewest samples."""
-    samples = {name: len(own) for name, own in prepared.indices.items()}
+    samples = prepared.samples
     idle = {*topology.idle_devices(samples)}
     return min((name for name in samples if name not in idle), key=samples.__getitem__)
 
@@ -164,21 +164,23 @@ def _try_single(topology: Topology, task: TaskStandIn, prepared: Prepared) -> No
     """Try a step on one sample if some device has a mini-batch of only one sample. BatchNorm refuses
     such a mini-batch. Raises BadInputError if the step fails."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
+    samples = prepared.samples
     for group in topology.devices:
         local = group.local.build()
         training = replace(local, steps=1, epochs=None) if sends_gradients else local
         for name in group.device_names:
-            own = prepared.indices[name]
-            batches, last = local.batches(len(own))
-            if local.first_batch(len(own)) != 1 and (last != 1 or training.count(len(own)) < batches):
+            size = samples[name]
+            batches, last = local.batches(size)
+            if local.first_batch(size) != 1 and (last != 1 or training.count(size) < batches):
                 continue
+            own = prepared.indices[name]
             try:
                 _ask_step(topology, task, prepared.train.subset(own[:1]), name, trains=True)
             except (ValueError, BadInputError) as error:
                 message = (
                     f"{topology.task.name} cannot train on a single sample, and the last mini-batch of "
-                    f"{name} has only one: it has {quantity(len(own), 'sample')}, and batch_size is "
-                    f"{local.batch_size}. {_without_single(local, len(own))}\n{error}"
+                    f"{name} has only one: it has {quantity(size, 'sample')}, and batch_size is "
+                    f"{local.batch_size}. {_without_single(local, size)}\n{error}"
                 )
                 problem = topology.source.problem(("task", "local"), message)
                 raise topology.source.error([problem]) from error

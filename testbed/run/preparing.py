@@ -15,6 +15,7 @@ from testbed.run import provenance, resume_check
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, fleets, yamlfile
+from testbed.topology.partition import ResampledIndices
 from testbed.topology.profiles import Profiles
 from testbed.view import View
 
@@ -51,13 +52,19 @@ def prepare(
     model_check.try_step(topology, prepared)
     for remark in prepared.remarks:
         view.progress(remark)
-    samples = {client: len(own) for client, own in prepared.indices.items()}
     spec = RunSpec(
-        directory, topology, plan, samples, options.verbose, set_aside_invalid_updates(directory)
+        directory,
+        topology,
+        plan,
+        prepared.samples,
+        options.verbose,
+        set_aside_invalid_updates(directory),
     )
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
     own = data_entries(topology, directory, view)
-    described = provenance.describe(spec, preparation.label_counts(prepared))
+    alike = isinstance(prepared.indices, ResampledIndices)  # each has samples of the whole set
+    labels = {} if alike else preparation.label_counts(prepared)
+    described = provenance.describe(spec, labels)
     directory.write_manifest(**described, **remarks, **own)
     return spec, prepared
 

@@ -6,8 +6,10 @@ import functools
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,15 @@ import psutil
 from agents import events
 from agents.energy.settings import EnergyConfig
 from testbed import bundle
-from testbed.plan import Plan
+from testbed.plan import Plan, PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
 
 _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "docker", "flwr-datasets")
 
 
-def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
-    """Return the manifest's entries that are known before the start. `labels`: for each client, the
-    number of the client's samples of each class."""
-    weights = importance(spec)
+def describe(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, Any]:
+    """Return the manifest's entries that are known before the start. `labels`: client -> number of the
+    client's samples of each class; clients without an entry are alike."""
     return {
         "format": events.FORMAT,
         "runtime": spec.plan.runtime,
@@ -39,28 +40,55 @@ def describe(spec: RunSpec, labels: dict[str, list[int]]) -> dict[str, Any]:
         "git_commit": git_commit(),
         "cpus": _cpus(spec.plan),
         **({"segments": list(spec.plan.segments)} if spec.plan.segments else {}),
-        "devices": {
-            device.name: {
-                "group": device.group,
-                "profile": device.profile,
-                "cpu": device.cpu,
-                "gflops": device.gflops,
-                "speed": device.speed,
-                "memory": device.memory,
-                "power": device.power,
-                **({"energy": _energy(device.energy)} if device.energy is not None else {}),
-                **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
-                **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
-                **({"host": device.host} if device.host is not None else {}),
-                "samples": spec.samples[device.name],
-                "importance": weights.get(device.name, 0.0),
-                "labels": labels[device.name],
-            }
-            for device in spec.plan.devices
-        },
+        "devices": _devices(spec, labels),
         **({"shares": list(spec.plan.cpu_notes)} if spec.plan.cpu_notes else {}),
         **_shaper(spec.plan),
         **_clock(spec.plan),
+    }
+
+
+_SOURCES = attrgetter(
+    *("group", "cpu", "gflops", "speed", "memory", "power", "energy", "gpu", "host", "timing"),
+    *("link", "path"),
+)
+"""Attributes of a planned device from which its entry is made."""
+
+
+def _devices(spec: RunSpec, labels: Mapping[str, list[int]]) -> dict[str, dict[str, Any]]:
+    """Return the devices' entries. Devices that are alike share one (`analysis.alike_devices`)."""
+    weights, samples = importance(spec), spec.samples
+    entries: dict[str, dict[str, Any]] = {}
+    following, former, entry = "", None, {}
+    for device in spec.plan.devices:
+        name = device.name
+        own = samples[name], weights.get(name, 0.0), labels.get(name, [])
+        sources = _SOURCES(device), own
+        if name == following and sources == former:
+            entry["count"] = entry.get("count", 1) + 1
+        else:
+            entries[name] = entry = _entry(device, *own)
+        stem, dash, number = name.rpartition("-")
+        following = f"{stem}-{int(number) + 1}" if dash and number.isdecimal() else ""
+        former = sources
+    return entries
+
+
+def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[int]) -> dict[str, Any]:
+    return {
+        "group": device.group,
+        "profile": device.profile,
+        "cpu": device.cpu,
+        "gflops": device.gflops,
+        "speed": device.speed,
+        "memory": device.memory,
+        "power": device.power,
+        **({"energy": _energy(device.energy)} if device.energy is not None else {}),
+        **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
+        **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
+        **({"host": device.host} if device.host is not None else {}),
+        "samples": samples,
+        "importance": importance,
+        "labels": labels,
     }
 
 

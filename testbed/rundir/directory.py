@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,14 +150,17 @@ class RunDirectory:
     def write_manifest(self, **entries: Any) -> None:
         """Merge `entries` into manifest.json. If this process crashes during the write, the old file is
         kept."""
-        merged = {**self.read_manifest(), **entries}
+        merged = {**self._read_manifest(manifest.read_compact), **entries}
         with files.atomic_write(self.manifest) as partial:
             partial.write_text(_lines(merged), encoding="utf-8")
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the manifest's entries; empty if the run has no manifest. Raises BadInputError."""
+        return self._read_manifest(manifest.read)
+
+    def _read_manifest(self, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         with reading_run(self.path), suppress(FileNotFoundError):
-            return manifest.read(self.manifest)
+            return read(self.manifest)
         return {}
 
     def devices(self, name: str) -> list[str]:

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
+from analysis.alike_devices import MAX_DEVICES
 from testbed.host.gpus import MPS
 from testbed.topology import consistency, fleets, old_words, validation_errors, yamlfile
-from testbed.topology.devices import MAX_DEVICES, DeviceGroup
+from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.misplaced_keys import BELONGS
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual

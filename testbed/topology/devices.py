@@ -24,6 +24,7 @@ from agents.pipeline.byzantine import ATTACKS
 from agents.pipeline.compression import METHODS
 from agents.timing import durations
 from agents.timing.durations import DurationDistribution
+from analysis.alike_devices import MAX_DEVICES
 from testbed.topology import seeds
 from testbed.topology.availability import Availability
 from testbed.topology.data_settings import DeviceDataSettings
@@ -57,8 +58,6 @@ from testbed.topology.fields import (
 
 LEAST_GPU_MEMORY = 512 * 2**20
 """Lowest limit of GPU memory, in bytes: CUDA's context alone takes some hundred MB."""
-MAX_DEVICES = 100_000
-"""Maximum number of devices, both in one group and in a whole topology."""
 DEFAULT_MEMORY = 512 * 2**20
 """Default memory limit of a device without a GPU, in bytes. It is used if neither the topology nor a
 profile sets a limit."""
@@ -687,6 +686,6 @@ class DeviceGroup(Model):
         return (self.name,) if count is None else _numbered_names(self.name, count)
 
 
-@lru_cache(maxsize=16)  # planning calls this dozens of times, with up to 100,000 names
+@lru_cache(maxsize=16)  # planning calls this dozens of times, with up to a million names
 def _numbered_names(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{number}" for number in range(1, count + 1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -193,11 +193,36 @@ class Resampled:
         at_least("samples", self.samples, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        size = self.samples
-        return {
-            client: seeds.generator(seed, client, "resampled").integers(len(labels), size=size)
-            for client in clients
-        }
+        return ResampledIndices(dict.fromkeys(clients, self.samples), len(labels), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class ResampledIndices(Mapping[str, Indices]):
+    """Indices of each client's samples, drawn whenever they are requested: of a million devices, most
+    never train."""
+
+    sizes: Mapping[str, int]
+    """Client -> number of the client's samples."""
+    total: int
+    """Number of samples to draw from."""
+    seed: int
+
+    def __getitem__(self, client: str) -> Indices:
+        size = self.sizes[client]
+        return seeds.generator(self.seed, client, "resampled").integers(self.total, size=size)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def sizes(indices: Mapping[str, Indices]) -> Mapping[str, int]:
+    """Return client -> number of the client's samples."""
+    if isinstance(indices, ResampledIndices):
+        return indices.sizes
+    return {client: len(own) for client, own in indices.items()}
 
 
 @dataclass(frozen=True)

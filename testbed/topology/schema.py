@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -513,9 +514,9 @@ class Topology(Model):
         left out."""
         return [
             name
-            for group, local in ((group, group.local.build()) for group in self.devices)
+            for group, count in ((group, cache(group.local.build().count)) for group in self.devices)
             for name in group.device_names
-            if name in samples and not local.count(samples[name])
+            if name in samples and not count(samples[name])
         ]
 
     def model_post_init(self, context: Any) -> None:

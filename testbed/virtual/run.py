@@ -359,7 +359,7 @@ def _at_first(spec: RunSpec) -> Iterator[PlannedDevice]:
     for step in itertools.takewhile(lambda step: step.at <= 0, steps(spec.topology, spec.plan)):
         made[step.device] = made[step.device].with_action(step.action)
     for device in spec.plan.devices:
-        changes = made[device.name].link
+        changes = made[device.name].link if device.name in made else None
         yield (
             replace(device, link=(device.link or AccessLink()).with_changes(changes))
             if changes

@@ -96,6 +96,9 @@ class Activity:
     def begin(self, at: float) -> None:
         """Record that the device is ready and will get a model. The work that it was doing before is
         lost."""
+        if math.isinf(self._until) and not (self._holds or self._pending):  # for the first time
+            self._until = at
+            return
         self._count_pending()
         self.hold("down", at)
         self.release("down", at)

@@ -46,8 +46,19 @@ class Notice:
 
 
 @dataclass(slots=True)
+class _Details:
+    """Totals of a device that has worked, changed, or sent telemetry."""
+
+    changed: DeviceState = field(default_factory=DeviceState)
+    activity: Activity = field(default_factory=Activity)
+    usage: DeviceUsage = field(default_factory=DeviceUsage)
+    energy: EnergyUse = field(default_factory=EnergyUse)
+
+
+@dataclass(slots=True)
 class DeviceTally:
-    """Totals of one device."""
+    """Totals of one device. Most devices of a very large fleet only wait, so their details are made when
+    they are first needed."""
 
     state: str = "absent"
     """`online`, `offline` or `absent`. A device is absent if it was not ready when the run clock
@@ -59,16 +70,58 @@ class DeviceTally:
     """Sum of the staleness of all updates, in versions."""
     planned_cpu: float | None = None
     """Requested share of a core at the start; None if there is no limit."""
-    changed: DeviceState = field(default_factory=DeviceState)
-    """State of the device after the actions on it."""
-    activity: Activity = field(default_factory=Activity)
-    usage: DeviceUsage = field(default_factory=DeviceUsage)
-    energy: EnergyUse = field(default_factory=EnergyUse)
+    _since: float | None = None
+    """Device time in seconds since which the device is present; None if it is not present, or if it has
+    details."""
+    _details: _Details | None = None
+
+    @property
+    def has_details(self) -> bool:
+        """Whether more is known of the device than that it is present."""
+        return self._details is not None
+
+    @property
+    def _known(self) -> _Details:
+        if self._details is None:
+            self._details = _Details()
+            if self._since is not None:
+                self._details.activity.begin(self._since)
+        return self._details
+
+    @property
+    def activity(self) -> Activity:
+        return self._known.activity
+
+    @property
+    def usage(self) -> DeviceUsage:
+        return self._known.usage
+
+    @property
+    def energy(self) -> EnergyUse:
+        return self._known.energy
+
+    @property
+    def changed(self) -> DeviceState:
+        """State of the device after the actions on it."""
+        return self._known.changed
+
+    @changed.setter
+    def changed(self, state: DeviceState) -> None:
+        self._known.changed = state
 
     @property
     def cpu(self) -> float | None:
         """Presently requested share of a core; None if there is no limit."""
-        return self.planned_cpu if self.changed.cpu is None else self.changed.cpu
+        changed = None if self._details is None else self._details.changed.cpu
+        return self.planned_cpu if changed is None else changed
+
+    def begin(self, at: float) -> None:
+        """Record that the device is ready at device time `at`."""
+        self.state = "online"
+        if self._details is None and self._since is None:
+            self._since = at
+        else:
+            self.activity.begin(at)
 
 
 @dataclass(slots=True)
@@ -169,7 +222,8 @@ class Tally:
     @property
     def consumed(self) -> float:
         """Energy that all devices together have consumed, in joules; NaN if no energy is counted."""
-        known = [one.energy.consumed for one in self.devices.values() if not isnan(one.energy.consumed)]
+        devices = (one for one in self.devices.values() if one.has_details)
+        known = [one.energy.consumed for one in devices if not isnan(one.energy.consumed)]
         return math.fsum(known) if known else math.nan
 
     def rate(self, at: float) -> float:
@@ -197,7 +251,8 @@ class Tally:
         return found
 
     def _start(self, record: events.RunStarted) -> Notice | None:
-        for device in self.devices.values():  # also in a resumed run, devices start as planned
+        changed = (device for device in self.devices.values() if device.has_details)
+        for device in changed:  # also in a resumed run, devices start as planned
             device.changed = DeviceState()
             device.activity.release("frozen", record.at)
             device.activity.release("cut off", record.at)
@@ -207,9 +262,7 @@ class Tally:
         self.started, self._began = True, record.at  # above 0 in a resumed run, whose clock continues
         self.ended = None
         for client in record.clients:
-            device = self._device(client)
-            device.state = "online"
-            device.activity.begin(record.at)
+            self._device(client).begin(record.at)
         for client in record.missing:
             self._device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)
@@ -220,11 +273,11 @@ class Tally:
         device = self._device(record.client)
         if state is None or state == device.state:
             return None
-        device.state = state
         if state == "offline":
+            device.state = state
             device.activity.hold("down", record.at)
         else:
-            device.activity.begin(record.at)
+            device.begin(record.at)
         return Notice(record.at, state, record.client)
 
     def _use(self, values: Mapping[str, Any]) -> None:

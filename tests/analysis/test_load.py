@@ -266,3 +266,17 @@ def test_duration_extends_to_the_last_sample(directory: Path) -> None:
     assert load(directory).duration == 7.5
     (directory / "telemetry.jsonl").write_text('{"device":"fast","at":99.5,"cpu":1.0}\n')  # not begun
     assert load(directory).duration == 0.0
+
+
+def test_devices_that_are_alike_share_an_entry_of_the_manifest(directory: Path) -> None:
+    shared = {"pi-9": {"count": 3, "group": "pi", "cpu": 0.5}, "nano": {"group": "nano"}}
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "devices": shared}))
+    run = load(directory)
+    assert list(run.manifest["devices"]) == ["pi-9", "pi-10", "pi-11", "nano"]
+    assert run.devices["device"].tolist() == ["pi-9", "pi-10", "pi-11", "nano"]
+    assert run.devices["cpu"].fillna(0.0).tolist() == [0.5, 0.5, 0.5, 0.0]
+    for name, count in (("pi", 3), ("pi-1", 1_000_001), ("pi-1", 0)):
+        devices = {name: {"count": count, "group": "pi"}}
+        (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "devices": devices}))
+        with pytest.raises(ValueError, match=r"manifest\.json: not a manifest: devices"):
+            load(directory)

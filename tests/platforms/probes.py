@@ -21,6 +21,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from analysis import alike_devices
 from testbed.host import docker_engine
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from testbed.runtimes.process import runtime
@@ -55,7 +56,7 @@ def limits(folder: Path, shared: bool) -> Iterator[str]:
         with closing(docker_engine.connect()) as engine:
             found = engine.containers.list(filters={"label": f"{RUN_LABEL}={run.name}"})
             pids = {each.labels[COMPONENT_LABEL]: each.attrs["State"]["Pid"] for each in found}
-        for name, device in manifest["devices"].items():
+        for name, device in alike_devices.expand(manifest["devices"]).items():
             asked = {
                 "cpu": device["cpu"],
                 "memory": device["memory"],

@@ -175,7 +175,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     [
         ("devices:\n" + "  - {name: d, cpu: 0.1}\n" * 90_000, "too many values"),
         ("devices:\n" + "  - {name: d, cpu: 0.1}\n" * 2001, "devices: found 2,001 groups"),
-        ("devices:\n" + "  - {name: d, cpu: 0.1, count: 90000}\n" * 2, "found 180,000 devices,"),
+        ("devices:\n" + "  - {name: d, cpu: 0.1, count: 900000}\n" * 2, "found 1,800,000 devices,"),
         ("devices: " + "[" * 100_000, "nested too deeply"),
         ("devices: !!timestamp x", "this is no tag:yaml.org,2002:timestamp"),
         ("devices: [" + "x, " * 60 + "\x07]", "is not allowed"),
