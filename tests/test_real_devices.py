@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -37,12 +39,30 @@ from tests.ssh_servers import SshServer, SshServers, servers
 from tests.waiting import eventually
 
 PORT = 18_890
+STORAGE = """\
+[storage]
+driver = "overlay"
+graphroot = "{0}/podman"
+runroot = "{0}/podman-run"
+"""
+PODMAN = """\
+[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+[engine]
+runtime = "runc"
+"""
+"""Settings with which Podman runs in containers, too, and on a host with both versions of cgroups."""
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
+    folder = tmp_path_factory.mktemp("hosts")
+    storage, engine = folder / "storage.conf", folder / "containers.conf"
+    storage.write_text(STORAGE.format(folder))
+    engine.write_text(PODMAN)
+    podman = f" CONTAINERS_STORAGE_CONF={storage} CONTAINERS_CONF={engine}"
     one_thread = " OMP_NUM_THREADS=1"  # two would wait for each other where a core is busy
-    with servers(tmp_path_factory.mktemp("hosts"), ("pi1", "pi2"), one_thread) as found:
+    with servers(folder, ("pi1", "pi2"), podman + one_thread) as found:
         yield found
 
 
@@ -276,3 +296,85 @@ def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tm
     assert f"{hosts.ssh} -T -o BatchMode=yes" in shown
     assert "agents.remote.keeper" in shown
     assert not (tmp_path / "runs").exists()
+
+
+def containers(hosts: SshServers, *engine: str) -> dict[str, str]:
+    """Id of each container of the testbed on the machines, with its device's folder."""
+    shown = '{{.ID}} {{.Label "edge-fl-testbed"}}'
+    listed = subprocess.run(
+        [*(engine or ("docker",)), "ps", "--all", "--no-trunc", "--format", shown],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    pairs = [line.split() for line in listed.splitlines()]
+    homes = tuple(str(machine.home) for machine in hosts.machines)
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2 and pair[1].startswith(homes)}
+
+
+@pytest.mark.docker
+def test_contained_client_has_no_rights_and_is_removed_after_kills(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path
+) -> None:
+    """Kills of the keeper, of the client, and of the controller."""
+    testbed("images", "build")
+    devices = [
+        {"name": "near", "cpu": 0.3},
+        {"name": "pi", "hosts": ["root@pi1"], "container": "docker"},
+    ]
+    file, runs = topology(tmp_path, hosts, devices=devices, stop={"after": "90s"}), tmp_path / "runs"
+    first = hosts.machines[0]
+    with started("up", file, "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (before,) = containers(hosts)
+        (seen,) = json.loads(subprocess.check_output(["docker", "inspect", before]))
+        assert seen["HostConfig"]["CapDrop"] == ["ALL"]
+        assert seen["HostConfig"]["ReadonlyRootfs"]
+        assert seen["HostConfig"]["SecurityOpt"] == ["no-new-privileges"]
+        writable = [mount["Destination"] for mount in seen["Mounts"] if mount["RW"]]
+        assert writable == ["/device/disk"]
+        (keeper,) = first.processes("agents.remote.keeper")
+        keeper.kill()
+        eventually(lambda: [*containers(hosts)] not in ([], [before]), 60)
+        (second,) = containers(hosts)
+        status = Path(f"/proc/{pid_of(second)}/status").read_text()
+        assert "CapEff:\t0000000000000000" in status
+        subprocess.run(["docker", "kill", second], check=True, capture_output=True)
+        eventually(lambda: [*containers(hosts)] not in ([], [second]), 60)
+        eventually(lambda: "pi" in [one.client for one in Finished.only_one_in(runs).updates], 60)
+        os.kill(up.pid, signal.SIGKILL)
+        up.wait()
+    (path,) = runs.iterdir()
+    assert len(containers(hosts)) == 1
+    assert testbed("down", path.name, "--runs", runs).code == 0
+    assert containers(hosts) == {}
+    assert left(hosts) == []
+    assert_whole(Finished.only_one_in(runs))
+
+
+@pytest.mark.docker
+@pytest.mark.skipif(shutil.which("podman") is None, reason="needs podman")
+def test_image_is_sent_to_an_engine_that_lacks_it(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path
+) -> None:
+    devices = [
+        {"name": "near", "cpu": 0.3},
+        {"name": "pi", "hosts": ["root@pi1"], "container": "podman"},
+    ]
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "15s"})
+    podman = ["env", f"CONTAINERS_STORAGE_CONF={hosts.machines[0].folder}/storage.conf", "podman"]
+    done = testbed("up", file, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    run = Finished.only_one_in(tmp_path / "runs")
+    assert {update.client for update in run.updates} == {"near", "pi"}
+    assert containers(hosts, *podman) == {}
+    assert subprocess.check_output([*podman, "images", "--quiet"]) != b""
+    assert testbed("doctor", "--clean", "root@pi1").code == 0
+    assert subprocess.check_output([*podman, "images", "--quiet"]) == b""
+    assert left(hosts) == []
+
+
+def pid_of(container: str) -> int:
+    """Process id of the client in a container."""
+    shown = ["docker", "inspect", "--format", "{{.State.Pid}}", container]
+    return int(subprocess.check_output(shown))

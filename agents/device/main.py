@@ -15,7 +15,6 @@ device's own network.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import os
 import queue
@@ -26,11 +25,12 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import assert_never
+
+from typing_extensions import assert_never
 
 from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
-from agents.device import link, resource_usage
+from agents.device import bound, link, resource_usage
 from agents.device.container import DeviceContainer
 from agents.device.energy_meter import CounterReading, EnergyMeter
 from agents.device.machine import DeviceMachine
@@ -52,6 +52,7 @@ from agents.device_actions import (
     SetLink,
     Unplug,
 )
+from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing
 from agents.mqtt import topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
@@ -77,6 +78,8 @@ time around the start of the clock, the use of at most this many seconds is attr
 
 def main() -> None:
     cfg = config.load(DeviceConfig, Path(sys.argv[1]))
+    if cfg.user is None and os.getpid() == 1:  # in a container on a real device
+        bound.end_with_input()
     ctypes.CDLL(None).prctl(
         _NO_NEW_PRIVILEGES, 1, 0, 0, 0
     )  # child processes cannot gain privileges either
@@ -157,9 +160,8 @@ class Init:
                 return 0
             time.sleep(0.1)
         for path, digest in self._config.hashes.items():
-            with Path(path).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
+            if files.sha256(Path(path)) != digest:
+                raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
         self._start_wanted()
         self._connection.open(self._config.timeout_s)
         if self._config.probed is not None:

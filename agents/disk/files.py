@@ -4,6 +4,7 @@ may be damaged or come from untrusted sources."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import mmap
 import os
@@ -106,6 +107,15 @@ def read(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"this is larger than {most / 2**20:g} MiB", str(path))
     return data
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 hash of a file, in hexadecimal digits. Raises OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def from_json(text: str | bytes) -> Any:

@@ -4,8 +4,9 @@ gone.
     python -m agents.remote.keeper SETTINGS
 
 The keeper has a session of its own, so that it outlives the SSH connection that has started it. The
-working directory is the device's folder. SETTINGS is JSON: `host` and `port` of the broker, and
-`timeout`, the seconds without the broker after which the keeper ends the init and removes the folder.
+working directory is the device's folder. SETTINGS is JSON: `host` and `port` of the broker; `timeout`,
+the seconds without the broker after which the keeper ends the init and removes the folder; `container`,
+engine and image of the container in which init and client run, or null.
 The broker counts as present if it proves to be this run's broker (TLS, with the certificate in
 `broker.pem`). The keeper needs only Python 3.9.
 """
@@ -25,7 +26,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents.remote.program import EXIT, LOCK, remove_folder, replace
+from agents.remote import container
+from agents.remote.program import (
+    EXIT,
+    LOCK,
+    RequestError,
+    remove_containers,
+    remove_folder,
+    replace,
+)
 
 CERTIFICATE = "broker.pem"
 _LOOK_SECONDS = 15.0
@@ -41,7 +50,7 @@ def main() -> None:
     os.write(lock, str(os.getpid()).encode())
     signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    init: subprocess.Popen[bytes] | None = start_init(signals)
+    init: subprocess.Popen[bytes] | None = start_init(signals, settings["container"])
     seen = time.monotonic()
     while True:
         arrived = signal.sigtimedwait(signals, min(_LOOK_SECONDS, settings["timeout"]))
@@ -60,23 +69,32 @@ def main() -> None:
             return
 
 
-def start_init(signals: Any) -> subprocess.Popen[bytes]:
-    """Start the init in a session of its own. It ends with the keeper."""
+def start_init(signals: Any, contained: dict[str, str] | None) -> subprocess.Popen[bytes]:
+    """Start the init in a session of its own, or in the container `contained`. It ends with the
+    keeper."""
     bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
+    command = [sys.executable, *container.INIT]
+    if contained is not None:
+        engine = contained["engine"]
+        user = container.user_options(engine)
+        command = container.command(engine, contained["image"], Path.cwd(), user)
     return subprocess.Popen(
-        [*bound, sys.executable, "-m", "agents.device.main", "init.json"],
+        [*bound, *command],
+        stdin=subprocess.PIPE,  # by its end a container notices the end of the keeper
         start_new_session=True,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals),
     )
 
 
 def end(init: subprocess.Popen[bytes] | None) -> None:
-    """Kill the init and its client."""
+    """Kill the init and its client, and remove their container."""
     if init is None:
         return
     with suppress(ProcessLookupError):
         os.killpg(init.pid, signal.SIGKILL)
     init.wait()
+    with suppress(RequestError):  # the controller will try again
+        remove_containers(Path.cwd())
 
 
 def is_present(settings: dict[str, Any]) -> bool:

@@ -9,12 +9,14 @@ clocks.
 Files on the device, in `~/.cache/edge-fl-testbed`:
 
     environments/HASH/      virtual environment with the agents' packages; kept for later runs
+    images/NAME             engine and tag of an image that was loaded into a container engine; likewise
     runs/RUN/DEVICE/        files of one device of one run; removed at the end of the run
 """
 
 from __future__ import annotations
 
 import fcntl
+import getpass
 import importlib.util
 import io
 import json
@@ -29,7 +31,9 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,6 +44,10 @@ COMPLETE = "complete"
 LOCK, EXIT, LOG, DISK, CLOCK = "lock", "exit", "log", "disk", "clock.json"
 """Names in a device's folder: lock of its keeper, exit code of its init, log, the client's folder, and
 the estimate of the controller's clock."""
+ENGINE, CONTAINER = "engine", "container"
+"""Names in the folder of a device with a container: name of the engine, and id of the container."""
+LABEL = "edge-fl-testbed"
+"""Label of a container. Its value is the device's folder."""
 MAX_LOG_BYTES = 4 * 2**20
 """Maximum number of bytes sent from the end of a log."""
 OLD_SECONDS = 7 * 86_400
@@ -49,6 +57,8 @@ _ASK_SECONDS, _ANSWER_SECONDS = 1.0, 20.0
 """Seconds between two exchanges of clocks, and seconds after which an exchange without answer ends the
 connection."""
 _CONNECT_SECONDS = 5.0
+_KEEPER_SECONDS = 60.0
+"""Maximum seconds until the keeper has started: a busy, slow device reads Python's modules for long."""
 _QUICK_EXCHANGES = 10
 """Number of exchanges of clocks that are made at once at the start."""
 _LOAD_SECONDS = 5.0
@@ -73,6 +83,7 @@ def main(source: Any, sink: Any) -> None:
     verbs = {
         "check": check,
         "install": install,
+        "load": load,
         "measure": measure,
         "start": start,
         "watch": watch,
@@ -106,6 +117,7 @@ def check(request: dict[str, Any], source: Any, sink: Any) -> None:
             "installed": (environment(request) / COMPLETE).exists(),
             "reaches": [reaches(*server) for server in request["servers"]],
             "seen": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
+            "has_image": has_image(request),
         },
     )
 
@@ -156,7 +168,7 @@ def install(request: dict[str, Any], source: Any, sink: Any) -> None:
     if is_gone(source):
         remove_folder(folder)
     else:
-        answer(sink, {"python": python})
+        answer(sink, {"python": python, "has_image": has_image(request)})
 
 
 def is_gone(source: Any) -> bool:
@@ -194,13 +206,16 @@ def make_environment(made: Path, attempts: list[list[str]]) -> None:
             return
 
 
-def run(command: list[str], failure: str) -> None:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
+def run(command: list[str], failure: str) -> str:
+    """Return the output of `command`. Raises RequestError with the text `failure` and the last lines."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise RequestError(f"{failure}: it is not installed") from None
     if done.returncode:
-        lines = done.stdout.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
-        raise RequestError("\n".join([failure + ":", *lines]))
+        text = (done.stdout + done.stderr).decode("utf-8", "replace")
+        raise RequestError("\n".join([failure + ":", *text.splitlines()[-_LAST_LINES:]]))
+    return done.stdout.decode("utf-8", "replace")
 
 
 def received(request: dict[str, Any], source: Any) -> Any:
@@ -210,6 +225,59 @@ def received(request: dict[str, Any], source: Any) -> Any:
         if len(content) < size:
             raise RequestError(f"the connection broke while {name} was sent")
         yield name, content
+
+
+def has_image(request: dict[str, Any]) -> bool | None:
+    """Whether the requested container engine has the requested image; None if no engine is
+    requested."""
+    container = request.get("container")
+    if container is None:
+        return None
+    engine = container["engine"]
+    run([engine, "info"], f"{engine} does not answer to {getpass.getuser()}")
+    return is_loaded(engine, container["image"])
+
+
+def is_loaded(engine: str, image: str) -> bool:
+    command = [engine, "image", "inspect", image]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    return done.returncode == 0
+
+
+def load(request: dict[str, Any], source: Any, sink: Any) -> None:
+    """Load the image that follows the request, compressed, into a container engine, and note it for
+    `clean`."""
+    engine, image = request["container"]["engine"], request["container"]["image"]
+    ((name, left),) = request["files"]
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)  # for gzip; not every engine unpacks it
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [engine, "load", "--quiet"], stdin=subprocess.PIPE, stdout=said, stderr=said
+        )
+        try:
+            while left and process.poll() is None:
+                chunk = source.read(min(left, CHUNK_BYTES))
+                left -= len(chunk)
+                if not chunk:
+                    raise RequestError(f"the connection broke while {name} was sent")
+                with suppress(BrokenPipeError):  # the engine says why
+                    process.stdin.write(unpacker.decompress(chunk))  # type: ignore[union-attr]
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # type: ignore[union-attr]
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        said.seek(0)
+        if process.returncode or not is_loaded(engine, image):
+            raise RequestError(
+                f"{engine} could not load {image}: {said.read().decode('utf-8', 'replace')}"
+            )
+    (CACHE / "images").mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace(CACHE / "images" / named(image.replace(":", "-")), json.dumps([engine, image]))
+    answer(sink, {})
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
@@ -285,9 +353,12 @@ def start(request: dict[str, Any], source: Any, sink: Any) -> None:
         if not (in_disk and had_disk):
             target = folder / DISK / named(name[len(DISK) + 1 :]) if in_disk else folder / named(name)
             write(target, content)
-    remove_file(folder / EXIT)
+    for name in (EXIT, CONTAINER):
+        remove_file(folder / name)
+    if request["keeper"]["container"] is not None:
+        write(folder / ENGINE, request["keeper"]["container"]["engine"].encode())
     with (folder / LOG).open("ab") as log:
-        subprocess.Popen(
+        keeper = subprocess.Popen(
             [request["python"], "-m", "agents.remote.keeper", json.dumps(request["keeper"])],
             cwd=str(folder),
             stdin=subprocess.DEVNULL,
@@ -295,9 +366,9 @@ def start(request: dict[str, Any], source: Any, sink: Any) -> None:
             stderr=log,
             start_new_session=True,
         )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _KEEPER_SECONDS
     while not is_kept(folder):
-        if time.monotonic() > deadline:
+        if keeper.poll() is not None or time.monotonic() > deadline:
             raise RequestError("the keeper did not start:\n" + "\n".join(last_lines(folder / LOG)))
         time.sleep(0.05)
     answer(sink, {})
@@ -381,12 +452,12 @@ def watch(request: dict[str, Any], source: Any, sink: Any) -> None:
 def cpu_seconds(run: Path) -> dict[str, float]:
     """Return seconds of all CPUs since the machine started: in total, without idling (`busy`), and taken
     by a hypervisor (`stolen`); and the CPU seconds of all processes of the run whose folder is `run`
-    (`own`)."""
+    (`own`), in containers, too."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     user, nice, system, idle, waiting, interrupts, soft, stolen = ticks
     own = sum(os.times()[:4])
     per_second = os.sysconf("SC_CLK_TCK")
-    for process in processes_in(run):
+    for process in {*processes_in(run), *contained_processes(run)}:
         with suppress(OSError, ValueError, IndexError):  # it has ended
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].split()
             own += sum(int(field) for field in fields[11:15]) / per_second
@@ -447,7 +518,8 @@ def remove_folder(folder: Path) -> None:
 
 
 def stop(folder: Path) -> None:
-    """End the keeper of a device, and every other process that works in the device's folder."""
+    """End the keeper of a device, its container, and every other process that works in the device's
+    folder."""
     try:
         keeper = int((folder / LOCK).read_text())
     except (OSError, ValueError):
@@ -459,6 +531,7 @@ def stop(folder: Path) -> None:
             time.sleep(0.02)
         if is_kept(folder):
             kill(keeper, signal.SIGKILL)
+    remove_containers(folder)
     deadline = time.monotonic() + 5
     while found := processes_in(folder):
         for process in found:
@@ -480,6 +553,32 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
+def remove_containers(folder: Path) -> None:
+    """Remove the container of a device, if it has one."""
+    try:
+        engine = (folder / ENGINE).read_text()
+    except OSError:
+        return
+    label = f"label={LABEL}={folder}"
+    found = run(
+        [engine, "ps", "--all", "--quiet", "--filter", label], f"{engine} cannot list containers"
+    ).split()
+    if found:
+        run([engine, "rm", "--force", "--volumes", *found], f"{engine} cannot remove a container")
+
+
+def contained_processes(run: Path) -> list[int]:
+    """Return the ids of the processes in the containers of the run whose folder is `run`."""
+    containers = [path.read_text() for path in run.glob(f"*/{CONTAINER}")]
+    found = []
+    for entry in Path("/proc").glob("[0-9]*") if containers else ():
+        with suppress(OSError):  # it has ended
+            groups = (entry / "cgroup").read_text()
+            if any(container and container in groups for container in containers):
+                found.append(int(entry.name))
+    return found
+
+
 def kill(process: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, number)
@@ -494,13 +593,18 @@ def remove_old() -> None:
 
 
 def clean(request: dict[str, Any], source: Any, sink: Any) -> None:
-    """Remove the virtual environments, and the folders of all devices that no keeper uses."""
+    """Remove the virtual environments, the loaded images, and the folders of all devices that no keeper
+    uses."""
     for folder in (CACHE / "runs").glob("*/*"):
         if not is_kept(folder):
             stop(folder)
             remove_folder(folder)
     kept = sorted(str(folder) for folder in (CACHE / "runs").glob("*/*"))
     if not kept:
+        for note in (CACHE / "images").glob("*"):
+            engine, image = json.loads(note.read_text())
+            if is_loaded(engine, image):
+                run([engine, "image", "rm", image], f"{engine} cannot remove {image}")
         shutil.rmtree(CACHE, ignore_errors=True)
     answer(sink, {"kept": kept})
 

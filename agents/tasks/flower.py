@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import tomllib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,11 @@ from agents import user_code
 from agents.config import Count
 from agents.shards import Shard
 from agents.tasks.interface import Task
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # Flower requires it there
+    import tomli as tomllib
 
 if TYPE_CHECKING:
     import torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -203,7 +204,7 @@ class FlowerModule(torch.nn.Module):
             reply = self._app(_message(kind, partition, self._content(kind, config)), context)
         except KeyError as error:
             key = next(iter(error.args), None)
-            if isinstance(key, str):
+            if isinstance(key, str) and sys.version_info >= (3, 11):  # older ones have no notes
                 error.add_note(
                     f"If a strategy sends {key} in its config, write app_config: {key}=VALUE; if it "
                     "belongs to the run config, write it in run_config"

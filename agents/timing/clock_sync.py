@@ -6,7 +6,7 @@ estimate is at most half of the round trip. So the exchanges with the shortest r
 accurate. Clocks drift. The drift is assumed to be constant over the window, so a line is fitted through
 the best exchange of each second, weighted by accuracy.
 
-This module imports only Python's standard library, because it is sent to nodes as it is. All times are
+This module needs only Python 3.9, because it is sent to nodes and real devices as it is. All times are
 whole nanoseconds.
 """
 
@@ -29,7 +29,7 @@ _MIN_SPAN = 5 * 10**9
 uncertainty of the round trips is larger than the drift."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Estimate:
     """Linear estimate of the other clock. When this node's clock shows `own`, the other clock shows own
     + offset + drift × (own − at)."""
@@ -55,7 +55,7 @@ class Estimate:
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _ClockReading:
     at: int
     """Middle between question and answer, on this node's clock, in ns."""
@@ -65,7 +65,7 @@ class _ClockReading:
     """Half of the round trip, in ns: the maximum error of `offset`."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Exchanges:
     """The exchanges with another node; only the best exchange of each slot is kept."""
 

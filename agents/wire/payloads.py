@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector
@@ -41,7 +42,7 @@ called `vector/NAME/KEY`."""
 _KINDS = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U32": "<u4"}
 """Types of the arrays of an encoded update: NumPy's name of each type, by the name in safetensors."""
 _NAMES = {np.dtype(kind): name for name, kind in (*_KINDS.items(), ("I64", "<i8"))}
-Pieces = tuple[bytes, *tuple[memoryview, ...]]
+Pieces = tuple[bytes, Unpack[tuple[memoryview, ...]]]
 """Pieces of a payload: its header and views of its arrays."""
 
 

@@ -131,7 +131,7 @@ class Launch:
             )
         from testbed.runtimes.ssh import inspection
 
-        return inspection.dry_run(self.plan, self.topology.requirements)
+        return inspection.dry_run(self.plan, self.topology)
 
     def memory(self) -> str:
         """Return a sentence on the memory that the components of the run need."""

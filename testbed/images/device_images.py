@@ -24,7 +24,7 @@ from docker.utils import build as docker_build
 from testbed import images
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache, docker_engine
-from testbed.images import Images, Progress, image_check
+from testbed.images import ImageAdditions, Images, Progress, image_check
 from testbed.topology import Topology
 from testbed.topology.devices import DeviceGroup
 
@@ -33,6 +33,14 @@ _MAX_BYTES = 512 * 2**20
 _MAX_FILES = 20_000
 _CLIENT = "10001:10001"
 """User and group of the devices' clients (`testbed.plan.agent_configs.CLIENT_USER`)."""
+
+
+def additions(topology: Topology) -> ImageAdditions | None:
+    """Return what the topology's own code adds to the agents' image; None if it has no own code."""
+    code = topology.user_code
+    if code is None:
+        return None
+    return ImageAdditions(str(code.path), code.digest, code.copy, topology.requirements)
 
 
 def group_images(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from agents.config import (
     dump,
     silence_timeout,
 )
+from agents.disk import files
 from agents.links import probe_server
 from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.rules.client_half import ClientSide, elements
@@ -472,8 +472,4 @@ def _on_real_device(init: DeviceConfig, places: Places) -> DeviceConfig:
 
 
 def _hashes(spec: RunSpec, device: str) -> dict[str, str]:
-    found = {}
-    for path, source in files_to_send(spec, device).items():
-        with source.open("rb") as file:
-            found[path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    return {path: files.sha256(source) for path, source in files_to_send(spec, device).items()}

@@ -381,7 +381,7 @@ def _devices(
 ) -> Iterator[PlannedDevice]:
     for group, planned in zip(topology.devices, groups, strict=True):
         alike = {one.name: getattr(planned, one.name) for one in fields(planned)}
-        alike |= {"dilation": dilation, "python": group.python}
+        alike |= {"dilation": dilation, "python": group.python, "container": group.container}
         speed = group.speed
         fixed = speed.draw(topology.seed, "") if speed.distribution == "constant" else None
         for name in group.device_names:

@@ -114,6 +114,9 @@ class PlannedDevice:
     """SSH destination of a real device; None for an emulated device."""
     python: str | None = None
     """Python interpreter on the real device; None for a virtual environment that is made there."""
+    container: str | None = None
+    """Container engine in which the client of a real device runs; None for a process of the SSH
+    user."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 

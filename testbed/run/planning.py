@@ -57,7 +57,7 @@ def check_host(topology: Topology, plan: Plan) -> None:
     if plan.real_devices:
         from testbed.runtimes.ssh import hosts
 
-        hosts.check_hosts(plan, topology.requirements)
+        hosts.check_hosts(plan, topology)
 
 
 def _nodes(runtime: str, options: Options) -> tuple[Node, ...]:

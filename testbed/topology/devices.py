@@ -505,7 +505,14 @@ class DeviceGroup(Model):
         default=None,
         exclude_if=lambda python: python is None,
         description="Path of the Python interpreter on a real device. It must have the agents' "
-        "packages. Default: a virtual environment that is made on the device once",
+        "packages, unless container is set. Default: a virtual environment that is made on the device "
+        "once",
+    )
+    container: Annotated[Literal["docker", "podman"], expecting("docker or podman")] | None = Field(
+        default=None,
+        exclude_if=lambda container: container is None,
+        description="Engine on a real device that runs the client in a container of the agents' image. "
+        "Default: the client is a process of the SSH user",
     )
     placement: dict[str, str] | None = Field(
         default=None,

@@ -40,8 +40,9 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if not group.is_real:
-            if group.python is not None:
-                yield (*where, "python"), "applies to real devices only: remove it, or add hosts"
+            for key in ("python", "container"):
+                if getattr(group, key) is not None:
+                    yield (*where, key), "applies to real devices only: remove it, or add hosts"
             continue
         real.update(group.device_names)
         yield from _group_problems(group, where)

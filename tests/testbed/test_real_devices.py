@@ -208,7 +208,9 @@ def test_unfit_device_is_described_with_a_mend() -> None:
 
     assert problem() == "None"
     assert "lacks torch" in problem(own=True)
-    assert "expected at least" in problem(python="3.5.1")
+    assert problem(python="3.10.1") == "None"
+    assert "is Python 3.9.2, expected at least 3.10" in problem(python="3.9.2")
+    assert "container: docker" in problem(python="3.9.2")
     assert "python3-venv" in problem(venv=False)
     assert "0.1 GiB free" in problem(free=10**8)
     assert "expected Linux" in problem(system="Darwin")
@@ -222,12 +224,13 @@ def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -
     (folder / "agents" / "__init__.py").touch()
     (folder / "agents" / "device" / "__init__.py").touch()
     here = Path(program.__file__).parents[1]
-    for name in ("remote/__init__.py", "remote/keeper.py", "remote/program.py", "device/bound.py"):
+    remote = [f"remote/{name}.py" for name in ("__init__", "container", "keeper", "program")]
+    for name in (*remote, "device/bound.py"):
         (folder / "agents" / name).parent.mkdir(exist_ok=True)
         (folder / "agents" / name).write_text((here / name).read_text())
     (folder / "agents" / "device" / "main.py").write_text("import time; time.sleep(600)")
     (folder / "broker.pem").write_text(new_identity("127.0.0.1").certificate)
-    settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1}'
+    settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1, "container": null}'
     keeper = subprocess.Popen([sys.executable, "-m", "agents.remote.keeper", settings], cwd=folder)
     eventually(lambda: len(program.processes_in(folder)) == 2, 20)
     (init,) = (one for one in program.processes_in(folder) if one != keeper.pid)

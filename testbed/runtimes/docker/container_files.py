@@ -30,10 +30,7 @@ def ensure_images(
 ) -> images.Images:
     """Build the images that the run needs and this host lacks. The images contain the topology's code
     and packages."""
-    code = spec.topology.user_code
-    added = None
-    if code is not None:
-        added = images.ImageAdditions(str(code.path), code.digest, code.copy, spec.topology.requirements)
+    added = device_images.additions(spec.topology)
     with_gpus = any(device.gpu is not None for device in spec.plan.devices)
     built = images.ensure(engine, progress, added, cuda=with_gpus)
     labels = executor.helper_labels(spec.directory.run)

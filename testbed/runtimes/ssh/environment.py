@@ -6,6 +6,7 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from testbed import bundle
 from testbed.errors import HostError
 from testbed.images import torch_index
 from testbed.images.wheels import significant_lines
+from testbed.runtimes.ssh import container_image
 from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
 
 MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "xxhash")
 """Packages that the agents import."""
-AGENTS_PYTHON = (3, 11)
-"""Oldest version of Python that can run the agents."""
+AGENTS_PYTHON = (3, 10)
+"""Oldest version of Python that can run the agents: PyTorch has no wheels for older ones."""
 _ENVIRONMENT_BYTES, _RUN_BYTES = 3 * 2**30, 200 * 2**20
 """Free space in bytes that a new environment and the files of a run need."""
 INSTALL_TIMEOUT_SECONDS = 3600.0
@@ -57,24 +59,48 @@ def archive(code: Path | None) -> bytes:
     return made.getvalue()
 
 
+@dataclass(frozen=True, slots=True)
+class ClientContainer:
+    """Container of a real device."""
+
+    engine: str
+    """`docker` or `podman`."""
+    image: str
+    """Tag of the image."""
+
+    def as_dict(self) -> dict[str, str]:
+        return {"engine": self.engine, "image": self.image}
+
+
 def check(
     connections: Connections,
     target: SshTarget,
     lines: Sequence[str],
     *,
     own_python: bool,
+    container: ClientContainer | None = None,
     server: tuple[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
     agents, or cannot reach `server`.
 
-    `lines`: requirements. `own_python`: whether the topology names the interpreter. `server`: address
-    and port of this host at which something listens; None if that is not checked.
+    `lines`: requirements. `own_python`: whether the topology names the interpreter. `container`: as in
+    the topology. `server`: address and port of this host at which something listens; None if that is not
+    checked.
     """
     servers = [] if server is None else [server]
-    request = {"modules": MODULES, "environment": environment_name(lines), "servers": servers}
+    request = {
+        "modules": MODULES,
+        "environment": environment_name(lines),
+        "servers": servers,
+        "container": None if container is None else container.as_dict(),
+    }
     found = connections.call(target, "check", request, timeout=40.0)
-    problem = _problem(found, target, own_python=own_python)
+    problem = (
+        _problem(found, target, own_python=own_python)
+        if container is None
+        else _container_problem(found, container)
+    )
     if problem is None and server is not None and found.get("reaches") != [True]:
         address, port = server
         problem = (
@@ -88,17 +114,39 @@ def check(
 
 
 def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:
-    python, missing = shown(str(found.get("python"))), found.get("missing")
-    free, installed = found.get("free"), found.get("installed") is True
-    if not isinstance(missing, list) or not isinstance(free, int):
+    needs_packages = not own_python and found.get("installed") is not True
+    needed = _ENVIRONMENT_BYTES if needs_packages else _RUN_BYTES
+    return (
+        _machine_problem(found)
+        or _python_problem(found, target, own_python=own_python)
+        or _disk_problem(found, needed)
+    )
+
+
+def _container_problem(found: Mapping[str, Any], container: ClientContainer) -> str | None:
+    problem = _machine_problem(found) or _disk_problem(found, _RUN_BYTES)
+    if problem is None and found.get("has_image") is not True:
+        machine = shown(str(found.get("machine")))
+        return container_image.problem(container.image, container.engine, machine)
+    return problem
+
+
+def _machine_problem(found: Mapping[str, Any]) -> str | None:
+    if not isinstance(found.get("missing"), list) or not isinstance(found.get("free"), int):
         return "its answer is not valid: is another program called in place of Python?"
     if found.get("system") != "Linux":
         return f"it runs {shown(str(found.get('system')))}, expected Linux"
+    return None
+
+
+def _python_problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:
+    python, missing = shown(str(found.get("python"))), found["missing"]
     version = tuple(int(part) for part in python.split(".")[:2] if part.isdigit())
     if version < AGENTS_PYTHON:
         oldest = ".".join(map(str, AGENTS_PYTHON))
         return (
-            f"{target.python} is Python {python}, expected at least {oldest}: name another with python"
+            f"{target.python} is Python {python}, expected at least {oldest}, which PyTorch needs: name "
+            "another interpreter with python (such as uv or pyenv install), or write container: docker"
         )
     if own_python and missing:
         names = ", ".join(shown(str(one)) for one in missing)
@@ -106,12 +154,16 @@ def _problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -
             f"{target.python} lacks {names}: install them there, or remove python from the topology, so "
             "that an environment is made"
         )
-    if not own_python and not installed and found.get("venv") is not True:
+    if not own_python and found.get("installed") is not True and found.get("venv") is not True:
         return (
             f"{target.python} cannot make virtual environments: run sudo apt-get install python3-venv "
             "there, or name an interpreter that has the packages with python"
         )
-    needed = _RUN_BYTES if own_python or installed else _ENVIRONMENT_BYTES
+    return None
+
+
+def _disk_problem(found: Mapping[str, Any], needed: int) -> str | None:
+    free = found["free"]
     if free < needed:
         return (
             f"its disk has {free / 2**30:.1f} GiB free in ~/.cache, expected {needed / 2**30:.1f}: make "

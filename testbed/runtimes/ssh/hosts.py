@@ -34,8 +34,10 @@ from testbed.fidelity.real_devices import RealDeviceFigures
 from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
-from testbed.runtimes.ssh import environment, removal
+from testbed.runtimes.ssh import container_image, environment, removal
 from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
+from testbed.runtimes.ssh.environment import ClientContainer
+from testbed.topology import Topology
 from testbed.view import View
 
 CONTACT_TIMEOUT_SECONDS = 600.0
@@ -65,21 +67,31 @@ def target_of(device: PlannedDevice) -> SshTarget:
     return SshTarget(str(device.host), device.python or "python3")
 
 
-def check_hosts(plan: Plan, requirements: Sequence[str]) -> None:
-    """Check in parallel that this host and all real devices can run `plan`. `requirements`: packages of
-    the user's own code. Raises HostError that names each device, the cause and the mend."""
+def container_of(device: PlannedDevice, topology: Topology) -> ClientContainer | None:
+    """Return the container in which a real device's client runs; None if it is a process."""
+    if device.container is None:
+        return None
+    return ClientContainer(device.container, container_image.tag(topology))
+
+
+def check_hosts(plan: Plan, topology: Topology) -> None:
+    """Check in parallel that this host and all real devices can run `plan`. Raises HostError that names
+    each device, the cause and the mend."""
     if plan.server is None:
         return
     server = plan.server
-    lines, connections = environment.requirement_lines(requirements), Connections()
-    distinct = {target_of(device): device.python is not None for device in plan.real_devices}
+    lines, connections = environment.requirement_lines(topology.requirements), Connections()
+    distinct = {
+        (target_of(device), device.python is not None, container_of(device, topology))
+        for device in plan.real_devices
+    }
 
-    def check(target: SshTarget, *, own: bool) -> None:
-        environment.check(connections, target, lines, own_python=own, server=server)
+    def check(target: SshTarget, own: bool, container: ClientContainer | None) -> None:  # noqa: FBT001
+        environment.check(connections, target, lines, own_python=own, container=container, server=server)
 
     with listening(plan.server):  # for the devices to try
         try:
-            errors = in_parallel([partial(check, target, own=own) for target, own in distinct.items()])
+            errors = in_parallel([partial(check, *each) for each in distinct])
         finally:
             connections.close()
     if errors:
@@ -114,6 +126,10 @@ class RealHosts:
             "installed there, which takes minutes"
         )
         self._in_parallel(lambda device: device.install(packed, lines))
+        if any(device.lacks_image for device in self._devices.values()):
+            with container_image.archive(spec.topology, self._view.progress) as image:
+                self._view.progress("Sending the image to real devices, once")
+                self._in_parallel(lambda device: device.load(image))
 
     def start(self) -> None:
         """Measure the links one after the other, because devices may share a network. Then start all
@@ -185,10 +201,17 @@ class RealDevice:
     ) -> None:
         self._spec, self._connections = spec, connections
         self.name, self.target = planned.name, target_of(planned)
-        self._has_own_python = planned.python is not None
+        self._container = container_of(planned, spec.topology)
+        self.lacks_image = False
+        """Whether the device's container engine still lacks the image of its container."""
+        self._has_own_python = planned.python is not None or self._container is not None
         self._python = self.target.python
         """Interpreter of the agents there."""
-        self._request = {"run": spec.directory.run, "device": planned.name}
+        self._request = {
+            "run": spec.directory.run,
+            "device": planned.name,
+            "container": None if self._container is None else self._container.as_dict(),
+        }
         self.exit_code: int | None = None
         """Exit code of the device's init; None while it runs or may start again."""
         self.uncertainty: float | None = None
@@ -224,7 +247,14 @@ class RealDevice:
         )
         if not isinstance(python := found.get("python"), str):
             raise HostError(f"{self.target.host}: its answer names no interpreter")
-        self._python = python
+        self._python, self.lacks_image = python, found.get("has_image") is False
+
+    def load(self, image: Path) -> None:
+        """Send the archive of the image, unless the device has it. Raises HostError."""
+        if self.lacks_image:
+            timeout = environment.INSTALL_TIMEOUT_SECONDS
+            self._connections.call(self.target, "load", self._request, [("image", image)], timeout)
+            self.lacks_image = False
 
     def measure(self) -> None:
         """Measure round trip and rates between the device and this host. Raises HostError."""
@@ -315,7 +345,12 @@ class RealDevice:
 
     def _start(self, files: Sequence[tuple[str, Path | bytes]]) -> None:
         server = self._spec.plan.server or ("", 0)
-        keeper = {"host": server[0], "port": server[1], "timeout": CONTACT_TIMEOUT_SECONDS}
+        keeper = {
+            "host": server[0],
+            "port": server[1],
+            "timeout": CONTACT_TIMEOUT_SECONDS,
+            "container": self._request["container"],
+        }
         request = {**self._request, "python": self._python, "keeper": keeper}
         self._connections.call(self.target, "start", request, files, 600.0)
 

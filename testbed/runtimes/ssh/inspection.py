@@ -6,12 +6,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
+from agents.remote import container
 from testbed.errors import HostError
 from testbed.plan import Plan
 from testbed.runtimes.ssh import environment
 from testbed.runtimes.ssh.connection import Connections, SshTarget, in_parallel, shown
-from testbed.runtimes.ssh.hosts import target_of
+from testbed.runtimes.ssh.environment import ClientContainer
+from testbed.runtimes.ssh.hosts import container_of, target_of
+from testbed.topology import Topology
 
 _CACHE = "~/.cache/edge-fl-testbed"
 
@@ -59,15 +63,26 @@ def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
     return {host: found[host] for host in hosts}
 
 
-def dry_run(plan: Plan, requirements: Sequence[str]) -> list[str]:
+def _container_lines(contained: ClientContainer | None, folder: str) -> list[str]:
+    if contained is None:
+        return []
+    user = ["--user=UID:GID"]
+    command = container.command(contained.engine, contained.image, Path(folder), user)
+    return [f"           {shlex.join(command)}"]
+
+
+def dry_run(plan: Plan, topology: Topology) -> list[str]:
     """Return the lines that say which commands a run would run for its real devices."""
-    wanted = environment.requirement_lines(requirements)
+    wanted = environment.requirement_lines(topology.requirements)
     name = environment.environment_name(wanted)
     size = len(environment.archive(None))
     lines = []
     for device in plan.real_devices:
         target, folder = target_of(device), f"{_CACHE}/runs/RUN/{device.name}"
+        contained = container_of(device, topology)
         python = device.python or f"{_CACHE}/environments/{name}/bin/python"
+        if contained is not None:
+            python = target.python
         lines += [
             f"{device.name}: {shlex.join(target.command)}",
             "  the same command each time; its standard input has agents/remote/program.py, a request,",
@@ -76,7 +91,9 @@ def dry_run(plan: Plan, requirements: Sequence[str]) -> list[str]:
             f"{plan.server[0] if plan.server else ''}, port {plan.server[1] if plan.server else ''}",
             f"  install  unpacks the agents ({size / 1000:.0f} kB) into {folder}",
         ]
-        if device.python is None:
+        if contained is not None:
+            lines.append(f"  load     once: {contained.engine} load, with {contained.image}")
+        elif device.python is None:
             first = shlex.join(environment.attempts(wanted)[0])
             lines += [
                 f"           once: {target.python} -m venv {_CACHE}/environments/{name}",
@@ -86,6 +103,7 @@ def dry_run(plan: Plan, requirements: Sequence[str]) -> list[str]:
             "  measure  measures round trips and rates to this host",
             "  start    writes init.json, client.json (mode 0600), broker.pem, shard.safetensors; runs",
             f"           {python} -m agents.remote.keeper SETTINGS",
+            *_container_lines(contained, folder),
             "  watch    reports the state and compares the clocks, until the end of the run",
             f"  remove   ends all, sends log and unacknowledged updates, deletes {folder}",
         ]
