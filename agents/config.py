@@ -522,6 +522,11 @@ class AccessLink:
             loss=self.loss if not any(one.loss for one in path) else 1 - passed,
         )
 
+    def delayed_by(self, path: Sequence[Segment]) -> AccessLink:
+        """Return this link with its own rates, and with delay, jitter and loss of the whole path through
+        the segments of `path`."""
+        return self.through(path).with_changes({"up": self.up, "down": self.down})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
@@ -537,11 +542,8 @@ class DeviceConfig:
     link: AccessLink | None
     """The device's own link; None if the link is not shaped."""
     probed: AccessLink | None
-    """Expected properties of the whole path to the server, for a measurement of the path; None if the
-    path is not measured."""
-    shared: str
-    """Name of the shared link on the path to the server; the device's own name if the device shares no
-    link."""
+    """Expected rates of the device's own link, and expected delay, jitter and loss of the whole path to
+    the server, for a measurement; None if nothing is measured."""
     client_config: str
     """Path of the ClientConfig of the client process that the init starts."""
     isolated: str

@@ -25,7 +25,11 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
     topology = write_topology(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
-        devices=[{"name": "a", "cpu": 0.3}, {"name": "b", "cpu": 0.3, "link": {"rtt": "10ms"}}],
+        network={"cell": {"up": "20mbit"}},
+        devices=[
+            {"name": "a", "cpu": 0.3},
+            {"name": "b", "cpu": 0.3, "link": {"rtt": "10ms"}, "segment": "cell"},
+        ],
         rule={"name": "fedbuff", "buffer_size": 1},
         stop={"after": "60s"},
     )
@@ -40,11 +44,14 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
             "resume {} b",
             "kill {} b",
             "restart {} b",
+            "disconnect {} cell b",
+            "reconnect {} cell b",
         ):
             done = testbed(*command.format(run).split(), "--runs", runs)
             assert done.code == 0, done.err
         for command, told in (
             ("kill {} c", "has no device c; it has a, b"),
+            ("kill {} cell", "cell is a segment"),
             (
                 "set {} a",
                 "nothing to set: give --cpu, --up, --down, --rtt, --jitter, --loss or --battery",
@@ -70,6 +77,10 @@ def test_actions_by_hand_in_a_run_of_processes(testbed: Testbed, tmp_path: Path)
         ("b", "resume", "hand"),
         ("b", "crash", "hand"),
         ("b", "restart", "hand"),
+        ("cell", "disconnect", "hand"),
+        ("b", "disconnect", "hand"),
+        ("cell", "reconnect", "hand"),
+        ("b", "reconnect", "hand"),
     ]
     assert left_as_processes(run.name) == []
     over = testbed("kill", run, "a", "--runs", runs)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from agents.config import AccessLink
-from agents.links import packet_times, packet_train, probe_server
+from agents.links import packet_times, packet_train, probe_server, socket_buffers
 from agents.mqtt.retry import retry
 from agents.wire.messages import LinkFigures
 
@@ -42,35 +42,36 @@ _ECHO_HEADER = struct.Struct(">BBHHH")
 and the id."""
 _ECHO_BYTES = 64
 """Length of each packet in bytes, including its IP header. Ethernet adds 14 bytes on the wire."""
+_ECHO_BUFFER_BYTES = 1 << 20
+"""Size of the receive buffer. It has room for all answers, so that none is lost while a busy host lets
+the process wait."""
 _ECHO_PAYLOAD = bytes(_ECHO_BYTES - 20 - _ECHO_HEADER.size)
 _TRIES_AHEAD = 5
 """Maximum number of echoes sent before the measurement. After the first answer, no further echoes are
 sent."""
 
 
-def measure(requested: AccessLink, host: str, shared: str, timeout: float) -> LinkFigures:
+def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:
     """Measure the link `requested` to the router `host`.
 
     The result has `rtt` and `jitter` (the standard deviation of the round trips), both in seconds, and
     `loss` (the share of lost round trips). If rates are requested, it also has `up` and `down`, in bit/s
-    on the wire. `shared`: name of the link if several devices share it; only one of them measures the
-    link at a time. `timeout`: maximum number of seconds until the router answers. Raises OSError.
+    on the wire. `timeout`: maximum number of seconds until the router answers. Raises OSError.
     """
     server = host, probe_server.PORT
     retry(lambda: socket.create_connection(server, 1.0).close(), timeout)
     answer_timeout = _LOST_AFTER_SECONDS + requested.rtt + 2 * requested.jitter
-    with probe_server.reserved_link(host, shared):
-        count, interval = pace(requested, _ECHO_BYTES + 14)
-        trips = round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
-        answered = [trip for trip in trips if trip is not None]
-        found: dict[str, Any] = round_trip_figures(requested, answered)
-        found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
-        for name, rate, train in (
-            ("up", requested.up, packet_train.upload),
-            ("down", requested.down, packet_train.download),
-        ):
-            if rate is not None:
-                found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
+    count, interval = pace(requested, _ECHO_BYTES + 14)
+    trips = round_trips(socket.gethostbyname(host), count, interval, answer_timeout)
+    answered = [trip for trip in trips if trip is not None]
+    found: dict[str, Any] = round_trip_figures(requested, answered)
+    found |= {"loss": 1 - len(answered) / len(trips), "round_trips": len(trips)}
+    for name, rate, train in (
+        ("up", requested.up, packet_train.upload),
+        ("down", requested.down, packet_train.download),
+    ):
+        if rate is not None:
+            found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
     return LinkFigures(**found)
 
 
@@ -120,6 +121,7 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
     found: list[float | None] = [None] * count
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
         packet_times.enable_timestamps(sock)
+        socket_buffers.enlarge_receive_buffer(sock, _ECHO_BUFFER_BYTES)
         sock.connect((host, 0))
         for _ in range(_TRIES_AHEAD):
             _send_echo(sock, count)

@@ -181,7 +181,7 @@ class Init:
 
         try:
             cfg = self._config
-            found = link_probe.measure(requested, cfg.data_address, cfg.shared, cfg.timeout_s)
+            found = link_probe.measure(requested, cfg.data_address, cfg.timeout_s)
         except OSError as error:  # fail closed: end the device
             self._log(f"the link cannot be measured: {error}")
             self._unmeasured = True

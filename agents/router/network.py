@@ -77,7 +77,7 @@ class Network:
         self._shaped.set_up(inside)
         if flows := [one for one in self._sources if is_flows(one.traffic)]:
             self._loop(flows)
-        found = NetworkProbe(topics.ROUTER, time.monotonic(), [*self._shaped.measure()])
+        found = NetworkProbe(topics.ROUTER, time.monotonic(), self._shaped.measure())
         if self._sources:
             self._generator = subprocess.Popen(background.command(self._sources), stdin=subprocess.PIPE)
         self._shaped.use(time.monotonic())
@@ -90,7 +90,9 @@ class Network:
             self._generator.wait()
 
     def start(self, run_time: float) -> None:
-        """Begin the background traffic. `run_time`: device time now, in seconds."""
+        """Shape all packets, and begin the background traffic. `run_time`: device time now, in
+        seconds."""
+        self._shaped.start()
         self._epoch = time.monotonic() - run_time * self._config.dilation
         self._order()
 

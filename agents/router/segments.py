@@ -14,6 +14,9 @@ merged (GSO), because a packet of 64 KiB would hold up the others.
 
 A packet that a process of the router sends on the IFB itself passes the classes and is then dropped by
 the kernel. Thus the rates are measured without any device, and background traffic needs no receiver.
+
+The devices measure their own links (`agents.device.link_probe`). Until the run clock starts, the packets
+of these measurements do not enter the classes, so that all devices can measure at the same time.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ import socket
 import struct
 import subprocess
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,11 +35,17 @@ from agents.config import Segment, Way, path_of
 from agents.device.backlog import PACKET
 from agents.device.link import LIFTED, LinkError, burst, queue_bytes, run
 from agents.device.netlink import Netlink, ShapedClass
+from agents.links import packet_train
+from agents.links.segment_probe import SEND_FACTOR, TRIES, SegmentProbe, is_near, nearest, probes
 from agents.wire.messages import SegmentFigures
 
 Field = Literal["src", "dst"]
 INTERFACES: Mapping[Way, str] = {"up": "segup", "down": "segdown"}
 """IFB device of each direction."""
+_HOOKS: Mapping[Way, str] = {"up": "ingress", "down": "egress"}
+"""Place at the devices' interface where packets of each direction are redirected."""
+_UNSHAPED = "protocol ip prio 1"
+"""Protocol and priority of the filters for packets that do not enter the classes."""
 FIELDS: Mapping[Way, Field] = {"up": "src", "down": "dst"}
 """Field of a packet's IP header with the device's address."""
 _MIN_RATE = 8
@@ -51,14 +60,7 @@ _MAX_LEVELS = 7
 _UNLIMITED_QUEUE = 16 * 2**20
 """Length in bytes of a leaf's queue if no segment limits its rate."""
 _FRAME_HEADER = bytes(12) + b"\x08\x00"
-_PROBE_SECONDS, _PROBES_SECONDS = 1.0, 15.0
-"""Maximum number of seconds of one measurement, and of all measurements together."""
-_SEND_FACTOR = 1.3
-"""Rate of sending in a measurement, as a multiple of the segment's rate."""
 _TICK_SECONDS = 0.002
-_TRIES, _NEAR = 3, 0.02
-"""Maximum number of measurements of a segment; the first one within this relative distance of the
-requested rate is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +120,6 @@ class SegmentTree:
         """Return the leaves of the segment and of all segments below it."""
         below = self.below(name)
         return [leaf for leaf in self.leaves[way] if leaf.segment in below]
-
-    def shares(self, leaves: Sequence[Leaf], way: Way) -> dict[Leaf, float]:
-        """Return the max-min fair rate of each of `leaves` in bit/s if no other leaf sends: all rates
-        grow alike until a segment is full, then those of its leaves stay. Leaves that no segment limits
-        are left out."""
-        paths = {leaf: self.path(leaf.segment) for leaf in leaves}
-        room = {
-            segment.name: float(rate)
-            for segment in self.segments.values()
-            if (rate := segment.rate(way)) is not None
-        }
-        found: dict[Leaf, float] = {}
-        while paths:
-            users = Counter(segment.name for path in paths.values() for segment in path)
-            equal = {name: room[name] / count for name, count in users.items() if name in room}
-            if not equal:
-                break
-            tightest = min(equal, key=lambda name: equal[name])
-            for leaf in [one for one, path in paths.items() if tightest in {s.name for s in path}]:
-                found[leaf] = equal[tightest]
-                for segment in paths.pop(leaf):
-                    if segment.name in room:
-                        room[segment.name] -= found[leaf]
-        return found
 
     def commands(self, way: Way) -> list[str]:
         """Return the lines of a tc batch that make the classes of one direction. All lines but the
@@ -208,10 +186,13 @@ class ShapedSegments:
     _left: dict[Way, dict[int, int]] = field(default_factory=dict)
     """Bytes that had left each class at the last call of `use`, by direction and minor number."""
     _read_at: float = 0.0
+    _inside: str | None = None
+    """The devices' interface while the packets of their measurements are not shaped; None otherwise."""
 
     def set_up(self, inside: str) -> None:
         """Make the classes, and redirect the packets of `inside`, the devices' interface, to them."""
         run(["tc", "qdisc", "replace", "dev", inside, "clsact"])
+        self._inside = inside
         for way, dev in INTERFACES.items():
             run(f"ip link add {dev} txqueuelen 10000 type ifb".split())
             run(f"ip link set {dev} up".split())
@@ -224,12 +205,15 @@ class ShapedSegments:
                     f"act_mirred and ifb: {error}"
                 ) from error
             self._lines[way] = lines
-            hook = "ingress" if way == "up" else "egress"
-            run(
-                f"tc filter add dev {inside} {hook} protocol ip u32 match u32 0 0 "
-                f"action mirred egress redirect dev {dev}".split()
-            )
+            for line in redirection(way):
+                run(f"tc filter add dev {inside} {line}".split())
         self._check()
+
+    def start(self) -> None:
+        """Shape all packets from now on, also those of the devices' measurements."""
+        inside, self._inside = self._inside, None
+        for way in INTERFACES if inside is not None else ():
+            run(f"tc filter del dev {inside} {_HOOKS[way]} {_UNSHAPED}".split())
 
     def change(self, segment: Segment) -> None:
         """Give the segment of this name new figures, in place."""
@@ -261,50 +245,43 @@ class ShapedSegments:
         seconds, self._read_at = now - (self._read_at or now), now
         return seconds, found
 
-    def measure(self) -> Iterator[SegmentFigures]:
+    def measure(self) -> list[SegmentFigures]:
         """Measure each segment's rate in each direction: with one leaf alone, and with all its leaves at
-        once. Nothing but the measurement may send meanwhile."""
-        pairs = [
-            (name, way)
-            for name, segment in self.tree.segments.items()
-            for way in INTERFACES
-            if segment.rate(way) is not None and self.tree.leaves_of(name, way)
-        ]
-        seconds = min(_PROBE_SECONDS, _PROBES_SECONDS / max(1, 2 * len(pairs)))
-        with ExitStack() as stack:
-            sockets = {way: stack.enter_context(packet_socket(dev)) for way, dev in INTERFACES.items()}
-            for name, way in pairs:
-                together = self.tree.shares(self.tree.leaves_of(name, way), way)
-                alone = max(
-                    (self.tree.shares([leaf], way) for leaf in together),
-                    key=lambda one: sum(one.values()),
-                )
-                got = [
-                    self._fill(sockets[way], way, name, shares, seconds)
-                    for shares in ((alone, together) if len(together) > 1 else (alone,))
-                ]
-                yield SegmentFigures(
-                    name, way, round(sum(together.values())), round(sum(alone.values())), got[0], got[-1]
-                )
+        once. Both directions are measured at the same time. Nothing else may send meanwhile."""
+        with ThreadPoolExecutor(len(INTERFACES)) as pool:
+            return [figures for found in pool.map(self._measure, INTERFACES) for figures in found]
+
+    def _measure(self, way: Way) -> list[SegmentFigures]:
+        leaves = {leaf: leaf.segment for leaf in self.tree.leaves[way]}
+        with packet_socket(INTERFACES[way]) as sock, closing(Netlink()) as netlink:
+            return [
+                probe.figures([self._fill(sock, netlink, probe, load) for load in probe.loads])
+                for probe in probes(leaves, self.tree.segments, way)
+            ]
 
     def _fill(
-        self, sock: socket.socket, way: Way, name: str, shares: Mapping[Leaf, float], seconds: float
+        self,
+        sock: socket.socket,
+        netlink: Netlink,
+        probe: SegmentProbe[Leaf],
+        load: Mapping[Leaf, float],
     ) -> float:
-        """Return the measured rate in bit/s of the segment `name` while the leaves in `shares` send.
-        `shares`: the expected rate of each leaf in bit/s."""
-        best, rate = 0.0, sum(shares.values())
-        for _ in range(_TRIES):
-            measured = self._fill_once(sock, way, self.tree.number(name), shares, seconds)
-            if not best or abs(measured - rate) < abs(best - rate):
-                best = measured
-            if abs(best / rate - 1) <= _NEAR:
-                break
-        return best
+        """Return the measured rate in bit/s of the segment while the leaves in `load` send."""
+        measured: list[float] = []
+        while len(measured) < TRIES and not any(is_near(rate, load) for rate in measured):
+            measured.append(self._fill_once(sock, netlink, probe, load))
+        return nearest(measured, load)
 
     def _fill_once(
-        self, sock: socket.socket, way: Way, number: int, shares: Mapping[Leaf, float], seconds: float
+        self,
+        sock: socket.socket,
+        netlink: Netlink,
+        probe: SegmentProbe[Leaf],
+        shares: Mapping[Leaf, float],
     ) -> float:
-        rate = sum(shares.values())
+        interface = socket.if_nametoindex(INTERFACES[probe.way])
+        number = self.tree.number(probe.segment)
+        rate, seconds = sum(shares.values()), probe.seconds
         # At least 50 frames in the measured time, so that one more or less makes no difference.
         size = max(64, min(PACKET, int(rate / 8 * seconds / 50)))
         frames = [(frame(one.field, one.address, size), share / 8) for one, share in shares.items()]
@@ -318,9 +295,9 @@ class ShapedSegments:
         while len(measured) < 2:
             now = time.monotonic()
             if now >= (end if measured else warm):
-                measured.append((time.monotonic(), self._classes(way)[number].left))
+                measured.append((time.monotonic(), netlink.classes(interface)[number].left))
             for index, ((data, per_second), first) in enumerate(zip(frames, ahead, strict=True)):
-                while sent[index] < first + _SEND_FACTOR * per_second * (now - start):
+                while sent[index] < first + SEND_FACTOR * per_second * (now - start):
                     with suppress(OSError):  # the interface's queue is full
                         sock.send(data)
                     sent[index] += size
@@ -329,6 +306,18 @@ class ShapedSegments:
         backlog = sum(sent) - rate / 8 * (last_at - start)
         time.sleep(max(0.0, 8 * backlog / rate))
         return 8 * (after - before) / (last_at - first_at)
+
+
+def redirection(way: Way) -> list[str]:
+    """Return the tc filters that redirect the packets of one direction to the classes, except those of
+    the devices' measurements: UDP of the packet trains, and ICMP."""
+    hook, port = _HOOKS[way], f"{'dport' if way == 'up' else 'sport'} {packet_train.PORT} 0xffff"
+    return [
+        f"{hook} {_UNSHAPED} u32 match ip protocol 17 0xff match ip {port} flowid 1:1",
+        f"{hook} {_UNSHAPED} u32 match ip protocol 1 0xff flowid 1:1",
+        f"{hook} protocol ip prio 2 u32 match u32 0 0 "
+        f"action mirred egress redirect dev {INTERFACES[way]}",
+    ]
 
 
 def packet_socket(interface: str) -> socket.socket:

@@ -16,7 +16,9 @@ from agents.device_actions import (
     Action,
     Charge,
     Crash,
+    Disconnect,
     Pause,
+    Reconnect,
     Restart,
     Resume,
     SetBackground,
@@ -267,6 +269,18 @@ class RunHandle:
         or in virtual time.
         """
         return self.act(devices, Resume())
+
+    def disconnect(self, devices: Devices) -> Done:
+        """Cut off devices or segments: no packet passes until `reconnect`, and processes continue.
+        Raises BadInputError if a name is unknown, or the run is over or in virtual time.
+        """
+        return self.act(devices, Disconnect())
+
+    def reconnect(self, devices: Devices) -> Done:
+        """Let packets of devices or segments pass again. Raises BadInputError if a name is unknown, or
+        the run is over or in virtual time.
+        """
+        return self.act(devices, Reconnect())
 
     def show(self, charts: Sequence[str] = ("accuracy", "devices"), *, every: float = 2.0) -> None:
         """Show the run in a notebook or on a terminal.

@@ -196,16 +196,14 @@ def traffic_control(feature: kernel.Feature) -> Finding:
     """Check whether the kernel has `feature`, which the emulation of links needs."""
     works, why = kernel.supports(feature)
     if works:
-        consequence = "" if feature.needed else " of links: runs use it (shaper netem)"
         untried = f"; {why}" if why else ""
-        return Finding(feature.module, "ok", feature.purpose + consequence + untried)
+        return Finding(feature.module, "ok", feature.purpose + feature.used + untried)
     if works is None:
         return Finding(feature.module, "warn", f"cannot be tested: {why}", kernel.TRY_FIX)
-    consequence = "not possible" if feature.needed else "are made by a router (shaper tbf+delay)"
     return Finding(
         feature.module,
         "missing" if feature.needed else "warn",
-        f"not in this kernel ({why}): {feature.purpose} {consequence}",
+        f"not in this kernel ({why}): {feature.purpose} {feature.lacking}",
         f"sudo modprobe {feature.module}, or boot a kernel that has it: "
         "sudo apt-get install linux-image-generic (Ubuntu), linux-image-amd64 (Debian); "
         "sudo dnf install kernel-modules-extra (Fedora, RHEL)",

@@ -1,4 +1,4 @@
-"""Shell completion: ids of runs, names of devices, rules, selections, tasks, profiles.
+"""Shell completion: ids of runs, names of devices, segments, rules, selections, tasks, profiles.
 
 Everything is read from files, without slow imports, because the shell runs this at each press of Tab.
 """
@@ -38,6 +38,12 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 def devices(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete devices and groups of the run on the command line."""
     return _starting_with(incomplete, _groups_and_devices(ctx))
+
+
+def devices_and_segments(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete devices, groups and segments of the run on the command line."""
+    segments: list[str] = _manifest(ctx).get("segments", [])
+    return _starting_with(incomplete, dict.fromkeys([*_groups_and_devices(ctx), *segments]))
 
 
 def components(ctx: typer.Context, incomplete: str) -> list[str]:

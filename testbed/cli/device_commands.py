@@ -1,5 +1,5 @@
 """Commands that control the devices of a run: `testbed set`, `charge`, `unplug`, `kill`, `pause`,
-`resume`, `restart` and `shell`."""
+`resume`, `restart`, `disconnect`, `reconnect` and `shell`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,29 @@ Devices = Annotated[
         help="Devices or device groups.", autocompletion=completion.devices, metavar="DEVICE"
     ),
 ]
+DevicesOrSegments = Annotated[
+    list[str],
+    typer.Argument(
+        help="Devices, device groups, or segments of the network.",
+        autocompletion=completion.devices_and_segments,
+        metavar="DEVICE",
+    ),
+]
 _PANEL = "Control the devices of a running run"
-_ACTIONS = {
-    "kill": "Kill devices at once; `restart` starts them again.",
-    "restart": "Restart devices that were killed or have crashed.",
-    "pause": "Freeze devices; `resume` lets them continue where they were.",
-    "resume": "Let paused devices continue.",
-    "unplug": "Unplug the chargers of devices; `charge` plugs them in again.",
+_ACTIONS: dict[str, tuple[Any, str]] = {
+    "kill": (Devices, "Kill devices at once; `restart` starts them again."),
+    "restart": (Devices, "Restart devices that were killed or have crashed."),
+    "pause": (Devices, "Freeze devices; `resume` lets them continue where they were."),
+    "resume": (Devices, "Let paused devices continue."),
+    "disconnect": (
+        DevicesOrSegments,
+        "Cut off devices or segments: no packet passes until `reconnect`.",
+    ),
+    "reconnect": (DevicesOrSegments, "Let packets pass again after `disconnect`."),
+    "unplug": (Devices, "Unplug the chargers of devices; `charge` plugs them in again."),
 }
-"""Name of a command -> its help. The command calls the method of `RunHandle` with the same name."""
+"""Name of a command -> type of its targets, and its help. The command calls the method of `RunHandle`
+with the same name."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,22 +49,25 @@ def add_to(app: typer.Typer) -> None:
     # Options after the device belong to the command that runs in its container.
     context = {"allow_interspersed_args": False}
     app.command("shell", rich_help_panel=_PANEL, context_settings=context)(_shell)
-    for name, help_text in _ACTIONS.items():
-        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(name))
+    for name, (targets, help_text) in _ACTIONS.items():
+        app.command(name, help=help_text, rich_help_panel=_PANEL)(_command(name, targets))
 
 
-def _command(action: str) -> Any:
-    def command(run: Run, devices: Devices, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
+def _command(action: str, targets: Any) -> Any:
+    """Return the command that calls the method `action`. `targets`: type of its argument with names."""
+
+    def command(run: Run, devices: Any, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None:
         from testbed.api.running import attach
 
         _print_actions(getattr(attach(run, runs=runs), action)(devices), as_json=as_json)
 
+    command.__annotations__["devices"] = targets
     return command
 
 
 def _set(
     run: Run,
-    devices: Devices,
+    devices: DevicesOrSegments,
     cpu: Annotated[str | None, typer.Option(help="Share of one host core, such as 0.25 or 25%.")] = None,
     up: Annotated[str | None, typer.Option(help="Uplink rate, such as 1mbit.")] = None,
     down: Annotated[str | None, typer.Option(help="Downlink rate, such as 5mbit.")] = None,

@@ -692,7 +692,11 @@ OUTPUTS: dict[str, Any] = {
     "evaluate": list[EvaluationOutput],
     "replay": ReplayOutput,
     **dict.fromkeys(
-        ("set", "charge", "unplug", "kill", "restart", "pause", "resume"), list[ActionOutput]
+        (
+            *("set", "charge", "unplug", "kill", "restart", "pause", "resume"),
+            *("disconnect", "reconnect"),
+        ),
+        list[ActionOutput],
     ),
     "sweep": ComparisonOutput,
     "compare": ComparisonOutput,

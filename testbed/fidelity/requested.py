@@ -194,7 +194,7 @@ class _DeviceRequests:
         if self._link and link == self._current_link:
             return  # the link did not change, as at the first step of a trace
         self._current_link = link
-        way = link.through(self.planned.path)
+        way = link.delayed_by(self.planned.path)
         self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
 
     def _begin_absence(self, what: str, at: float) -> None:

@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from agents.config import WAYS, Background, Segment
+from agents import events
+from agents.config import WAYS, Background, Segment, Way, path_of
+from agents.device_actions import Disconnect, Reconnect, SetBackground
 from agents.links import background
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import MessageError, SegmentFigures
+from agents.wire.messages import MessageError, NetworkUse, SegmentFigures
 from testbed.fidelity.figures import Figure, SegmentFidelity
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.tail import Samples
 
+Span = tuple[float, float]
+"""Begin and end, in seconds of device time."""
 _WIRE = 1514 / 1448
 """Bytes on the wire per byte of a transfer."""
 
 
-def of_run(spec: RunSpec, epoch: float, begin: float, end: float) -> tuple[SegmentFidelity, ...]:
-    """Return the rows of the run `spec`. `epoch`: reading of the monotonic clock at device time 0, in
-    device time. `begin` and `end`: device times in seconds."""
-    if not spec.plan.segments:
+def of_run(
+    spec: RunSpec, records: Iterable[events.Record], epoch: float, begin: float, end: float
+) -> tuple[SegmentFidelity, ...]:
+    """Return the rows of the run `spec` with `records`. `epoch`: reading of the monotonic clock at
+    device time 0, in device time. `begin` and `end`: device times in seconds."""
+    segments = spec.plan.segments
+    if not segments:
         return ()
     samples = (
         in_device_time(one, spec.plan.dilation)
         for one in Samples(spec.directory.telemetry).read()
         if "segments" in one
     )
-    shown = epoch + begin, epoch + end
-    return measure_segments(spec.plan.segments, samples, spec.topology.seed, epoch, *shown)
+    traffic_spans = {name: [*background_spans(name, segments, records, begin, end)] for name in segments}
+    return measure_segments(segments, samples, spec.topology.seed, epoch, traffic_spans)
+
+
+def background_spans(
+    name: str,
+    segments: Mapping[str, Segment],
+    records: Iterable[events.Record],
+    begin: float,
+    end: float,
+) -> Iterator[Span]:
+    """Yield the times from `begin` to `end` during which the background traffic of the segment `name`
+    was on, and no segment on its path was cut."""
+    path = {one.name for one in path_of(name, segments)}
+    stopped: set[tuple[str, type]] = set()
+    since = begin
+    for record in records:
+        if not (isinstance(record, events.Acted) and record.device in path and record.at >= begin):
+            continue
+        was_on = not stopped
+        match record.action:
+            case SetBackground(is_on) if record.device == name:
+                (stopped.discard if is_on else stopped.add)((name, SetBackground))
+            case Disconnect():
+                stopped.add((record.device, Disconnect))
+            case Reconnect():
+                stopped.discard((record.device, Disconnect))
+        if was_on and stopped:
+            yield since, record.at
+        elif stopped or was_on:
+            continue
+        since = record.at
+    if not stopped:
+        yield since, end
 
 
 def measure_segments(
@@ -41,36 +80,37 @@ def measure_segments(
     samples: Iterable[Mapping[str, Any]],
     seed: int,
     epoch: float,
-    begin: float,
-    end: float,
+    traffic_spans: Mapping[str, Sequence[Span]],
 ) -> tuple[SegmentFidelity, ...]:
     """Return a row for each segment and direction that was measured, or that has background traffic.
-    `epoch`, `begin` and `end`: times of the samples' clock, in seconds of device time, at device time 0
-    and at the begin and end of the run. Rates are in bit/s of device time.
+    Rates are in bit/s of device time.
 
     `segments`: the tree of the plan, by name. `samples`: messages of the router (`NetworkProbe`,
-    `NetworkUse`). `seed`: seed of the run.
+    `NetworkUse`). `seed`: seed of the run. `epoch`: time of the samples' clock at device time 0, in
+    seconds of device time. `traffic_spans`: device times during which the background traffic of each
+    segment was on. It is judged over these times; nothing is judged if they are empty or have no end.
     """
     probed: dict[tuple[str, str], SegmentFigures] = {}
-    passed: Counter[tuple[str, str]] = Counter()
+    uses: list[NetworkUse] = []
     for sample in samples:
-        if "seconds" not in sample:
-            with suppress(MessageError):
+        with suppress(MessageError):
+            if "seconds" in sample:
+                uses.append(messages.of_telemetry(NetworkUse, sample))
+            else:
                 for figures in messages.of_telemetry(messages.NetworkProbe, sample).segments:
                     probed[figures.segment, figures.way] = figures
-        elif begin < sample.get("at", -math.inf) <= end:
-            with suppress(MessageError):
-                for use in messages.of_telemetry(messages.NetworkUse, sample).segments:
-                    passed[use.segment, use.way] += use.background
     found = []
     for name, segment in segments.items():
+        spans = traffic_spans.get(name, ())
+        duration = math.fsum(end - begin for begin, end in spans)
+        children = {one.name for one in segments.values() if one.parent == name}
         for way in WAYS:
             kinds = [one for one in segment.background if one.way == way]
-            below = sum(passed[one.name, way] for one in segments.values() if one.parent == name)
             figure = Figure()
-            if kinds and end > begin and math.isfinite(end):
-                offered = sum(_offered(one, seed, name, begin - epoch, end - epoch) for one in kinds)
-                figure = Figure(offered, 8 * (passed[name, way] - below) / (end - begin))
+            if kinds and 0 < duration < math.inf:
+                offered = math.fsum(_offered(one, seed, name, spans) for one in kinds)
+                passed = _passed(uses, way, name, children, [(epoch + a, epoch + b) for a, b in spans])
+                figure = Figure(8 * offered / duration, 8 * passed / duration)
             if (rates := probed.get((name, way))) is not None:
                 alone, together = Figure(rates.reach, rates.alone), Figure(rates.full, rates.together)
                 found.append(SegmentFidelity(name, way, alone, together, figure))
@@ -79,21 +119,40 @@ def measure_segments(
     return tuple(found)
 
 
-def _offered(kind: Background, seed: int, segment: str, begin: float, end: float) -> float:
-    """Return the mean rate in bit/s on the wire at which background traffic was offered from `begin` to
-    `end`, if nobody switched it off."""
-    if background.is_flows(kind):
-        total = 0.0
-        for at, size in background.transfers(kind, seed, segment):
-            if at > end:
-                break
-            if at >= begin:
-                total += 8 * size * _WIRE
-        return total / (end - begin)
+def _passed(
+    uses: Iterable[NetworkUse], way: Way, name: str, children: Collection[str], spans: Sequence[Span]
+) -> float:
+    """Return the bytes of the own background traffic of the segment `name` that passed it during
+    `spans`. Bytes that passed between two reports count in proportion. `children`: the segments below
+    it, whose background traffic is not its own."""
     total = 0.0
-    for (at, rate), (until, _) in pairwise(_until(background.rates(kind, seed, segment), end)):
-        total += rate * max(0.0, min(until, end) - max(at, begin))
-    return total / (end - begin)
+    for use in uses:
+        shown = math.fsum(_overlap((use.at - use.seconds, use.at), span) for span in spans)
+        for one in use.segments if shown else ():
+            if one.way == way and (one.segment == name or one.segment in children):
+                sign = 1 if one.segment == name else -1
+                total += sign * one.background * shown / use.seconds
+    return total
+
+
+def _overlap(one: Span, other: Span) -> float:
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def _offered(kind: Background, seed: int, segment: str, spans: Sequence[Span]) -> float:
+    """Return the bytes on the wire that background traffic offered during `spans`."""
+    end = spans[-1][1]
+    if background.is_flows(kind):
+        arrivals = itertools.takewhile(
+            lambda one: one[0] <= end, background.transfers(kind, seed, segment)
+        )
+        return math.fsum(
+            size * _WIRE for at, size in arrivals if any(begin <= at <= until for begin, until in spans)
+        )
+    changes = pairwise(_until(background.rates(kind, seed, segment), end))
+    return math.fsum(
+        rate / 8 * _overlap((at, until), span) for (at, rate), (until, _) in changes for span in spans
+    )
 
 
 def _until(changes: Iterable[tuple[float, float]], end: float) -> Iterator[tuple[float, float]]:

@@ -26,6 +26,10 @@ class Feature:
     """Purpose of the feature, in words."""
     needed: bool = True
     """Whether a link needs the feature even if only the link's rate is limited."""
+    used: str = ""
+    """Words after the purpose if the kernel has the feature."""
+    lacking: str = "not possible"
+    """Words after the purpose if the kernel lacks the feature."""
 
 
 _ROOT = "tc qdisc add dev lo root"
@@ -33,13 +37,21 @@ _INGRESS = (
     "tc qdisc add dev lo ingress && tc filter add dev lo parent ffff: protocol all u32 match u32 0 0"
 )
 
-NETEM = Feature("sch_netem", f"{_ROOT} netem delay 1ms", "delay, jitter and loss", needed=False)
+NETEM = Feature(
+    "sch_netem",
+    f"{_ROOT} netem delay 1ms",
+    "delay, jitter and loss",
+    needed=False,
+    used=" of links: runs use it (shaper netem)",
+    lacking="are made by a router (shaper tbf+delay)",
+)
 FEATURES = (
     Feature("sch_tbf", f"{_ROOT} tbf rate 1mbit burst 2kb latency 50ms", "link rates"),
     Feature("ifb", "ip link add ifb9 type ifb", "downlink rates"),
     Feature("cls_u32", f"{_INGRESS} flowid 1:1", "downlink rates"),
     Feature("act_mirred", f"{_INGRESS} action mirred egress redirect dev lo", "downlink rates"),
     NETEM,
+    Feature("sch_htb", f"{_ROOT} handle 1: htb", "links that devices share", needed=False),
 )
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"

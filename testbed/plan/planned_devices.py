@@ -156,21 +156,15 @@ class PlannedDevice:
         return None if self.is_direct else (self.link or AccessLink()).through(self.path)
 
     @property
-    def host_end_to_end(self) -> AccessLink | None:
-        """The whole path between device and server in the host's time; None if the path is not
-        shaped."""
-        return None if self.is_direct else (self.host_link or AccessLink()).through(self.host_path)
+    def host_probed(self) -> AccessLink | None:
+        """Link to measure before the run clock starts, in the host's time: the rates of the device's own
+        link, and delay, jitter and loss of the whole path. None if the path is not shaped."""
+        return None if self.is_direct else (self.host_link or AccessLink()).delayed_by(self.host_path)
 
     @property
     def is_direct(self) -> bool:
         """Whether the device's path to the server is not shaped."""
         return self.link is None and not self.path
-
-    @property
-    def shared_name(self) -> str:
-        """Name of the root of the device's segments; the device's own name if the device shares none.
-        Only devices with the same name may disturb each other's links."""
-        return self.path[-1].name if self.path else self.name
 
     @property
     def period(self) -> int:

@@ -17,15 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+import msgspec
+
 from agents import config, disturbances
 from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Disconnect, Reconnect, SetBackground, SetLink
+from agents.disk import files
 from agents.mqtt.topics import ROUTER, Topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.realtime import make_realtime
 from agents.wire import messages
 from testbed.relay.pipe import Shape
-from testbed.relay.segments import SharedSegments
+from testbed.relay.segments import SegmentLane, SharedSegments, UnshapedLane
 from testbed.relay.sockets import Lane, LinkLane, Relay
 from testbed.relay.traffic import COUNTED, Traffic
 
@@ -34,6 +37,8 @@ _RECORD_SECONDS = 0.5
 _USE_SECONDS = 1.0
 """Seconds between two reports of the segments' use."""
 LinkAction = SetLink | Disconnect | Reconnect
+_LANES = (SegmentLane, UnshapedLane)
+"""Way through the segments to each of the targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,8 @@ class RelayConfig:
     broker: BrokerAccess
     """Address of the broker, and the relay's login."""
     targets: tuple[int, ...]
-    """Ports on the broker's host that the devices reach through their links."""
+    """Ports on the broker's host that the devices reach through their links: the broker's, and that of
+    the server for measurements."""
     listeners: Mapping[str, tuple[int, ...]]
     """Inherited file descriptors of each device's listening sockets, one per target."""
     links: Mapping[str, AccessLink]
@@ -59,6 +65,8 @@ class RelayConfig:
     traffic: str
     """Path of the file with the traffic counters (testbed.relay.traffic) of the devices in
     `listeners`."""
+    probe: str
+    """Path of the file for the measured rates of the segments (NetworkProbe)."""
     seed: int
     """Seed of the delays' jitter."""
     dilation: float = 1.0
@@ -113,10 +121,10 @@ def main() -> None:
         for name in cfg.listeners
     }
     for name, link in own.items():
-        # The segments come first in both directions: no byte is read before it has room.
-        up: list[Lane] = [*shared.lane(name, "up"), link.up]
-        down: list[Lane] = [*shared.lane(name, "down"), link.down]
-        for listener, port in zip(cfg.listeners[name], cfg.targets, strict=True):
+        for listener, port, kind in zip(cfg.listeners[name], cfg.targets, _LANES, strict=True):
+            # The segments come first in both directions: no byte is read before it has room.
+            up: list[Lane] = [*shared.lane(name, "up", kind), link.up]
+            down: list[Lane] = [*shared.lane(name, "down", kind), link.down]
             relay.listen(socket.socket(fileno=listener), (cfg.broker.host, port), up, down)
 
     names = Topics(cfg.run)
@@ -177,9 +185,13 @@ def main() -> None:
         sys.exit(f"relay: {error}")
     disturbances.watch(report_standstill)
     relay.repeat(_RECORD_SECONDS, record_uses)
-    if cfg.attached:
-        relay.repeat(_USE_SECONDS, report_use)
     make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
+    if cfg.attached:
+        figures = relay.complete(shared.measure())
+        found = messages.NetworkProbe(ROUTER, time.monotonic(), figures)
+        with files.atomic_write(Path(cfg.probe)) as partial_file:
+            partial_file.write_bytes(msgspec.json.encode(found))
+        relay.repeat(_USE_SECONDS, report_use)
     relay.serve()
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from agents import config
 from agents.config import AccessLink, BrokerAccess
+from agents.mqtt.retry import retry
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import LinkFigures, LinkProbe
+from agents.wire.messages import LinkFigures, LinkProbe, NetworkProbe
 from testbed.errors import HostError
 from testbed.plan import PlannedDevice
 from testbed.plan.agent_configs import RunSpec
@@ -29,8 +31,9 @@ from testbed.relay.traffic import Traffic
 
 _BROKER, _PROBES = range(2)
 """Indices of the targets. They are also the indices of a device's listening sockets."""
-_START_TIMEOUT_SECONDS = 30.0
-"""Seconds within which the relay must be ready to serve. The timeout is longer than any round trip."""
+_START_TIMEOUT_SECONDS = 60.0
+"""Seconds within which the relay must have measured the segments and be ready to serve. The timeout is
+longer than any round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,8 @@ class StartedRelay:
 
     ports: Mapping[str, int]
     """Device -> port that leads to the broker through the device's link."""
-    probes: Sequence[LinkProbe]
-    """Measurements of the links."""
+    probes: Sequence[LinkProbe | NetworkProbe]
+    """Measurements of the links and segments."""
     traffic: Traffic
     """Counters of all traffic, including that of the measurements."""
 
@@ -85,6 +88,7 @@ def launch_relay(
             attached={d.name: d.segment for d in devices if d.segment is not None},
             dilation=spec.plan.dilation,
             traffic=str(spec.directory.work / "traffic"),
+            probe=str(spec.directory.work / "segments.json"),
             seed=spec.topology.seed,
         )
         traffic = Traffic(Path(cfg.traffic), cfg.listeners)
@@ -93,36 +97,37 @@ def launch_relay(
         opened.close()  # only the relay keeps the sockets open, so they close when it ends
         # The relay serves as soon as a byte comes back.
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
+        measured = [_segment_rates(Path(cfg.probe))] if cfg.attached else []
         found = _measure_links(host, ports, [d for d in devices if not d.is_direct])
     at = time.monotonic()
     probes = [LinkProbe(device, at, figures) for device, figures in found.items()]
-    return StartedRelay({name: own[_BROKER] for name, own in ports.items()}, probes, traffic)
+    return StartedRelay(
+        {name: own[_BROKER] for name, own in ports.items()}, [*measured, *probes], traffic
+    )
+
+
+def _segment_rates(path: Path) -> NetworkProbe:
+    """Wait until the relay has measured the segments; return the rates. Raises OSError."""
+    return msgspec.json.decode(retry(path.read_bytes, _START_TIMEOUT_SECONDS), type=NetworkProbe)
 
 
 def _measure_links(
     host: str, ports: Mapping[str, Sequence[int]], devices: Sequence[PlannedDevice]
 ) -> dict[str, LinkFigures]:
-    """Measure the links of `devices` in parallel. Links behind the same shared access link are measured
-    one after the other. Raises HostError."""
-    sharing: defaultdict[str, list[PlannedDevice]] = defaultdict(list)
-    for device in devices:
-        sharing[device.shared_name].append(device)
+    """Measure the links of `devices` in parallel. Raises HostError."""
 
     def measure(device: PlannedDevice) -> LinkFigures:
         try:
             return relay_probe.measure(
-                device.host_end_to_end or AccessLink(), host, ports[device.name][_PROBES]
+                device.host_probed or AccessLink(), host, ports[device.name][_PROBES]
             )
         except OSError as error:  # an unmeasured link fails the run
             raise HostError(
                 f"the link of {device.name} cannot be measured ({error}), so the run does not start."
             ) from error
 
-    def in_turn(members: Sequence[PlannedDevice]) -> dict[str, LinkFigures]:
-        return {member.name: measure(member) for member in members}
-
-    pool = ThreadPoolExecutor(max(1, len(sharing)))
+    pool = ThreadPoolExecutor(max(1, len(devices)))
     try:
-        return dict(ChainMap(*pool.map(in_turn, sharing.values())))
+        return dict(zip((one.name for one in devices), pool.map(measure, devices), strict=True))
     finally:
         pool.shutdown(wait=False)  # if the controller is interrupted, the threads end with the relay

@@ -16,14 +16,15 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.config import WAYS, Segment, Way, path_of
 from agents.device.link import burst, queue_bytes
 from agents.links import background
+from agents.links.segment_probe import TRIES, SegmentProbe, is_near, nearest, probes
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import NetworkUse, SegmentUse
+from agents.wire.messages import NetworkUse, SegmentFigures, SegmentUse
 from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 
 Item = Callable[[], None]
@@ -120,6 +121,11 @@ class SegmentScheduler:
         """Add an item of `size` bytes of payload to the device's queue."""
         self._put(self._queues[device], item, on_wire(size), now)
 
+    def put_unshaped(self, device: str, item: Item, now: float) -> None:
+        """Add an item that no rate holds up, only the segments' delays."""
+        queue = self._queues[device]
+        self._send_on(queue, item, now + sum(self._delay(one) for one in self._path(queue)))
+
     def _put(self, queue: _Queue, item: Item | None, wire: int, now: float) -> None:
         self.advance(now)
         if not queue.items:
@@ -176,10 +182,17 @@ class SegmentScheduler:
                 saved = at - 8 * max(burst(rate), wire) / rate
                 self._empty_at[segment.name] = max(self._empty_at[segment.name], saved) + 8 * wire / rate
                 passed = max(passed, self._empty_at[segment.name])
-            delay += max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
+            delay += self._delay(segment)
         if item is not None:
-            queue.last_due = max(queue.last_due, passed + delay)
-            heapq.heappush(self._under_way, (queue.last_due, next(self._numbers), item))
+            self._send_on(queue, item, passed + delay)
+
+    def _delay(self, segment: Segment) -> float:
+        return max(0.0, segment.rtt / 2 + segment.jitter * (2 * self._uniform() - 1))
+
+    def _send_on(self, queue: _Queue, item: Item, due: float) -> None:
+        """Have `item` arrive at the time `due`, but not before an earlier item of the queue."""
+        queue.last_due = max(queue.last_due, due)
+        heapq.heappush(self._under_way, (queue.last_due, next(self._numbers), item))
 
     def change(self, segment: Segment, now: float) -> None:
         """Give the segment of this name new figures."""
@@ -250,6 +263,17 @@ class SegmentLane:
         await self._shared.changed.wait()
 
 
+class UnshapedLane(SegmentLane):
+    """A device's way through its segments for the measurement of its own link before the run clock
+    starts: only the segments' delays hold it up, so that all devices can measure at the same time."""
+
+    rate = None
+    is_full = False
+
+    def put(self, item: Item, size: int, now: float) -> None:
+        self._shared.scheduler.put_unshaped(self._device, item, now)
+
+
 class _SegmentLoop:
     """One direction of the segments in the event loop."""
 
@@ -300,9 +324,42 @@ class SharedSegments:
         """The segments as they are now, by name."""
         return self._directions["up"].scheduler.segments
 
-    def lane(self, device: str, way: Way) -> list[SegmentLane]:
+    def lane(self, device: str, way: Way, kind: type[SegmentLane] = SegmentLane) -> list[SegmentLane]:
         """Return the lanes of the device's segments: one, or none if it shares no segment."""
-        return [SegmentLane(self._directions[way], device)] if device in self._attached else []
+        return [kind(self._directions[way], device)] if device in self._attached else []
+
+    async def measure(self) -> list[SegmentFigures]:
+        """Measure each segment's rate in each direction: with one device alone, and with all its devices
+        at once. Nothing else may send meanwhile."""
+        found = await asyncio.gather(*map(self._measure, WAYS))
+        self.use()
+        return [figures for each in found for figures in each]
+
+    async def _measure(self, way: Way) -> list[SegmentFigures]:
+        found = []
+        for probe in probes(self._attached, self.segments, way):
+            measured = []
+            for load in probe.loads:
+                tries: list[float] = []
+                while len(tries) < TRIES and not any(is_near(rate, load) for rate in tries):
+                    tries.append(await self._fill(probe, load))
+                measured.append(nearest(tries, load))
+            found.append(probe.figures(measured))
+        return found
+
+    async def _fill(self, probe: SegmentProbe[str], devices: Iterable[str]) -> float:
+        """Return the measured rate in bit/s of the segment while `devices` send."""
+        direction, passed = self._directions[probe.way], []
+        lanes = [SegmentLane(direction, device) for device in devices]
+        sending = [asyncio.create_task(_send(lane, 1.2 * probe.seconds)) for lane in lanes]
+        for seconds in (0.2 * probe.seconds, probe.seconds):  # first, the buckets become empty
+            await asyncio.sleep(seconds)
+            passed.append((time.monotonic(), direction.scheduler.passed[probe.segment].total()))
+        await asyncio.gather(*sending)
+        while direction.scheduler.next_due() is not None:
+            await asyncio.sleep(_STREAM_SECONDS)
+        (begin, before), (end, after) = passed
+        return 8 * (after - before) / (end - begin)
 
     def change(self, segment: Segment) -> None:
         """Give the segment of this name new figures."""
@@ -412,6 +469,21 @@ class SharedSegments:
                     found.append(SegmentUse(name, way, new, others))
         seconds, self._counted_at = now - self._counted_at, now
         return NetworkUse(ROUTER, now, seconds, found) if found else None
+
+
+async def _send(lane: SegmentLane, seconds: float) -> None:
+    """Send through `lane` for some seconds, as fast as it has room."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        while lane.is_full:
+            await lane.wait_for_room()
+        lane.put(_ignore, lane.piece, time.monotonic())
+        lane.advance()
+        await asyncio.sleep(0)
+
+
+def _ignore() -> None:
+    """Ignore the arrival of a measurement's bytes."""
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from testbed.relay.pipe import LinkPipe, Shape
 
@@ -33,6 +33,7 @@ _READ_AHEAD_BYTES = 4 * 1024
 """Read limit of asyncio, in bytes. If asyncio's own buffer has more than twice this number of bytes, the
 relay stops reading."""
 _CONNECT_TIMEOUT_SECONDS = 1.0
+Result = TypeVar("Result")
 
 
 class Lane(Protocol):
@@ -132,6 +133,10 @@ class Relay:
             self._loop.call_later(seconds, again)
 
         self._loop.call_soon_threadsafe(again)
+
+    def complete(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run `work` in the relay's thread before it serves; return its result."""
+        return self._loop.run_until_complete(work)
 
     def serve(self) -> None:
         """Serve until the process ends."""

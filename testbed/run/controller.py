@@ -376,7 +376,7 @@ class Controller:
                 f"{why}, as measured before the run clock started. Request a link that this host can "
                 "emulate, or try again when the host is less busy."
             )
-        rates = segments.of_run(self._spec, 0.0, 0.0, 0.0)
+        rates = segments.of_run(self._spec, (), 0.0, 0.0, 0.0)
         if (why := segment_doubt(rates, FAILED_LINK_PERCENT)) is not None:
             raise RunFailedError(
                 f"{why}, as measured before the run clock started: request rates that this host can "

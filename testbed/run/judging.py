@@ -42,7 +42,7 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         fidelity,
         clocks=controller.clocks,
         energy=controller.energy_comparison(),
-        segments=segments.of_run(spec, epoch / dilation, begin, end),
+        segments=segments.of_run(spec, records, epoch / dilation, begin, end),
         real=real_devices.of_run(
             {one.name: str(one.host) for one in spec.plan.real_devices},
             records,

@@ -1,9 +1,8 @@
 """Max-min fair rates over a tree of shared links, in virtual time.
 
 A transfer passes all pipes from its device to the server, and may have a limit of its own. Rates are
-max-min fair at each moment: to raise one rate, another rate that is equal or lower would have to be
-lowered. So each transfer is slowed down by its own limit, or by a full pipe in which no other transfer
-is faster. The rates are computed again when a transfer begins or ends, and when a pipe changes.
+max-min fair (`agents.links.max_min`) at each moment. They are computed again when a transfer begins or
+ends, and when a pipe changes.
 
 Transfers with the same path and the same limit always have the same rate. They form a class, and a class
 needs one sum only: the bits that each of its transfers would have sent since the class began. The cost
@@ -20,57 +19,45 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
+from agents.links.max_min import RateClaim, SharedLimit, share_out
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _NANOSECOND = 1e-9
 """One nanosecond, in seconds. A transfer that needs at most this time counts as finished."""
-_RISING = -1.0
-"""Rate of a claim whose rate is not known yet."""
 _NO_CAPACITY = 1e-9
 """Share of a pipe's rate. What is left of the rate counts as 0 below this share, because it is a
 rounding error."""
 
 
-class Pipe:
-    """A shared link in one direction."""
+class Pipe(SharedLimit):
+    """A shared link in one direction. `free` is the rest of its rate beside the fixed traffic."""
 
-    __slots__ = ("background_bits", "devices_bits", "free", "left", "rate", "waiting")
+    __slots__ = ("background_bits", "bucket", "devices_bits", "rate", "saved")
 
     def __init__(self, rate: float = math.inf) -> None:
+        super().__init__(rate)
         self.rate = rate
         """Rate in bit/s; infinite if it is not limited, 0 while nothing passes. Set by
         `FairShares.set_rate`."""
-        self.free = rate
-        """Rest of the rate beside the fixed traffic, in bit/s."""
-        self.left, self.waiting = 0.0, 0
-        """While rates are computed: rate that is not given away yet, and transfers without a rate."""
+        self.bucket = self.saved = 0.0
+        """Size of the pipe's token bucket, and its content, in bits. The unused rate fills it, and bits
+        of new transfers empty it. Set by `FairShares.set_rate`."""
         self.devices_bits: dict[str, float] = {}
         """Bits of each device that have passed since the use was last read."""
         self.background_bits = 0.0
         """Bits of the background traffic that have passed since the use was last read."""
 
 
-class _Share:
-    """Equal claims on the rates of the pipes of a path."""
-
-    __slots__ = ("cap", "count", "path", "rate")
-
-    def __init__(self, path: tuple[Pipe, ...], cap: float, count: int = 0) -> None:
-        self.path, self.cap, self.count = path, cap, count
-        self.rate = 0.0
-        """Rate of each claim in bit/s."""
-
-
-class _Class(_Share):
+class _Class(RateClaim[Pipe]):
     """Transfers with the same path and limit."""
 
     __slots__ = ("drained", "number", "order", "own", "served", "tokens")
 
     def __init__(self, path: tuple[Pipe, ...], own: float, number: int, *, is_burst: bool) -> None:
-        super().__init__(path, math.inf if is_burst else own)
+        super().__init__(path, math.inf if is_burst else own, 0)
         self.own = own
         """Own limit of each transfer in bit/s; infinite if there is none."""
         self.number = number
@@ -119,7 +106,7 @@ class FairShares:
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
         self._by_cap: list[_Class] = []
         """Classes in the order of their caps, then of their numbers."""
-        self._fixed: dict[object, _Share] = {}
+        self._fixed: dict[object, RateClaim[Pipe]] = {}
         """Traffic that does not react to congestion, by its source."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0
@@ -146,7 +133,8 @@ class FairShares:
         tokens: float = 0.0,
         device: str | None = None,
     ) -> Transfer:
-        """Begin a transfer of `bits` bits through the pipes of `path`.
+        """Begin a transfer of `bits` bits through the pipes of `path`. The bits for which all buckets on
+        the path have tokens pass at once.
 
         Some pipe, or `own`, must be limited. `own`: the transfer's own limit in bit/s. `tokens`: bits
         that pass without this limit. `device`: name of the device, None for background traffic.
@@ -154,7 +142,9 @@ class FairShares:
         """
         self._progress()
         transfer = Transfer(path, own, next(self._numbers), device, on_done)
-        self._join(transfer, bits, tokens)
+        at_once = _take_saved(path, min(bits, tokens) if own < math.inf else bits)
+        _count_bits(path, device, at_once)
+        self._join(transfer, bits - at_once, tokens - at_once)
         self._update()
         return transfer
 
@@ -165,11 +155,14 @@ class FairShares:
         self._update()
         return left
 
-    def set_rate(self, pipe: Pipe, rate: float) -> None:
-        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass."""
+    def set_rate(self, pipe: Pipe, rate: float, bucket: float = 0.0) -> None:
+        """Change the rate of `pipe`, in bit/s. 0 lets nothing pass. `bucket`: size of its token bucket,
+        in bits."""
         if rate != pipe.rate:
             self._progress()
             pipe.rate = rate
+            pipe.saved = bucket if not pipe.bucket else min(pipe.saved, bucket)
+            pipe.bucket = bucket
             self._update_fixed()
 
     def set_fixed(self, source: object, path: tuple[Pipe, ...], rate: float) -> None:
@@ -177,7 +170,7 @@ class FairShares:
         bit/s."""
         self._progress()
         if rate:
-            self._fixed[source] = _Share(path, rate, 1)
+            self._fixed[source] = RateClaim(path, rate)
         else:
             self._fixed.pop(source, None)
         self._update_fixed()
@@ -229,11 +222,7 @@ class FairShares:
         if bits <= 0:
             return
         transfer.mark += bits
-        for pipe in transfer.path:
-            if transfer.device is None:
-                pipe.background_bits += bits
-            else:
-                pipe.devices_bits[transfer.device] = pipe.devices_bits.get(transfer.device, 0.0) + bits
+        _count_bits(transfer.path, transfer.device, bits)
 
     # Rates
 
@@ -250,6 +239,9 @@ class FairShares:
         for fixed in self._fixed.values():
             for pipe in fixed.path:
                 pipe.background_bits += fixed.rate * elapsed
+        for pipe in self._pipes:
+            if pipe.saved < pipe.bucket:
+                pipe.saved = min(pipe.bucket, pipe.saved + pipe.left * elapsed)
 
     def _update_fixed(self) -> None:
         """Compute the rates of the fixed traffic, then those of the transfers."""
@@ -280,9 +272,10 @@ class FairShares:
         ends, tokens = one.order, one.tokens
         while ends[0][2].in_class is not one:
             heapq.heappop(ends)
+        left = ends[0][0] - one.served
         if not one.rate:
-            return math.inf
-        first = (ends[0][0] - one.served) / one.rate
+            return math.inf if left > 0 else 0.0
+        first = left / one.rate
         if tokens and one.rate > one.own:
             while tokens[0][2].in_class is not one:  # a transfer of the class is in both heaps
                 heapq.heappop(tokens)
@@ -298,7 +291,7 @@ class FairShares:
         for one in list(self._by_cap):
             while one.count and self._remaining(one) <= _NANOSECOND:
                 transfer = one.order[0][2]
-                if (transfer.end - one.served) / one.rate <= _NANOSECOND:
+                if transfer.end - one.served <= one.rate * _NANOSECOND:
                     heapq.heappop(one.order)
                     self._count(transfer, transfer.end)
                     self._quit(transfer)
@@ -311,58 +304,21 @@ class FairShares:
             transfer.on_done()
 
 
-def share_out(claims: Sequence[_Share], pipes: Iterable[Pipe]) -> None:
-    """Set the max-min fair rate of each of `claims`, which are in the order of their caps.
+def _take_saved(path: Sequence[Pipe], most: float) -> float:
+    """Take the bits that all limited pipes of `path` have saved out of their buckets. Return how many
+    bits these are: at most `most`, and 0 if no pipe is limited."""
+    limited = [pipe for pipe in path if pipe.rate < math.inf]
+    bits = min(max(0.0, most), *(pipe.saved for pipe in limited)) if limited else 0.0
+    if bits:
+        for pipe in limited:
+            pipe.saved -= bits
+    return bits
 
-    The common level of all rates rises from 0. A claim stops rising at its own cap, or when a pipe on
-    its path is full. Afterwards, `left` of each pipe is what no claim uses.
-    """
-    for pipe in pipes:
-        pipe.left, pipe.waiting = pipe.free, 0
-    if claims and len(claims[0].path) == 1 and all(one.path is claims[0].path for one in claims):
-        _share_pipe(claims, claims[0].path[0])
-        return
-    for one in claims:
-        one.rate = _RISING
-        for pipe in one.path:
-            pipe.waiting += one.count
-    first, last = 0, len(claims)
-    while first < last:
-        if claims[first].rate != _RISING:
-            first += 1
-            continue
-        level, full = math.inf, None
-        for pipe in pipes:
-            if pipe.waiting and (most := pipe.left / pipe.waiting) < level:
-                level, full = most, pipe
-        if claims[first].cap <= level:
-            _stop(claims[first], claims[first].cap)
+
+def _count_bits(path: Sequence[Pipe], device: str | None, bits: float) -> None:
+    """Count bits of `device`, or of background traffic if it is None, in the pipes of `path`."""
+    for pipe in path if bits else ():
+        if device is None:
+            pipe.background_bits += bits
         else:
-            for one in claims[first:]:
-                if one.rate == _RISING and (full is None or full in one.path):
-                    _stop(one, level)
-
-
-def _share_pipe(claims: Sequence[_Share], pipe: Pipe) -> None:
-    """Do the work of `share_out` for claims that share one pipe only."""
-    left, waiting = pipe.left, sum(one.count for one in claims)
-    level = math.inf
-    for one in claims:
-        if level == math.inf and one.cap * waiting <= left:
-            one.rate = one.cap
-            left -= one.cap * one.count
-            waiting -= one.count
-        else:  # all further claims have the same rate, as their caps are higher
-            if level == math.inf:
-                level = left / waiting
-                left = 0.0 if level < math.inf else left
-            one.rate = level
-    pipe.left = max(0.0, left)
-
-
-def _stop(one: _Share, rate: float) -> None:
-    """Give each claim of `one` the rate `rate`."""
-    one.rate = rate
-    for pipe in one.path:
-        pipe.waiting -= one.count
-        pipe.left = max(0.0, pipe.left - rate * one.count) if rate < math.inf else pipe.left
+            pipe.devices_bits[device] = pipe.devices_bits.get(device, 0.0) + bits

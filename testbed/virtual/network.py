@@ -8,8 +8,8 @@ If a message shares no link, the duration of its transfer is its size divided by
 Background traffic of a segment passes this segment and those above it, but not the server's link.
 
 With `packets`, messages are as in containers. They have the headers of MQTT and of their packets, are
-acknowledged on the way back, and need time at the broker and at both ends. A device's own rate is a
-token bucket: after a pause, as many bits as the bucket contains pass without delay.
+acknowledged on the way back, and need time at the broker and at both ends. The rates of a device and of
+segments are token buckets: after a pause, as many bits as the bucket contains pass without delay.
 """
 
 from __future__ import annotations
@@ -294,8 +294,7 @@ class Line:
 
     def apply_link(self) -> None:
         """Apply the present properties of link and segments to both directions."""
-        whole = self.link.through([one.settings for one in self._segments])
-        self._path = path = whole.with_changes({"up": self.link.up, "down": self.link.down})
+        self._path = path = self.link.delayed_by([one.settings for one in self._segments])
         is_open = self._connected and not (self.link.is_outage or self.is_cut)
         for direction, rate in ((self.up, path.up), (self.down, path.down)):
             direction.change(goodput(rate, path.rtt, path.loss), is_open=is_open)
@@ -472,9 +471,14 @@ class VirtualNetwork:
     def _apply(self, name: str) -> None:
         segment = self.segments[name]
         for way, pipe in segment.pipes.items():
-            self._shares[name, way].set_rate(pipe, segment.rate(way))
+            self._set_rate(name, way, pipe, segment.rate(way))
         for line in segment.lines:
             line.apply_link()
+
+    def _set_rate(self, name: str, way: Way, pipe: Pipe, rate: float) -> None:
+        """Set the rate of the segment `name`. With `packets`, the segment is a token bucket."""
+        has_bucket = self._packets and 0 < rate < math.inf
+        self._shares[name, way].set_rate(pipe, rate, 8.0 * burst(int(rate)) if has_bucket else 0.0)
 
     def _segment(self, settings: Segment, root: str) -> VirtualSegment:
         """Return the segment, and add it if it is new. `root`: name of the root above it."""
@@ -485,7 +489,7 @@ class VirtualNetwork:
                 shares = self._root_shares(root, way)
                 self._shares[settings.name, way] = shares
                 shares.add(pipe)
-                shares.set_rate(pipe, made.rate(way))
+                self._set_rate(settings.name, way, pipe, made.rate(way))
         return self.segments[settings.name]
 
     def _root_shares(self, root: str, way: Way) -> FairShares:

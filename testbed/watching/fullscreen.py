@@ -167,7 +167,8 @@ class FullScreenView(LiveView):
         """Read new telemetry samples. Their times are on the host's clock; in virtual time they are
         device times. Samples of the host's clock that are later than the time shown are ignored."""
         virtual = self._overview.is_virtual
-        if not self._tally.started or (virtual and not self._overview.energy):
+        is_sampled = self._overview.energy or self._overview.segments
+        if not self._tally.started or (virtual and not is_sampled):
             return
         if self._samples is None:
             size = _TELEMETRY_BYTES_PER_DEVICE * max(16, len(self._overview.devices))

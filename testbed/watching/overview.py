@@ -13,7 +13,7 @@ from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import StopSettings, Topology, yamlfile
 from testbed.traits import is_simulated, traits
-from testbed.watching.tally import DeviceTally, Tally
+from testbed.watching.tally import DeviceTally, SegmentTally, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Overview:
     """Whether the energy of any device is counted."""
     batteries: bool = False
     """Whether any device has a battery."""
+    segments: tuple[str, ...] = ()
+    """Names of the segments that devices share."""
     cpus: dict[str, str] = field(default_factory=dict)
     """CPU numbers (cpusets) of `infrastructure` and `devices`; empty if unknown or on another host."""
 
@@ -67,8 +69,11 @@ class Overview:
         return min(1.0, max((now / end for now, end in ends if end), default=0.0))
 
     def tally(self) -> Tally:
-        """Return a tally of the run's devices without any records."""
-        return Tally({device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices})
+        """Return a tally of the run's devices and segments without any records."""
+        return Tally(
+            {device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices},
+            {name: SegmentTally() for name in self.segments},
+        )
 
 
 def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
@@ -83,6 +88,7 @@ def from_plan(topology: Topology, plan: Plan, run: str) -> Overview:
         links=_counts_bytes(plan.runtime, linked=plan.shaper is not None),
         energy=any(d.energy is not None for d in plan.devices),
         batteries=any(d.energy is not None and d.energy.battery is not None for d in plan.devices),
+        segments=tuple(plan.segments),
     )
 
 
@@ -111,6 +117,7 @@ def read(directory: RunDirectory) -> Overview | None:
             links=_counts_bytes(manifest["runtime"], linked=bool(manifest.get("shaper"))),
             energy=any(d.get("energy") for d in manifest["devices"].values()),
             batteries=any((d.get("energy") or {}).get("battery") for d in manifest["devices"].values()),
+            segments=tuple(manifest.get("segments", ())),
             cpus=_cpus(manifest),
         )
 

@@ -168,7 +168,15 @@ class Screen:
         if view.energy and not isnan(tally.consumed):
             facts += f"  {energy(tally.consumed)}"
         facts += f"  dilation {view.dilation:g}" if view.dilation != 1 else ""
-        return [title, Text(facts), Text(quality_of(tally.evaluation))]
+        return [title, Text(facts), Text(f"{quality_of(tally.evaluation)}{self._segments()}")]
+
+    def _segments(self) -> str:
+        """Return the use of the segments as text; empty if devices share none."""
+        texts = []
+        for name, segment in self.tally.segments.items():
+            rates = " ".join(f"{way} {rate(bits)}" for way, bits in segment.rates.items())
+            texts.append(f"  {console.shorten(name)}: {'cut' if segment.is_cut else rates or 'idle'}")
+        return "".join(texts)
 
     def _verdict(self, width: int, most: int) -> list[Text]:
         """Return the verdict with its reasons, in at most `most` lines."""

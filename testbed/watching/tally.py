@@ -10,7 +10,14 @@ from math import isnan
 from typing import Any
 
 from agents import events
-from agents.device_actions import DeviceState, Switching, holds
+from agents.device_actions import (
+    DeviceState,
+    Disconnect,
+    Reconnect,
+    SetBackground,
+    Switching,
+    holds,
+)
 from testbed.errors import name_list
 from testbed.watching.activity import Activity
 from testbed.watching.usage import DeviceUsage, EnergyUse
@@ -118,11 +125,23 @@ class DeviceTally:
 
 
 @dataclass(slots=True)
+class SegmentTally:
+    """State and use of a segment that devices share."""
+
+    is_cut: bool = False
+    rates: dict[str, float] = field(default_factory=dict)
+    """Rate of all traffic in bit/s of device time in the last second, by direction. Directions without
+    traffic are left out."""
+
+
+@dataclass(slots=True)
 class Tally:
     """Totals of a run."""
 
     devices: dict[str, DeviceTally]
     """Totals of the devices by name, in display order."""
+    segments: dict[str, SegmentTally] = field(default_factory=dict)
+    """State and use of the segments by name."""
     started: bool = False
     """Whether the run clock has started."""
     at: float = 0.0
@@ -178,14 +197,17 @@ class Tally:
             case events.Note(at, message):
                 return Notice(at, "note", message)
             case events.Acted():
-                self._act(record)
+                return self._act(record)
             case events.RunEnded():
                 self.ended = record
         return None
 
     def sample(self, device: str, at: float, values: Mapping[str, Any]) -> None:
-        """Add a telemetry sample of `device` at device time `at`. Samples of unknown devices are
-        ignored."""
+        """Add a telemetry sample of `device` at device time `at`, or of the segments' use. Samples of
+        unknown devices are ignored."""
+        if self.segments and "segments" in values:
+            self._use(values)
+            return
         tally = self.devices.get(device)
         if tally is None:
             return
@@ -235,6 +257,8 @@ class Tally:
             device.activity.release("frozen", record.at)
             device.activity.release("cut off", record.at)
             device.activity.release("unpowered", record.at)
+        for segment in self.segments.values():
+            segment.is_cut = False
         self.started, self._began = True, record.at  # above 0 in a resumed run, whose clock continues
         self.ended = None
         for client in record.clients:
@@ -256,7 +280,29 @@ class Tally:
             device.begin(record.at)
         return Notice(record.at, state, record.client)
 
-    def _act(self, record: events.Acted) -> None:
+    def _use(self, values: Mapping[str, Any]) -> None:
+        """Set the rates of the segments to those of a message NetworkUse."""
+        seconds = values.get("seconds", 0.0)
+        for segment in self.segments.values() if seconds else ():
+            segment.rates = {}
+        for use in values["segments"] if seconds else ():
+            if use["segment"] in self.segments:
+                size = sum(use.get("devices", {}).values()) + use.get("background", 0)
+                self.segments[use["segment"]].rates[use["way"]] = 8 * size / seconds
+
+    def _act(self, record: events.Acted) -> Notice | None:
+        if (segment := self.segments.get(record.device)) is not None:
+            match record.action:
+                case Disconnect() | Reconnect():
+                    segment.is_cut = isinstance(record.action, Disconnect)
+                    return Notice(record.at, "cut" if segment.is_cut else "restored", record.device)
+                case SetBackground(on):
+                    return Notice(record.at, f"background {'on' if on else 'off'}", record.device)
+            return None
+        self._act_on_device(record)
+        return None
+
+    def _act_on_device(self, record: events.Acted) -> None:
         device, action = self._device(record.device), record.action
         if action is None:
             return

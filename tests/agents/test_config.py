@@ -70,7 +70,6 @@ EXAMPLES: list[Any] = [
         data_address="server",
         link=LINK,
         probed=LINK,
-        shared="wifi",
         client_config="/config",
         isolated="/isolated",
         user=1000,
@@ -82,7 +81,6 @@ EXAMPLES: list[Any] = [
         data_address="server",
         link=None,
         probed=None,
-        shared="a",
         client_config="/config",
         isolated="/isolated",
         user=1000,
@@ -107,6 +105,8 @@ def test_link_behind_a_shared_one_has_the_lower_rate() -> None:
     shared = config.Segment("wifi", up=2_000_000, down=9_000_000)
     assert link.through([shared]) == config.AccessLink(up=2_000_000, down=9_000_000, rtt=0.1)
     assert config.AccessLink().through([config.Segment("wifi", down=1)]) == config.AccessLink(down=1)
+    slow = config.Segment("wifi", up=1, rtt=0.25)
+    assert link.delayed_by([slow]) == config.AccessLink(up=5_000_000, rtt=0.35)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -1,14 +1,8 @@
-"""The router's rules, and how fast a link is measured to be."""
+"""The router's rules."""
 
 from __future__ import annotations
 
-import threading
-import time
-
-import pytest
-
 from agents.device.delayline import Impairment
-from agents.links import probe_server
 from agents.router.main import (
     forwarding_rules,
     impairment,
@@ -53,28 +47,3 @@ def test_a_device_has_a_queue_for_each_direction() -> None:
 def test_each_direction_has_half_of_the_round_trip() -> None:
     assert impairment({"rtt": 0.08, "jitter": 0.01, "loss": 0.02}) == Impairment(0.04, 0.01, 0.02)
     assert impairment({}) == Impairment()
-
-
-@pytest.fixture(scope="module")
-def server() -> str:
-    host = "127.0.0.1"
-    listening = probe_server.ProbeServer((host, probe_server.PORT))
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    return host
-
-
-def test_devices_sharing_a_link_measure_in_turn(server: str) -> None:
-    began: list[float] = []
-
-    def other() -> None:
-        with probe_server.reserved_link(server, "cell"):
-            began.append(time.monotonic())
-
-    with probe_server.reserved_link(server, "cell"), probe_server.reserved_link(server, "other"):
-        waiting = threading.Thread(target=other)
-        waiting.start()
-        time.sleep(0.3)
-        over = time.monotonic()
-    waiting.join(10)
-    assert began
-    assert began[0] >= over

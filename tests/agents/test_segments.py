@@ -15,7 +15,8 @@ import pytest
 from agents.config import Segment
 from agents.device.link import LinkError
 from agents.device.netlink import ShapedClass
-from agents.router.segments import Leaf, SegmentTree, frame
+from agents.links.max_min import rates_on
+from agents.router.segments import Leaf, SegmentTree, frame, redirection
 from tests.conftest import unavailable
 
 BACKHAUL = Segment("backhaul", up=8_000_000)
@@ -44,12 +45,12 @@ def test_leaves_borrow_all_of_their_rate_from_the_segments() -> None:
 
 def test_shares_are_max_min_fair_over_devices() -> None:
     def of(*leaves: Leaf) -> list[float]:
-        return [*TREE.shares(leaves, "up").values()]
+        return [*rates_on({leaf: leaf.segment for leaf in leaves}, TREE.segments, "up").values()]
 
     assert of(*LEAVES) == [1e6, 1e6, 6e6]
     assert of(*LEAVES[:2]) == [1e6, 1e6]
     assert of(LEAVES[2]) == [8e6]
-    assert TREE.shares([Leaf(0x1000, "cell", "dst", "10.0.0.2")], "down") == {}
+    assert rates_on({"a": "cell"}, TREE.segments, "down") == {}
 
 
 def test_classes_that_the_kernel_made_otherwise_are_found() -> None:
@@ -75,6 +76,18 @@ def test_frames_carry_the_address_in_the_right_field() -> None:
     assert frame("src", "10.0.0.2", 100)[26:30] == bytes([10, 0, 0, 2])
     assert frame("dst", "10.0.0.2", 100)[30:34] == bytes([10, 0, 0, 2])
     assert len(frame("dst", "10.0.0.2", 100)) == 100
+
+
+def test_packets_of_measurements_do_not_enter_the_classes() -> None:
+    assert redirection("up") == [
+        "ingress protocol ip prio 1 u32 match ip protocol 17 0xff match ip dport 1884 0xffff flowid 1:1",
+        "ingress protocol ip prio 1 u32 match ip protocol 1 0xff flowid 1:1",
+        "ingress protocol ip prio 2 u32 match u32 0 0 action mirred egress redirect dev segup",
+    ]
+    assert (
+        "egress protocol ip prio 1 u32 match ip protocol 17 0xff match ip sport"
+        in redirection("down")[0]
+    )
 
 
 PROGRAM = """
@@ -106,8 +119,8 @@ PROGRAM = """
     probe = network.set_up("inside")
     impaired = [len(network.impairments(name)) for name in "abcd"]
     network.start(0.0)
-    time.sleep(0.5)  # the generator starts
-    network.use(time.monotonic())
+    while network.use(time.monotonic()) is None:  # the generator starts
+        time.sleep(0.05)
     time.sleep(2)
     on = network.use(time.monotonic())
     network.act("cell", SetBackground(on=False))
@@ -146,9 +159,9 @@ def run() -> dict[str, Any]:
 def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str, Any]) -> None:
     assert [row[:3] for row in run["probe"]] == [
         ["backhaul", "up", 4e6],
-        ["backhaul", "down", 5e6],
         ["cell", "up", 3e6],
         ["other", "up", 2e6],
+        ["backhaul", "down", 5e6],
     ]
     for _, _, _, together, alone in run["probe"]:
         assert together == pytest.approx(1, abs=0.05)

@@ -78,7 +78,7 @@ def test_help_is_light_and_lists_all_commands() -> None:
 
 def test_completion_is_light() -> None:
     found, loaded = completed("testbed re")
-    assert found == ["replay", "restart", "resume", "report"]
+    assert found == ["replay", "restart", "resume", "reconnect", "report"]
     assert not loaded & HEAVY
     found, loaded = completed("testbed rules fed")
     assert found == sorted(name for name in RULES if name.startswith("fed"))
@@ -89,12 +89,15 @@ def test_completion_offers_runs_and_their_devices(tmp_path: Path) -> None:
     devices = {"pi-1": {"group": "pi"}, "pi-2": {"group": "pi"}, "far": {"group": "far"}}
     for run in ("alpha-1", "alpha-2", "beta-1"):
         (tmp_path / run / "logs").mkdir(parents=True)
-        (tmp_path / run / "manifest.json").write_text(json.dumps({"devices": devices}))
+        (tmp_path / run / "manifest.json").write_text(
+            json.dumps({"devices": devices, "segments": ["pico"]})
+        )
     (tmp_path / "beta-1" / "logs" / "aggregator.log").touch()
     given = f"--runs {tmp_path}"
     assert completed(f"testbed logs {given} al")[0] == ["alpha-2", "alpha-1"]
     assert completed(f"testbed export {tmp_path}/be")[0] == [f"{tmp_path}/beta-1"]
     assert completed(f"testbed kill {given} b p")[0] == ["pi", "pi-1", "pi-2"]
+    assert completed(f"testbed disconnect {given} b p")[0] == ["pi", "pi-1", "pi-2", "pico"]
     assert completed(f"testbed logs {given} beta-1 a")[0] == ["aggregator"]
     assert completed(f"testbed kill {given} alpha p")[0] == []  # of which one?
 

@@ -12,6 +12,7 @@ from agents.links import background
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, Plan, plan
 from testbed.plan.catalog import read
+from testbed.plan.feasibility import split_segments
 from testbed.topology import load, parse
 
 HEAD = """
@@ -48,6 +49,16 @@ def test_devices_get_the_path_to_the_root_and_its_end_to_end_properties() -> Non
     assert planned.segments["cell"].queue == 10 * 1514
     whole = planned.devices[0].end_to_end
     assert whole == AccessLink(1_000_000, 10_000_000, 0.07, 0.001, 0.5)
+
+
+def test_segment_with_devices_on_several_nodes_is_refused() -> None:
+    topology = parse(HEAD + TREE)
+    segments = _plan(TREE).segments
+    nodes = {"phone-1": "n1", "phone-2": "n1", "home": "n2", "alone": "n2"}
+    assert not [*split_segments(topology, segments, nodes)]
+    (problem,) = split_segments(topology, segments, {**nodes, "phone-2": "n2"})
+    assert problem.message.startswith("devices[0].segment: cell is shared by devices on several nodes")
+    assert "hosts: [NODE]" in problem.message
 
 
 def test_written_topology_gives_the_same_plan() -> None:

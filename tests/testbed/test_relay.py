@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -264,6 +265,22 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
     assert max(ended) == pytest.approx(1.27, abs=0.05)
     # The first has 0.2 s of the rate before the others come; one after the other it would be a third.
     assert min(ended) > 0.5 * max(ended)
+
+
+@pytest.mark.alone
+def test_relay_measures_its_segments_alone_and_with_all_devices() -> None:
+    segments = [Segment("backhaul", up=2_000_000, down=CELL), Segment("cell", "backhaul", up=500_000)]
+    shared = SharedSegments(segments, {"a": "cell", "b": "cell", "c": "backhaul"}, 1, 1.0)
+    found = asyncio.run(shared.measure())
+    assert [(one.segment, one.way, one.reach, one.full) for one in found] == [
+        ("backhaul", "up", 2_000_000, 2_000_000),
+        ("cell", "up", 500_000, 500_000),
+        ("backhaul", "down", CELL, CELL),
+    ]
+    for one in found:
+        assert one.alone == pytest.approx(one.reach, rel=0.05)
+        assert one.together == pytest.approx(one.full, rel=0.05)
+    assert shared.use() is None
 
 
 @pytest.mark.alone

@@ -124,6 +124,24 @@ def test_link_rates_are_shown() -> None:
     assert lines[5].split()[-6:] == ["0.25", "0.00", "350k", "12M", "–", "10%"]
 
 
+def test_segments_are_shown_with_their_use_and_are_no_devices() -> None:
+    overview = Overview(
+        rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(1), segments=("cell", "backhaul")
+    )
+    shown = Screen(overview, overview.tally())
+    shown.tally.add(STARTED)
+    use = {"segment": "cell", "way": "up", "devices": {"pi-1": 100_000}, "background": 50_000}
+    shown.tally.sample("router", 2.0, {"seconds": 2.0, "segments": [use]})
+    assert drawn(shown, 2.0)[2].endswith("cell: up 600k  backhaul: idle")
+    notice = shown.tally.add(events.Acted(3.0, "cell", "hand", 0.0, {"action": "disconnect"}))
+    assert notice is not None
+    assert (notice.what, notice.detail) == ("cut", "cell")
+    assert drawn(shown, 3.0)[2].endswith("cell: cut  backhaul: idle")
+    assert "cell" not in shown.tally.devices
+    shown.tally.add(events.Acted(4.0, "cell", "hand", 0.0, {"action": "reconnect"}))
+    assert "cut" not in drawn(shown, 4.0)[2]
+
+
 def test_large_update_counts_fit_their_column() -> None:
     shown = screen(fleet(1), [STARTED])
     shown.tally.devices["pi-1"].updates = 123_456

@@ -367,11 +367,18 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
     return ended
 
 
-@pytest.mark.parametrize("steady", [False, True])
-def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool) -> None:
+@pytest.mark.parametrize(
+    ("steady", "way"),
+    [
+        (False, {"link": AccessLink(up=100_000)}),
+        (True, {"link": AccessLink(up=100_000)}),
+        (False, {"path": (Segment("cell", up=100_000), Segment("backhaul", up=200_000))}),
+    ],
+)
+def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool, way: dict[str, Any]) -> None:
     """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
     times = Times(steady=steady, packets=True)
-    line = times.network.line(_device(link=AccessLink(up=100_000)))
+    line = times.network.line(_device(**way))
     size = 3 * 1448 - 64  # 4,542 bytes with all headers; the hops take 1 ms
     for at in (0.0, 0.0, 1.0, 1.3):
         times.upload(at, line, size)

@@ -97,9 +97,7 @@ def main() -> None:
         subprocess.run(line.split(), check=True)
     Path("/proc/sys/net/ipv4/ping_group_range").write_text("0 0")  # as in a device's container
     with in_broker():
-        threading.Thread(
-            target=probe_server.ProbeServer((BROKER, probe_server.PORT)).serve_forever, daemon=True
-        ).start()
+        threading.Thread(target=probe_server.listen(BROKER).serve_forever, daemon=True).start()
         packet_train.listen(BROKER)
         listen(BROKER, TRANSFERS)
     limits()
@@ -184,7 +182,7 @@ def transfer(way: str) -> float:
 
 def whole(shaped: Shaped) -> None:
     shaped.set(WHOLE)
-    found = structs.asdict(link_probe.measure(WHOLE, BROKER, "device", 30.0))
+    found = structs.asdict(link_probe.measure(WHOLE, BROKER, 30.0))
     for name, got in found.items():
         if got is not None:
             tell("whole", name, got)

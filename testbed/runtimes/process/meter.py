@@ -10,7 +10,14 @@ from collections.abc import Collection, Sequence, Set
 import psutil
 
 from agents.device.resource_usage import is_stopped, schedstat
-from agents.wire.messages import EnergySample, LinkProbe, PowerSwitch, Telemetry, UsageSample
+from agents.wire.messages import (
+    EnergySample,
+    LinkProbe,
+    NetworkProbe,
+    PowerSwitch,
+    Telemetry,
+    UsageSample,
+)
 from testbed.relay.traffic import Traffic
 from testbed.runtimes import SERVERS, Meter
 from testbed.runtimes.process.children import Children
@@ -38,8 +45,8 @@ class ProcessMeter(Meter):
         self._energy = energy
         self._used: dict[tuple[str, int], float] = {}
         """Last known CPU seconds of each process, by device and process id."""
-        self.probes: Sequence[LinkProbe] = ()
-        """Measurements of links to include in the next telemetry."""
+        self.probes: Sequence[LinkProbe | NetworkProbe] = ()
+        """Measurements of links and segments to include in the next telemetry."""
         self.traffic: Traffic | None = None
         """The relay's counters of bytes; None if the run has no relay."""
 

@@ -52,7 +52,6 @@ CONFIG = DeviceConfig(
     data_address="server",
     link=None,
     probed=None,
-    shared="pi",
     client_config="client.json",
     isolated="isolated",
     user=1000,
