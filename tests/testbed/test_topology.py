@@ -313,7 +313,7 @@ def test_device_speeds_follow_their_distribution(
         ),
         ("{up: 100mbit}", "{rtt: 9ms}", "5:17: server.link.rtt: unknown key"),
         ("{up: 100mbit}", "{}", "5:16: server.link: found none of up, down, expected a rate"),
-        ("name: b", "name: b, count: 100001", "devices from 1 to 100000"),
+        ("name: b", "name: b, count: 1000001", "devices from 1 to 1000000"),
         ("step_time: 2ms}", "step_time: 2ms}\nevaluate: {on: clients}", "13:11: evaluate: found on:"),
         ("{name: virtual}", "{name: virtul}", "runtime.name: found 'virtul'"),
     ],
