@@ -27,6 +27,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -203,9 +204,11 @@ class Recording:
         self._file, self.size = AppendedFile(self._spare, direct=True), 0
         self._append([_Entry(self._last, _JSON.encode(dataclasses.asdict(Cut(self._last))).encode())])
         self._file.sync()
-        self._former.hardlink_to(self._path)
+        with suppress(OSError):  # some file systems have no hard links: the next log then has new blocks
+            self._former.hardlink_to(self._path)
         self._spare.replace(self._path)
-        self._former.replace(self._spare)
+        with suppress(FileNotFoundError):
+            self._former.replace(self._spare)
         files.sync_folder(self._path.parent)
 
     def close(self) -> None:
