@@ -274,7 +274,7 @@ class AnyModule:
         try:
             for k in range(len(w)):
                 self._one(w[k], rows[k], found[k])
-        except (RuntimeError, IndexError):  # samples of an unusual shape
+        except Exception:  # noqa: BLE001  # samples of an unusual shape, or another PyTorch's kernels
             self._layers = None
             return
         if not _are_close(found, expected):
