@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from agents.conversion import convert
 from agents.energy.settings import EnergyConfig
 
 T = TypeVar("T")
@@ -629,7 +630,7 @@ def from_dict(cls: type[T], values: Any) -> T:
     Raises ValueError for unknown or missing fields, and for values of another type.
     """
     try:
-        found = msgspec.convert(values, cls)
+        found = convert(values, cls)
     except msgspec.ValidationError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
     if unknown := ", ".join(_unknown(values, msgspec.to_builtins(found))):

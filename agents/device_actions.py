@@ -32,6 +32,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from agents.conversion import convert
+
 _MAX_CORES = 1e6
 _MAX_BITS_PER_SECOND = 10**15
 _MAX_SECONDS = 1e10
@@ -215,7 +217,7 @@ def from_json(details: Mapping[str, Any]) -> Action | None:
 def parse(details: Mapping[str, Any]) -> Action:
     """Return the action with the JSON form `details`. Raises msgspec.ValidationError with the path of
     the wrong value."""
-    action = msgspec.convert({"action": details}, _AnyAction).action
+    action = convert({"action": details}, _AnyAction).action
     if not isinstance(action, _Set):
         return action
     if action.cpu is not None:

