@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agents.config import WAYS, Segment, Way, path_of
@@ -32,6 +32,8 @@ Item = Callable[[], None]
 _PACKET = on_wire(SEGMENT)
 _STREAM_SECONDS = 0.01
 """Seconds of background traffic that are one item."""
+_MEASURED_PIECES, _READ_SECONDS = 8, 0.002
+"""Minimum number of pieces that pass a segment in a measurement, and seconds between two readings."""
 _MAX_LATE_SECONDS = 1.0
 """Transfers that should have arrived longer ago, before a resumed run's start, are left out."""
 
@@ -347,19 +349,28 @@ class SharedSegments:
             found.append(probe.figures(measured))
         return found
 
-    async def _fill(self, probe: SegmentProbe[str], devices: Iterable[str]) -> float:
-        """Return the measured rate in bit/s of the segment while `devices` send."""
-        direction, passed = self._directions[probe.way], []
-        lanes = [SegmentLane(direction, device) for device in devices]
-        sending = [asyncio.create_task(_send(lane, 1.2 * probe.seconds)) for lane in lanes]
-        for seconds in (0.2 * probe.seconds, probe.seconds):  # first, the buckets become empty
-            await asyncio.sleep(seconds)
-            passed.append((time.monotonic(), direction.scheduler.passed[probe.segment].total()))
+    async def _fill(self, probe: SegmentProbe[str], load: Mapping[str, float]) -> float:
+        """Return the measured rate in bit/s of the segment while the devices in `load` send."""
+        direction = self._directions[probe.way]
+        lanes = [SegmentLane(direction, device) for device in load]
+        piece = 8 * on_wire(max(lane.piece for lane in lanes))
+        seconds = max(probe.seconds, _MEASURED_PIECES * piece / sum(load.values()))
+        sending = [asyncio.create_task(_send(lane, 1.2 * seconds)) for lane in lanes]
+        await asyncio.sleep(0.2 * seconds)  # first, the buckets become empty
+        # From the end of one piece to that of another: of a slow segment, few pass in the time.
+        end, ends = time.monotonic() + seconds, list[tuple[float, int]]()
+        passed = first = direction.scheduler.passed[probe.segment].total()
+        while (now := time.monotonic()) < end:
+            if (total := direction.scheduler.passed[probe.segment].total()) != passed:
+                ends.append((now, passed := total))
+            await asyncio.sleep(_READ_SECONDS)
         await asyncio.gather(*sending)
         while direction.scheduler.next_due() is not None:
             await asyncio.sleep(_STREAM_SECONDS)
-        (begin, before), (end, after) = passed
-        return 8 * (after - before) / (end - begin)
+        if len(ends) < 2:
+            return 8 * (passed - first) / seconds
+        (begin, before), (last, after) = ends[0], ends[-1]
+        return 8 * (after - before) / (last - begin)
 
     def change(self, segment: Segment) -> None:
         """Give the segment of this name new figures."""
