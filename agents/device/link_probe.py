@@ -33,9 +33,12 @@ _MAX_LINK_SHARE = 0.25
 behind another."""
 _LOST_AFTER_SECONDS = 1.0
 """An answer counts as lost after this number of seconds plus the link's own delay."""
-_MAX_TRANSFERS, _SUFFICIENT_RATE_SHARE = 4, 0.98
-"""Maximum number of transfers, and the share of the rate above which no further transfer is made. A busy
-host can make a transfer slower, but nothing can make it faster than the link."""
+_SLOW_TRANSFERS, _MOST_TRANSFERS, _RETRY_SECONDS = 4, 40, 12.0
+"""Maximum number of transfers: the first of these, or up to the second while they have taken less than
+the seconds."""
+_SUFFICIENT_RATE_SHARE = 0.98
+"""Share of the rate above which no further transfer is made. A busy host can make a transfer slower, but
+nothing can make it faster than the link."""
 _ECHO, _REPLY = 8, 0
 _ECHO_HEADER = struct.Struct(">BBHHH")
 """Header of an ICMP echo: type, code, checksum, id, sequence number. The kernel fills in the checksum
@@ -99,10 +102,16 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
-    """Call `measured`, which measures the rate of a link, up to 4 times; return the highest result. No
-    further calls are made after a result that is close to `rate`, the requested rate."""
-    best = 0.0
-    for _ in range(_MAX_TRANSFERS):
+    """Call `measured`, which measures the rate of a link, several times; return the highest result. No
+    further calls are made after a result that is close to `rate`, the requested rate.
+
+    A short measurement of a fast link is low if the sender has to wait for a core, for instance because
+    other devices measure their links at the same time.
+    """
+    best, begin = 0.0, time.monotonic()
+    for number in range(_MOST_TRANSFERS):
+        if number >= _SLOW_TRANSFERS and time.monotonic() - begin >= _RETRY_SECONDS:
+            break
         best = max(best, measured())
         if best > _SUFFICIENT_RATE_SHARE * rate:
             break
