@@ -23,7 +23,7 @@ class SharedLimit:
 
     def __init__(self, free: float = math.inf) -> None:
         self.free = free
-        """Rate that is shared out, in bit/s; infinite if there is no limit."""
+        """Maximum sum of the senders' rates, in bit/s; infinite if there is no limit."""
         self.left, self.waiting = 0.0, 0
         """While rates are computed: rate that is not given away yet, and senders without a rate.
         Afterwards, `left` is what no sender uses."""

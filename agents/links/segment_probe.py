@@ -10,9 +10,7 @@ from agents.config import Segment, Way, path_of
 from agents.links.max_min import Sender, rates_on
 from agents.wire.messages import SegmentFigures
 
-SEND_FACTOR = 1.3
-"""Rate of sending in a measurement, as a multiple of the expected rate."""
-TRIES = 3
+_TRIES = 3
 """Maximum number of measurements of a segment."""
 _MAX_SECONDS, _MAX_TOTAL_SECONDS = 0.5, 8.0
 """Maximum number of seconds of one measurement, and of all measurements of one direction together."""
@@ -63,10 +61,11 @@ def probes(
         yield SegmentProbe(name, way, alone, together, seconds)
 
 
-def is_near(measured: float, load: Mapping[Sender, float]) -> bool:
-    """Whether the measured rate is so close to the expected rate of `load` that it need not be measured
-    again."""
-    return abs(measured / sum(load.values()) - 1) <= _NEAR
+def is_enough(measured: Sequence[float], load: Mapping[Sender, float]) -> bool:
+    """Whether `load` need not be measured again after these rates: one is close to the expected rate, or
+    they are as many as allowed."""
+    expected = sum(load.values())
+    return len(measured) >= _TRIES or any(abs(rate / expected - 1) <= _NEAR for rate in measured)
 
 
 def nearest(measured: Sequence[float], load: Mapping[Sender, float]) -> float:

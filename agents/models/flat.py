@@ -175,6 +175,15 @@ def learned(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
+def vector_parts(module: torch.nn.Module) -> list[tuple[str, slice, torch.Size]]:
+    """Return name, slice in the flat vector, and shape of each learned parameter."""
+    found, offset = [], 0
+    for name, p in learned(module):
+        found.append((name, slice(offset, offset + p.numel()), p.shape))
+        offset += p.numel()
+    return found
+
+
 def stored_buffers(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return names and tensors of the buffers in the state of `module`. A buffer with several names is
     listed once. Buffers registered with `persistent=False` are not listed, because the module's

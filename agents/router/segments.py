@@ -36,7 +36,7 @@ from agents.device.backlog import PACKET
 from agents.device.link import LIFTED, LinkError, burst, queue_bytes, run
 from agents.device.netlink import Netlink, ShapedClass
 from agents.links import packet_train
-from agents.links.segment_probe import SEND_FACTOR, TRIES, SegmentProbe, is_near, nearest, probes
+from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
 from agents.wire.messages import SegmentFigures
 
 Field = Literal["src", "dst"]
@@ -60,6 +60,8 @@ _MAX_LEVELS = 7
 _UNLIMITED_QUEUE = 16 * 2**20
 """Length in bytes of a leaf's queue if no segment limits its rate."""
 _FRAME_HEADER = bytes(12) + b"\x08\x00"
+_SEND_FACTOR = 1.3
+"""Rate of sending in a measurement, as a multiple of the expected rate."""
 _TICK_SECONDS = 0.002
 
 
@@ -268,7 +270,7 @@ class ShapedSegments:
     ) -> float:
         """Return the measured rate in bit/s of the segment while the leaves in `load` send."""
         measured: list[float] = []
-        while len(measured) < TRIES and not any(is_near(rate, load) for rate in measured):
+        while not is_enough(measured, load):
             measured.append(self._fill_once(sock, netlink, probe, load))
         return nearest(measured, load)
 
@@ -297,7 +299,7 @@ class ShapedSegments:
             if now >= (end if measured else warm):
                 measured.append((time.monotonic(), netlink.classes(interface)[number].left))
             for index, ((data, per_second), first) in enumerate(zip(frames, ahead, strict=True)):
-                while sent[index] < first + SEND_FACTOR * per_second * (now - start):
+                while sent[index] < first + _SEND_FACTOR * per_second * (now - start):
                     with suppress(OSError):  # the interface's queue is full
                         sock.send(data)
                     sent[index] += size

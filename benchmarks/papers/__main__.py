@@ -24,16 +24,17 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.command import exit_code_of
 from benchmarks.papers import report, results
 from benchmarks.papers.bench import Bench
 from benchmarks.papers.experiments import EXPERIMENTS, Experiment
 from testbed.data import datasets
 from testbed.errors import TestbedError
-from testbed.host.signals import interrupting
 
 PAGES = Path(__file__).parents[2] / "docs" / "papers"
 RUNS = Path("runs") / "papers"
@@ -54,24 +55,20 @@ def main() -> int:
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    try:
-        with interrupting():
-            bench = Bench(arguments.runs, arguments.data, _say)
-            if arguments.so_far:
-                _write(bench, chosen, PAGES)
-                return 0
-            for experiment in chosen:
-                if arguments.full:
-                    results.write(bench.run(experiment), PAGES / f"{experiment.name}.json")
-                    pages([experiment], PAGES)
-                here = bench.run(experiment) if experiment.fits and not arguments.full else None
-                _show(experiment, here, console)
-    except KeyboardInterrupt:
-        return 130
-    except TestbedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of(partial(_run, arguments, chosen, console))
+
+
+def _run(arguments: argparse.Namespace, chosen: Iterable[Experiment], console: Console) -> None:
+    bench = Bench(arguments.runs, arguments.data, _say)
+    if arguments.so_far:
+        _write(bench, chosen, PAGES)
+        return
+    for experiment in chosen:
+        if arguments.full:
+            results.write(bench.run(experiment), PAGES / f"{experiment.name}.json")
+            pages([experiment], PAGES)
+        here = bench.run(experiment) if experiment.fits and not arguments.full else None
+        _show(experiment, here, console)
 
 
 def pages(experiments: Iterable[Experiment], folder: Path) -> None:

@@ -28,13 +28,13 @@ from pathlib import Path
 from rich.console import Console
 
 from agents.texts import quantity
+from benchmarks.command import exit_code_of
 from benchmarks.papers.report import LINE
 from benchmarks.rules import report, results
 from benchmarks.rules.definition import FOLDER, Benchmark, Condition, load, read_rules
 from benchmarks.rules.results import Cell, Results
 from benchmarks.rules.running import Runner
-from testbed.errors import BadInputError, TestbedError
-from testbed.host.signals import interrupting
+from testbed.errors import BadInputError
 from testbed.sweeps import clusters
 
 PAGES = Path(__file__).parents[2] / "docs" / "benchmark"
@@ -43,15 +43,7 @@ RUNS = Path("runs") / "benchmark"
 
 def main(arguments: list[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
-    try:
-        with interrupting():
-            _run(asked)
-    except KeyboardInterrupt:
-        return 130
-    except TestbedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of(lambda: _run(asked))
 
 
 def _run(asked: argparse.Namespace) -> None:

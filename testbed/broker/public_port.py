@@ -30,9 +30,9 @@ class PublicPort:
     connections to the broker's Unix socket. TLS is between real devices and the broker."""
 
     def __init__(self, server: tuple[str, int], path: Path, config: Path, cpus: str) -> None:
-        """`server`: address and port. `path`: path of the Unix socket. `config`: path at which the
-        process's configuration is written. `cpus`: cpuset of the process. Raises HostError if `server`
-        is no free address of this host."""
+        """Start the process. `server`: address and port to listen at. `path`: the broker's Unix socket.
+        `config`: file to write the process's configuration to. `cpus`: CPUs of the process, as a cpuset.
+        Raises HostError if nobody can listen at `server` on this host."""
         # Through a descriptor, because the path of a Unix socket may have at most 107 characters.
         folder = os.open(path.parent, os.O_PATH)
         try:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from agents.config import WAYS, Segment, Way, path_of
 from agents.device.link import burst, queue_bytes
 from agents.links import background
-from agents.links.segment_probe import TRIES, SegmentProbe, is_near, nearest, probes
+from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import NetworkUse, SegmentFigures, SegmentUse
 from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
@@ -343,7 +343,7 @@ class SharedSegments:
             measured = []
             for load in probe.loads:
                 tries: list[float] = []
-                while len(tries) < TRIES and not any(is_near(rate, load) for rate in tries):
+                while not is_enough(tries, load):
                     tries.append(await self._fill(probe, load))
                 measured.append(nearest(tries, load))
             found.append(probe.figures(measured))

@@ -3,7 +3,6 @@ steps of a stack. The kernels of a step are recorded once and started together (
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from agents.client.accelerator import keep_float32
 from agents.client.core import Outcome
 from agents.config import FROM_TASK, InitialModel
-from agents.models.flat import build, learned
+from agents.models.flat import build, initial, vector_parts
 from agents.models.vectors import norm
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task
@@ -43,18 +42,14 @@ class GpuTrainer:
         self._task, self._device = task, torch.device(device)
         keep_float32()
         with torch.random.fork_rng(devices=[]):
-            self._module = stackable(build(task, start)).to(device)
+            module = build(task, start)
+        self._start = initial(module)
+        self._module, self._parts = stackable(module).to(device), vector_parts(module)
         self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
         self._scale = train.scale
-        ends = list(itertools.accumulate(p.numel() for _, p in learned(self._module)))
-        self._parts = [
-            (name, slice(end - p.numel(), end), p.shape)
-            for end, (name, p) in zip(ends, learned(self._module), strict=True)
-        ]
-        self._d = ends[-1]
         self._each = vmap(grad_and_value(self._mean_loss))
         self._stacks: dict[tuple[int, int], _Stack] = {}
-        """By number of models, and samples per mini-batch."""
+        """(number of models, samples per mini-batch) -> memory of a stack of that size."""
         self._sizes: dict[int, int] = {}
         """Samples per mini-batch -> maximum number of models in a stack."""
 
@@ -62,12 +57,11 @@ class GpuTrainer:
         """Compare the gradients of two models, on mini-batches of one and of two samples, with those of
         `reference`. Return why models cannot be trained in stacks here; None if they can."""
         rows, sizes = np.array([[[0, len(self._y) - 1], [0, 0]]]), np.array([[2, 1]])
-        first = np.concatenate([p.detach().cpu().numpy().ravel() for _, p in learned(self._module)])
-        w = np.stack([first, np.float32(0.9) * first])
+        w = np.stack([self._start, np.float32(0.9) * self._start])
         expected = np.empty_like(w)
         try:
             reference.gradient_on(rows, sizes)(0, w, expected)
-            stack = _Stack(2, self._d, 2, self._device)
+            stack = _Stack(2, self._start.size, 2, self._device)
             stack.load(w)
             stack.draw(_Batches(rows, sizes, 2, self._device), 0)
             self._differentiate(stack)
@@ -86,7 +80,7 @@ class GpuTrainer:
             free, _ = torch.cuda.mem_get_info(self._device)
             before = torch.cuda.memory_allocated(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)
-            self._differentiate(_Stack(2, self._d, batch_size, self._device))
+            self._differentiate(_Stack(2, self._start.size, batch_size, self._device))
             each = (torch.cuda.max_memory_allocated(self._device) - before) / 2
             fitting = int(_MEMORY_SHARE * free / each)
             self._sizes[batch_size] = max(1, min(_STACKED, 1 << fitting.bit_length() - 1))
@@ -141,7 +135,7 @@ class GpuTrainer:
     def _stack(self, models: int, width: int) -> _Stack:
         key = models, width
         if key not in self._stacks:
-            stack = self._stacks[key] = _Stack(models, self._d, width, self._device)
+            stack = self._stacks[key] = _Stack(models, self._start.size, width, self._device)
             if self._device.type == "cuda":
                 with suppress(RuntimeError):  # some code cannot be recorded
                     stack.graph = self._record(stack)

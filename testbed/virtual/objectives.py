@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, InitialModel
-from agents.models.flat import FlatModule, build, learned, stored_buffers
+from agents.models.flat import FlatModule, build, stored_buffers, vector_parts
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
@@ -214,11 +213,7 @@ class AnyModule:
         self._flat = FlatModule(module)
         self._x, self._y = torch.from_numpy(train.x), torch.from_numpy(train.y)
         self._scale = train.scale
-        ends = list(itertools.accumulate(p.numel() for _, p in learned(module)))
-        self._parts = [
-            (name, slice(end - p.numel(), end), p.shape)
-            for end, (name, p) in zip(ends, learned(module), strict=True)
-        ]
+        self._parts = vector_parts(module)
         self.partial = self._always_partial = False
         self._each = vmap(grad_and_value(self._mean_loss))
         self.draws = False
