@@ -74,7 +74,8 @@ def measure(requested: AccessLink, host: str, timeout: float) -> LinkFigures:
         ("down", requested.down, packet_train.download),
     ):
         if rate is not None:
-            found[name] = fastest(partial(train, host, rate, answer_timeout), rate)
+            reachable = rate * (1 - requested.loss)
+            found[name] = fastest(partial(train, host, rate, answer_timeout), reachable)
     return LinkFigures(**found)
 
 
@@ -103,7 +104,7 @@ def round_trip_figures(requested: AccessLink, trips: Sequence[float]) -> dict[st
 
 def fastest(measured: Callable[[], float], rate: float) -> float:
     """Call `measured`, which measures the rate of a link, several times; return the highest result. No
-    further calls are made after a result that is close to `rate`, the requested rate.
+    further calls are made after a result that is close to `rate`, the rate that can be reached.
 
     A short measurement of a fast link is low if the sender has to wait for a core, for instance because
     other devices measure their links at the same time.
