@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ class Counters(View):
         self._pids = self._pids or self._find()
         for name, pid in self._pids.items():
             try:
-                self._last[name] = Counter(_counters(pid, self._devices))
+                self._last[name] = Counter(dict(_counters(pid, self._devices)))
             except (OSError, subprocess.CalledProcessError):  # the container has ended
                 continue
 
@@ -200,7 +200,7 @@ def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
     traffic.start()
     rows: list[dict[str, Any]] = []
 
-    def begin(update: dict[str, Any], way: str) -> None:
+    def begin(update: Mapping[Any, Any], way: str) -> None:
         line, since = lines[update["client"]], queue.now
 
         def arrive(at: int) -> None:
@@ -233,13 +233,13 @@ def figures(found: Sequence[Measurement]) -> dict[str, str]:
     for group, own in devices.groupby("group"):
         cells[f"updates per device, {group}"] = _ratio(own["real"], own["virtual"])
         cells[f"time per update, {group}"] = _ratio(own["real_time"], own["virtual_time"])
-    for (way, group), own in transfers.groupby(["way", "group"]):
-        median = (own["real"] / own["virtual"]).median()
-        cells[f"{way}s of {group}, mean"] = _ratio(own["real"], own["virtual"])
-        cells[f"{way}s of {group}, median of ratios"] = f"{100 * median - 100:+.1f} %"
+    for (way, name), some in transfers.groupby(["way", "group"]):
+        median = (some["real"] / some["virtual"]).median()
+        cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["virtual"])
+        cells[f"{way}s of {name}, median of ratios"] = f"{100 * median - 100:+.1f} %"
     losses = sum((one.losses for one in found), Counter())
-    for name in _LOSSES:
-        cells[name] = f"{losses[name]} in {len(transfers)} transfers"
+    for loss in _LOSSES:
+        cells[loss] = f"{losses[loss]} in {len(transfers)} transfers"
     verdicts = summary.verdicts([one.real for one in found])
     cells["verdicts"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     return cells
