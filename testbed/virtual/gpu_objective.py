@@ -33,7 +33,7 @@ _WARM_UPS = 3
 
 
 class GpuObjective:
-    """Objective on `device`, and the memory there for a stack of models (`Objective`, `Memory`).
+    """Objective on `device`, and the memory there for a stack of models (`Objective`, `StackMemory`).
 
     `gradient_on` chooses the stack that `models` fills. Its gradients are those of all models in the
     stack, because a recorded step always uses the same memory.

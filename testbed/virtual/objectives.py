@@ -87,8 +87,8 @@ class Objective(Protocol):
         ...
 
 
-class Memory(Protocol):
-    """Where a stack's models and gradients are, in arrays or tensors."""
+class StackMemory(Protocol):
+    """Holds the models of a stack and their gradients, in arrays or tensors."""
 
     def models(self, starts: Sequence[Vector]) -> tuple[Any, Any]:
         """Return the initial models, shape (jobs, d), and memory of the same shape for their gradients.
@@ -96,11 +96,11 @@ class Memory(Protocol):
         ...
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return the content of `array`, there."""
+        """Return a copy of `array` in this memory, or `array` if it is in it."""
         ...
 
     def fetch(self, placed: Any) -> Floats:
-        """Return the content of what is there, as an array."""
+        """Return `placed` as an array of the host."""
         ...
 
     def squares(self, w: Any) -> Any:
@@ -108,7 +108,7 @@ class Memory(Protocol):
         ...
 
 
-class HostMemory:
+class HostStackMemory:
     """Models and gradients in NumPy's arrays."""
 
     def __init__(self) -> None:

@@ -30,9 +30,9 @@ from agents.tasks.interface import Task
 from testbed.virtual.objectives import (
     AnyModule,
     Gradient,
-    HostMemory,
+    HostStackMemory,
     Indices,
-    Memory,
+    StackMemory,
     Objective,
     objective,
 )
@@ -62,7 +62,7 @@ class Job:
     index: int = 0
     """Number of the client in device order, from 0."""
     memory: Vectors = field(default_factory=dict)
-    """Memory of the task's own `fit`; empty if there is none."""
+    """StackMemory of the task's own `fit`; empty if there is none."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
@@ -110,7 +110,7 @@ class BatchTrainer:
 
         if task.fits:
             self.together = 1
-            self._workers.put(_TrainingWorker(None, HostMemory(), task.l2, single))
+            self._workers.put(_TrainingWorker(None, HostStackMemory(), task.l2, single))
             self.remark = (
                 "Clients are trained one after the other, by the task's own code. In virtual time each "
                 "training takes as long as timing says, or one step, regardless of what that code does"
@@ -121,7 +121,7 @@ class BatchTrainer:
             self._use_gpu(task, train, start, device, first, single)
             return
         self._stack_size = first.stack_size
-        self._workers.put(_TrainingWorker(first, HostMemory(), task.l2, single))
+        self._workers.put(_TrainingWorker(first, HostStackMemory(), task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
             if self._draws or first.stack_size(1) == 1:
@@ -137,7 +137,7 @@ class BatchTrainer:
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
                 own = objective(task, train, start)
-                self._workers.put(_TrainingWorker(own, HostMemory(), task.l2, single))
+                self._workers.put(_TrainingWorker(own, HostStackMemory(), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
             if self.together == 1 and threads > 1:
                 self.together = _JOBS_PER_THREAD * threads
@@ -212,7 +212,7 @@ class _TrainingWorker:
     """Objective, trainer and memory of one thread."""
 
     def __init__(
-        self, objective: Objective | None, memory: Memory, l2: float, single: Callable[[], _Single]
+        self, objective: Objective | None, memory: StackMemory, l2: float, single: Callable[[], _Single]
     ) -> None:
         self._objective, self._memory = objective, memory
         self._single = functools.cache(single)
