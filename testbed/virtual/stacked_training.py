@@ -32,8 +32,8 @@ from testbed.virtual.objectives import (
     Gradient,
     HostStackMemory,
     Indices,
-    StackMemory,
     Objective,
+    StackMemory,
     objective,
 )
 
@@ -62,7 +62,7 @@ class Job:
     index: int = 0
     """Number of the client in device order, from 0."""
     memory: Vectors = field(default_factory=dict)
-    """StackMemory of the task's own `fit`; empty if there is none."""
+    """Memory of the task's own `fit`; empty if there is none."""
     rng: Callable[[], np.random.Generator]
     """Function that makes the generator for drawing the mini-batches. Each call returns a generator in
     the same state."""
