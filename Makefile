@@ -72,7 +72,7 @@ papers: $(VENV)/.installed
 papers-full: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers --full
 
-# Which asynchronous rule when (docs/benchmark): hours to days, resumable. ON=dask://HOST:8786 spreads it over a
+# Which asynchronous rule when (docs/benchmark): hours, resumable. ON=dask://HOST:8786 spreads it over a
 # cluster.
 benchmark: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.rules $(if $(ON),--on $(ON))
