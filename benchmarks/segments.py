@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -247,6 +248,9 @@ def figures(found: Sequence[Measurement]) -> dict[str, str]:
     losses = sum((one.losses for one in found), Counter())
     for loss in _LOSSES:
         cells[loss] = f"{losses[loss]} in {len(transfers)} transfers"
+    timings = [one.real.manifest.get("timings", {}) for one in found]
+    for phase in ("launch", "ready"):
+        cells[f"start: {phase}"] = ", ".join(f"{one.get(phase, math.nan):.1f} s" for one in timings)
     verdicts = summary.verdicts([one.real for one in found])
     cells["verdicts"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     return cells
