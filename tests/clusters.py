@@ -55,8 +55,9 @@ class Dask:
     address: str
     """Address of the scheduler, without `tcp://`."""
     programs: ExitStack
-    """The workers."""
+    """The running workers."""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """All workers that were started."""
 
     @property
     def on(self) -> str:
