@@ -79,14 +79,15 @@ def attempts() -> list[Path]:
 
 def cell_processes(worker: int) -> list[psutil.Process]:
     """Return the processes in which the worker with this pid runs cells."""
-    return psutil.Process(worker).children() if attempts() else []
+    children = psutil.Process(worker).children() if attempts() else []
+    return [child for child in children if "testbed.sweeps.worker" in child.cmdline()]
 
 
 def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     """A worker is killed in the middle: all cells are done, none is twice in the index. Ctrl-C ends a
     cell on the other worker."""
     first, second = dask.add_worker(), dask.add_worker()
-    file = write_sweep("variants: {a: {stop: {after: 400s}}}\ngrid: {seed: [1, 2, 3, 4, 5]}")
+    file = write_sweep("variants: {a: {stop: {after: 200s}}}\ngrid: {seed: [1, 2, 3, 4, 5]}")
     with started("sweep", file, "--on", dask.on) as running:
         eventually(lambda: len(attempts()) >= 3)
         first.kill()
