@@ -12,7 +12,8 @@ demo: $(VENV)/.installed
 # compile all modules anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m "not alone and not timed"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m timed
 	$(BIN)/python -m pytest --durations=25 -m alone
 
 check: $(VENV)/.installed-dev
@@ -71,7 +72,7 @@ papers: $(VENV)/.installed
 papers-full: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.papers --full
 
-# Which asynchronous rule when (docs/benchmark): hours to days, resumable. ON=dask://HOST:8786 spreads it over a
+# Which asynchronous rule when (docs/benchmark): hours, resumable. ON=dask://HOST:8786 spreads it over a
 # cluster.
 benchmark: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.rules $(if $(ON),--on $(ON))

@@ -573,7 +573,8 @@ class DeviceConfig:
     """Settings for the account of the device's energy; None if its energy is not counted."""
     cpu: float | None = None
     """The device's CPU share at the start of the run, in host cores of device time, to which
-    `EnergyConfig.busy` refers; None if its energy is not counted."""
+    `EnergyConfig.busy` refers; None if its energy is not counted. On a real device, the share to which
+    the init's control group limits it; None if there is no such group."""
     dilation: float = 1.0
     """Host seconds per second of device time."""
     disk: str = ""

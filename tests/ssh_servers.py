@@ -3,6 +3,7 @@ As root. The interpreter and the checkout are at the same paths as here."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -131,6 +132,17 @@ class SshServer:
                 if pattern in " ".join(process.cmdline()):
                     found.append(process)
         return found
+
+    def limits(self) -> list[str]:
+        """What limits the machine's network: qdiscs other than the kernel's, and IFB devices."""
+        qdiscs = json.loads(self.output("tc -j qdisc show"))
+        found = [f"{one['dev']} {one['kind']}" for one in qdiscs if one["handle"] != "0:"]
+        ifbs = json.loads(self.output("ip -j link show type ifb"))
+        return found + [one["ifname"] for one in ifbs if one]
+
+    def output(self, command: str) -> str:
+        """Output of a command on the machine."""
+        return subprocess.check_output([*self._inside, *command.split()], text=True)
 
     def files(self) -> list[str]:
         """Paths of all files in the machine's home, relative to it."""

@@ -96,8 +96,17 @@ def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
 
 
 def left(hosts: SshServers) -> list[object]:
-    """Processes and files of the testbed on the machines."""
-    return [one for machine in hosts.machines for one in (*machine.processes(), *machine.files())]
+    """Processes, files and limits of the testbed on the machines."""
+    return [
+        one
+        for machine in hosts.machines
+        for one in (*machine.processes(), *machine.files(), *machine.limits())
+    ]
+
+
+def groups(run: Path) -> list[Path]:
+    """Control groups of real devices of the run in the directory `run`. The machines share them."""
+    return [*Path("/sys/fs/cgroup").glob(f"**/edge-fl-testbed-{run.name}-*")]
 
 
 def assert_whole(run: Finished) -> None:
@@ -217,8 +226,12 @@ def since_last(run: Finished, kind: type[events.Record]) -> set[str]:
 def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
+    """The devices are limited. What limits them goes, too."""
     runs = tmp_path / "runs"
-    file = topology(tmp_path, hosts, stop={"after": "12s"})
+    limits = {"shape": True, "cpu": 0.5, "link": {"up": "20mbit", "down": "30mbit"}}
+    pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable, **limits}
+    devices = [{"name": "near", "cpu": 0.3}, pis]
+    file = topology(tmp_path, hosts, stop={"after": "12s"}, devices=devices)
     with started("up", file, "--runs", runs) as up:
         until_printed(up, "the run clock starts")
         time.sleep(4)
@@ -227,44 +240,137 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     (path,) = runs.iterdir()
     assert left(hosts) != []  # the devices look for the broker for some minutes
     first, second = hosts.machines
+    assert {"eth0 tbf", "eth0 ingress"} <= {*first.limits()}
+    assert len({group.name for group in groups(path)}) == 2
+    for process in first.processes("agents.remote.keeper"):
+        process.kill()
     second.power_off()
     down = testbed("down", path.name, "--runs", runs)
     assert down.code == 1
     assert "ssh://pi2" in down.err
     assert "testbed down" in down.err
     assert first.processes() == first.files() == []
+    assert first.limits() == []
+    assert {group.name for group in groups(path)} == {f"edge-fl-testbed-{path.name}-pi-2"}
     second.power_on()
     assert path.name in testbed("ps", "--runs", runs).out
     assert testbed("down", path.name, "--runs", runs).code == 0
-    assert left(hosts) == []
+    assert left(hosts) == groups(path) == []
     before = len(Finished.only_one_in(runs).updates)
     done = testbed("up", "--resume", path.name, "--runs", runs)
     assert done.code == 0, done.out + done.err
     run = Finished.only_one_in(runs)
     assert len(run.updates) > before
     assert_whole(run)
-    assert left(hosts) == []
+    assert left(hosts) == groups(path) == []
+
+
+HOSTILE = """
+
+_honest, _ways = lay_out, iter(WAYS)
+
+
+def lay_out(message):
+    way = next(_ways, "") if message.kind != FAREWELL else ""
+    if way == "not finite":
+        message = dataclasses.replace(message, vector=np.full_like(message.vector, np.nan))
+    elif way == "too short":
+        message = dataclasses.replace(message, vector=message.vector[:-1])
+    elif way == "other client":
+        message = dataclasses.replace(message, client="near")
+    elif way == "no update":
+        return [bytes(99)]
+    return _honest(message)
+"""
+"""Addition to `agents/wire/payloads.py` on a device whose owner means harm: its next updates are
+WAYS."""
+WAYS = {"pi-1": ("not finite", "too short", "", "other client"), "pi-3": ("no update",)}
+REASONS = ("not finite", "649 parameters, expected 650", "says it is from near", "unreadable header")
 
 
 def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: Path) -> None:
-    """Before it, the broker refuses a stranger at the port for real devices."""
-    file = topology(tmp_path, hosts)
-    for stage in ("Preparing 2 real devices", "the run clock starts"):
+    """Before it, the broker refuses strangers, and the aggregator refuses hostile updates of a device
+    that has its machine in common with another."""
+    pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2", "root@pi1"], "python": sys.executable}
+    file = topology(tmp_path, hosts, devices=[{"name": "near", "cpu": 0.3}, pis])
+    for stage in ("Preparing 3 real devices", "the run clock starts"):
         with started("up", file, "--runs", tmp_path / stage) as up:
             until_printed(up, stage)
             time.sleep(0.5)
             if "clock" in stage:
-                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
-                stranger = BrokerAccess(hosts.address, PORT, "pi-1", "guessed", certificate.read_text())
-                with pytest.raises(ConnectionFailedError, match="did not accept"):
-                    Connection(stranger, [], lambda _: None).open(10)
-                plain = replace(stranger, certificate=None)
-                with pytest.raises(ConnectionFailedError):
-                    Connection(plain, [], lambda _: None).open(3)
+                refuse_strangers(hosts)
+                refuse_hostile_updates(hosts.machines[0], tmp_path / stage)
             _, output = interrupt(up)
         assert up.returncode == 130, output
         assert "Traceback" not in output
         assert left(hosts) == []
+
+
+def refuse_strangers(hosts: SshServers) -> None:
+    certificate, _ = hosts.machines[0].home.rglob("broker.pem")
+    stranger = BrokerAccess(hosts.address, PORT, "pi-1", "guessed", certificate.read_text())
+    with pytest.raises(ConnectionFailedError, match="did not accept"):
+        Connection(stranger, [], lambda _: None).open(10)
+    plain = replace(stranger, certificate=None)
+    with pytest.raises(ConnectionFailedError):
+        Connection(plain, [], lambda _: None).open(3)
+
+
+def refuse_hostile_updates(machine: SshServer, runs: Path) -> None:
+    """Have two devices of one machine, which have their own logins, send hostile updates. An honest one
+    in between is applied, and the other devices go on."""
+    for device, ways in WAYS.items():
+        (code,) = machine.home.rglob(f"{device}/agents/wire/payloads.py")
+        code.write_text(code.read_text() + HOSTILE.replace("WAYS", repr(ways)))
+    kill(machine, "agents.client.main")
+
+    def reasons() -> str:
+        found = [r for r in Finished.only_one_in(runs).records if isinstance(r, events.UpdateRejected)]
+        return "\n".join(one.reason for one in found if one.client in WAYS)
+
+    eventually(lambda: all(part in reasons() for part in REASONS), 40)
+    before = len(Finished.only_one_in(runs).updates)
+    eventually(lambda: {"near", "pi-2"} <= {*clients(runs, before)}, 40)
+    logins = [json.loads(one.read_text())["broker"] for one in machine.home.rglob("client.json")]
+    assert [len({one[key] for one in logins}) for key in ("username", "password")] == [2, 2]
+
+
+def clients(runs: Path, begin: int) -> list[str]:
+    """Client of each update that was applied after the first `begin` ones."""
+    return [one.client for one in Finished.only_one_in(runs).updates[begin:]]
+
+
+@pytest.mark.alone
+def test_limits_of_a_real_device_are_kept_and_judged(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path
+) -> None:
+    """A machine with settings of its own is refused, and left as it is. Updates are compressed."""
+    link = {"up": "4mbit", "down": "9mbit", "compression": {"kind": "int8"}}
+    pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
+    devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "20s"})
+    first = hosts.machines[0]
+    first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
+    refused = testbed("up", file, "--runs", tmp_path / "runs")
+    assert refused.code == 1
+    assert "root@pi1: eth0 has the qdisc pfifo 7:" in refused.err
+    assert "pfifo 7:" in first.output("tc qdisc show dev eth0")
+    first.output("tc qdisc del dev eth0 root")
+    done = testbed("up", file, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    run = Finished.only_one_in(tmp_path / "runs")
+    figures = json.loads((run.path / "fidelity.json").read_text())["devices"]["pi"]
+    assert (figures["up"]["asked"], figures["down"]["asked"]) == (4e6, 9e6)
+    assert abs(figures["up"]["error"]) < 6, figures
+    assert abs(figures["down"]["error"]) < 6, figures
+    assert figures["cpu"]["asked"] == 0.2
+    assert abs(figures["cpu"]["error"]) < 6, figures
+    assert figures.get("wrong_limits", []) == []
+    assert {update.client for update in run.updates} == {"near", "pi"}
+    saved = {update.client: update.bytes_before - update.bytes for update in run.updates}
+    assert saved["near"] == 0
+    assert 1500 < saved["pi"] < 3 * 650  # of 650 float32 values
+    assert left(hosts) == groups(run.path) == []
 
 
 def test_unfit_real_devices_are_named_before_the_run(

@@ -31,7 +31,8 @@ from agents.device.backlog import PACKET, Backlog
 from agents.device.netlink import Netlink
 from agents.wire.messages import QueueUse
 
-_IFB = "ifb0"
+IFB = "ifb0"
+"""Name of the IFB device, in a container, which has a network namespace of its own."""
 _TBF, _QUEUE_FOR_RATE = 0x1, 0x100
 """Major numbers of the handles of the tbf and of the bfifo. Only a link with netem has a bfifo: its
 packets wait there until the tbf's rate lets them pass."""
@@ -61,10 +62,16 @@ def burst(rate: int) -> int:
 
 
 def commands(
-    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
+    link: AccessLink,
+    interface: str,
+    before: AccessLink | None = None,
+    *,
+    netem: bool = False,
+    ifb: str = IFB,
 ) -> list[list[str]]:
     """Return the commands, in order, that change `interface` from the link `before` to `link`. `before`
-    is None if the interface was never shaped. Without `netem`, the commands set only the rates.
+    is None if the interface was never shaped. Without `netem`, the commands set only the rates. `ifb`:
+    name of the IFB device.
 
     Changes are made in place: tc's `replace` changes an existing qdisc, and packets stay in its queue.
     Nothing is ever removed. To lift a limit, the rate is set to LIFTED. With netem, both directions have
@@ -75,12 +82,12 @@ def commands(
     was = before or AccessLink()
     impaired = netem and (before is None or _impairment(link) != _impairment(before))
     lines: list[str] = []
-    for device, rate, old in ((interface, link.up, was.up), (_IFB, link.down, was.down)):
+    for device, rate, old in ((interface, link.up, was.up), (ifb, link.down, was.down)):
         if rate is None:
             continue
         replace_qdisc = f"tc qdisc replace dev {device}"
-        if device == _IFB and old is None:
-            lines += _redirect(interface)
+        if device == ifb and old is None:
+            lines += _redirect(interface, ifb)
         if rate != old:
             lines.append(f"{replace_qdisc} root handle 1: {_tbf(rate)}")
         if impaired:
@@ -91,17 +98,22 @@ def commands(
 
 
 def apply(
-    link: AccessLink, interface: str, before: AccessLink | None = None, *, netem: bool = False
+    link: AccessLink,
+    interface: str,
+    before: AccessLink | None = None,
+    *,
+    netem: bool = False,
+    ifb: str = IFB,
 ) -> None:
     """Shape `interface` as in `link`, and read the settings back. Raises LinkError if the settings
     differ from `link`."""
     if before is None:
         _limit_packets(interface)
-    for command in commands(link, interface, before, netem=netem):
+    for command in commands(link, interface, before, netem=netem, ifb=ifb):
         run(command)
     if netem:
         link = _complete(link)
-    for rate, device in ((link.up, interface), (link.down, _IFB)):
+    for rate, device in ((link.up, interface), (link.down, ifb)):
         if rate is not None:
             _check(link, rate, device, netem=netem)
 
@@ -110,9 +122,9 @@ class LinkUsage:
     """Measurement of a shaped link during the run: the bytes that leave the queue of each direction
     (`up`, `down`) while packets wait."""
 
-    def __init__(self, interface: str, netlink: Netlink) -> None:
+    def __init__(self, interface: str, netlink: Netlink, ifb: str = IFB) -> None:
         self._netlink = netlink
-        self._interfaces = {"up": interface, "down": _IFB}
+        self._interfaces = {"up": interface, "down": ifb}
         self._backlogs = {way: Backlog() for way in self._interfaces}
 
     def read(self, link: AccessLink, at: float) -> bool:
@@ -201,13 +213,13 @@ def _impairment(link: AccessLink) -> tuple[float, float, float]:
     return link.rtt / 2, link.jitter, link.loss
 
 
-def _redirect(interface: str) -> list[str]:
+def _redirect(interface: str, ifb: str) -> list[str]:
     return [
-        f"ip link add {_IFB} type ifb",
-        f"ip link set {_IFB} up",
+        f"ip link add {ifb} type ifb",
+        f"ip link set {ifb} up",
         f"tc qdisc add dev {interface} handle ffff: ingress",
         f"tc filter add dev {interface} parent ffff: protocol all u32 match u32 0 0 "
-        f"action mirred egress redirect dev {_IFB}",
+        f"action mirred egress redirect dev {ifb}",
     ]
 
 

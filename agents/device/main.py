@@ -8,8 +8,8 @@ runs as an ordinary user without capabilities. The init receives orders and send
 Unix socket of the broker, so that monitoring does not load the emulated link. The client has no access
 to this socket. The init fails closed: it starts no client unless the link is as requested.
 
-On a real device, the init shapes nothing (`agents.device.real_machine`). It reaches the broker over the
-device's own network.
+On a real device, the init shapes nothing unless that is requested (`agents.device.real_machine`). It
+reaches the broker over the device's own network.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Init:
         self._config = cfg
         self._clock = DeviceClock(1.0, cfg.clock)
         self._machine: DeviceMachine = (
-            RealMachine(cfg.device)
+            RealMachine(cfg.device, netem=cfg.netem, is_limited=cfg.cpu is not None)
             if cfg.user is None
             else DeviceContainer(cfg.device, netem=cfg.netem, user=cfg.user)
         )

@@ -1,7 +1,9 @@
-"""A real device: nothing of it is limited or shaped, and only what the client uses is measured."""
+"""A real device. Only what the client uses is measured, and nothing is limited, unless its group has
+`shape: true`: then its link is shaped, and a control group limits its CPU."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import resource
@@ -12,21 +14,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from agents.config import AccessLink
 from agents.device import resource_usage
+from agents.device.control_group import ControlGroup
 from agents.device.link import LinkError
 from agents.device.machine import DeviceMachine
+from agents.device.shaped_link import ShapedLink
 from agents.wire.messages import CgroupLimits, UsageSample
 
 
 class RealMachine(DeviceMachine):
-    """The real device `device`. The client runs as the user who has started the init, and ends with
-    it."""
+    """The real device `device`. The client runs as the user who has started the init, and ends with it.
+    `netem`: whether its shaped link has delay, jitter or loss. `is_limited`: whether the init is in a
+    control group of its own, which limits the CPU."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, *, netem: bool, is_limited: bool) -> None:
+        self._device, self._netem = device, netem
         self._client: int | None = None
         """Process id of the last client; None before the first."""
+        self._link: ShapedLink | None = None
+        self._group = ControlGroup.of_process() if is_limited else None
 
     @property
     def title(self) -> str:
@@ -34,14 +43,23 @@ class RealMachine(DeviceMachine):
 
     @property
     def reading_due(self) -> float:
-        return math.inf
+        return math.inf if self._link is None else self._link.reading_due
 
     def prepare(self, link: AccessLink | None) -> None:
+        """Shape the link at the interface in the file LIMITS, of which the controller's program removes
+        all later."""
         if link is not None:
-            raise LinkError(f"{self._device} is a real device, whose link cannot be shaped")
+            # Imported here, because containers do not need it.
+            from agents.remote.program import LIMITS, SHAPED
+
+            noted = json.loads(Path(LIMITS).read_text(encoding="utf-8"))
+            made = ShapedLink(self._device, noted["interface"], netem=self._netem, ifb=noted["ifb"])
+            made.apply(link)
+            self._link = made
+            Path(SHAPED).touch()
 
     def shape(self, changes: Mapping[str, Any]) -> None:
-        raise LinkError(f"{self._device} is a real device, whose link cannot be shaped")
+        raise LinkError(f"{self._device} is a real device, whose link does not change")
 
     def plug(self, *, up: bool) -> None:
         """Do nothing if `up` is true, because the network of a real device is never cut off."""
@@ -49,26 +67,25 @@ class RealMachine(DeviceMachine):
             raise LinkError(f"{self._device} is a real device, whose network cannot be cut off")
 
     def read_queues(self) -> None:
-        """Do nothing, because the queues are not the testbed's."""
+        if self._link is not None:
+            self._link.read_queues()
 
     def sample(self, client: int | None, now: Callable[[], float]) -> UsageSample:
         demand = {} if client is None else resource_usage.schedstat(client)
-        return UsageSample(
-            device=self._device,
-            at=now(),
-            cpu=self.cpu_seconds(),
-            memory=resource_usage.resident_bytes(client),
-            **demand,
-        )
+        group = self._group
+        used = {"cpu": self.cpu_seconds()} if group is None else resource_usage.cpu_use(group)
+        memory = resource_usage.resident_bytes(client)
+        sample = UsageSample(device=self._device, at=now(), **used, **demand, memory=memory)
+        return sample if self._link is None else structs.replace(sample, **self._link.uses())
 
     def limits(self) -> CgroupLimits | None:
-        return None
+        return None if self._group is None else self._group.limits()
 
     def faults(self) -> Mapping[str, bool]:
         return {}
 
     def lasting_faults(self, now: float) -> Mapping[str, float]:
-        return {}
+        return {} if self._link is None else self._link.stuck_queues()
 
     def killed_for_memory(self) -> int | None:
         return None
@@ -83,7 +100,7 @@ class RealMachine(DeviceMachine):
         return ended.ru_utime + ended.ru_stime + running
 
     def cores(self) -> float | None:
-        return None
+        return None if self._group is None else self._group.cores()
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
@@ -92,4 +109,5 @@ class RealMachine(DeviceMachine):
         return started
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        if self._link is not None:
+            self._link.close()

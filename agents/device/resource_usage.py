@@ -25,7 +25,7 @@ def sample(
     return UsageSample(
         device=device,
         at=at,
-        **_cpu(group),
+        **cpu_use(group),
         **demand,
         memory=resident_bytes(pid),
         received=received,
@@ -62,9 +62,11 @@ def resident_bytes(pid: int | None) -> int:
     return int(resident.split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def _cpu(group: ControlGroup) -> dict[str, Any]:
+def cpu_use(group: ControlGroup) -> dict[str, Any]:
+    """Return the CPU time and the throttling of `group`, as fields of a sample. Raises OSError,
+    KeyError."""
     if (used := group.cpu_seconds()) is None:
-        raise OSError("the container's CPU time cannot be read")
+        raise OSError("the CPU time of the control group cannot be read")
     periods, throttled_periods, throttled = group.throttling()
     return {
         "cpu": used,

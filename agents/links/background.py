@@ -1,8 +1,9 @@
 """Background traffic of a shared link: rates and transfers of other people, drawn from a generator.
 
 `constant`, `on_off` and `trace` are rates that do not react to congestion. `flows` are transfers that
-arrive at random and share the link with the devices. To add a kind, write a dataclass here, add it to
-KINDS, and write its settings in `testbed.topology.network`.
+arrive at random and share the link with the devices. A loop that sends them asks
+`agents.links.traffic_schedule`. To add a kind, write a dataclass here, add it to KINDS, and write its
+settings in `testbed.topology.network`.
 
 All times and rates are in device time. Nothing here reads a clock.
 """
@@ -83,7 +84,7 @@ class TracedRate:
         for number in itertools.count():
             for at, rate in zip(self.times, self.rates_at, strict=True):
                 yield number * (self.period or 0.0) + at, rate
-            if self.period is None:
+            if self.period is None or len({*self.rates_at}) == 1:  # of one direction, no change follows
                 return
 
 

@@ -6,7 +6,8 @@ gone.
 The keeper has a session of its own, so that it outlives the SSH connection that has started it. The
 working directory is the device's folder. SETTINGS is JSON: `host` and `port` of the broker; `timeout`,
 the seconds without the broker after which the keeper ends the init and removes the folder; `container`,
-engine and image of the container in which init and client run, or null.
+engine and image of the container in which init and client run, or null; `groups`, folders of the control
+groups that limit the init and its client.
 The broker counts as present if it proves to be this run's broker (TLS, with the certificate in
 `broker.pem`). The keeper needs only Python 3.9.
 """
@@ -31,6 +32,7 @@ from agents.remote.program import (
     EXIT,
     LOCK,
     RequestError,
+    lift,
     remove_containers,
     remove_folder,
     replace,
@@ -50,7 +52,7 @@ def main() -> None:
     os.write(lock, str(os.getpid()).encode())
     signals = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    init: subprocess.Popen[bytes] | None = start_init(signals, settings["container"])
+    init: subprocess.Popen[bytes] | None = start_init(signals, settings)
     seen = time.monotonic()
     while True:
         arrived = signal.sigtimedwait(signals, min(_LOOK_SECONDS, settings["timeout"]))
@@ -69,9 +71,15 @@ def main() -> None:
             return
 
 
-def start_init(signals: Any, contained: dict[str, str] | None) -> subprocess.Popen[bytes]:
-    """Start the init in a session of its own, or in the container `contained`. It ends with the
-    keeper."""
+def start_init(signals: Any, settings: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the init in a session of its own, or in a container. It ends with the keeper."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        for group in settings["groups"]:
+            (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+
+    contained = settings["container"]
     bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
     command = [sys.executable, *container.INIT]
     if contained is not None:
@@ -82,12 +90,12 @@ def start_init(signals: Any, contained: dict[str, str] | None) -> subprocess.Pop
         [*bound, *command],
         stdin=subprocess.PIPE,  # by its end a container notices the end of the keeper
         start_new_session=True,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, signals),
+        preexec_fn=prepare,
     )
 
 
 def end(init: subprocess.Popen[bytes] | None) -> None:
-    """Kill the init and its client, and remove their container."""
+    """Kill the init and its client, and remove their container and limits."""
     if init is None:
         return
     with suppress(ProcessLookupError):
@@ -95,6 +103,8 @@ def end(init: subprocess.Popen[bytes] | None) -> None:
     init.wait()
     with suppress(RequestError):  # the controller will try again
         remove_containers(Path.cwd())
+    with suppress(RequestError):
+        lift(Path.cwd())
 
 
 def is_present(settings: dict[str, Any]) -> bool:

@@ -46,6 +46,9 @@ LOCK, EXIT, LOG, DISK, CLOCK = "lock", "exit", "log", "disk", "clock.json"
 the estimate of the controller's clock."""
 ENGINE, CONTAINER = "engine", "container"
 """Names in the folder of a device with a container: name of the engine, and id of the container."""
+LIMITS, SHAPED = "limits.json", "shaped"
+"""Names in the folder of a device with `shape: true`: interface and control groups that are limited, and
+a file that exists when the link is shaped."""
 LABEL = "edge-fl-testbed"
 """Label of a container. Its value is the device's folder."""
 MAX_LOG_BYTES = 4 * 2**20
@@ -66,8 +69,7 @@ _LOAD_SECONDS = 5.0
 _ROUND_TRIPS, _PAUSE_SECONDS = 40, 0.02
 """Number of round trips that are measured, and seconds between two of them."""
 _SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
-"""Sizes of transfers in bytes: larger ones follow until one takes `_TRANSFER_SECONDS`."""
-_TRANSFER_SECONDS = 0.5
+"""Sizes of transfers in bytes: larger ones follow until one takes the requested seconds."""
 CHUNK_BYTES = 2**16
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -118,6 +120,7 @@ def check(request: dict[str, Any], source: Any, sink: Any) -> None:
             "reaches": [reaches(*server) for server in request["servers"]],
             "seen": os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
             "has_image": has_image(request),
+            "unshapeable": unshapeable(request),
         },
     )
 
@@ -293,7 +296,10 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
 
 def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Measure the way to the controller: round trips to the broker's port, where the kernel answers, and
-    rates of one encrypted connection in each direction."""
+    rates of one encrypted connection in each direction. If the link is to be shaped by now, wait for
+    that."""
+    if request["is_shaped"]:
+        await_shaped(folder_of(request))
     trips = []
     for _ in range(_ROUND_TRIPS):
         begin = time.monotonic_ns()
@@ -308,7 +314,7 @@ def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
         rate, seconds = receive(source, size)
         if rate:
             found["down"] = rate
-        if seconds >= _TRANSFER_SECONDS:
+        if seconds >= request["seconds"]:
             break
     block = os.urandom(CHUNK_BYTES)
     for size in _SIZES:
@@ -319,14 +325,14 @@ def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
         sink.flush()
         if not source.readline():
             raise RequestError("the connection broke while the link was measured")
-        if (time.monotonic_ns() - begin) / 1e9 >= _TRANSFER_SECONDS:
+        if (time.monotonic_ns() - begin) / 1e9 >= request["seconds"]:
             break
     answer(sink, {"measured": found})
 
 
 def receive(source: Any, size: int) -> tuple[float | None, float]:
-    """Read `size` bytes. Return the rate in bit/s after the first chunk, None if all came at once, and
-    the duration in seconds."""
+    """Read `size` bytes. Return the rate in bit/s after the first quarter, None if all came at once, and
+    the duration in seconds. What waited for this process at first does not count as faster, then."""
     first = left = 0
     begin = since = time.monotonic_ns()
     while left < size:
@@ -334,8 +340,8 @@ def receive(source: Any, size: int) -> tuple[float | None, float]:
         if not chunk:
             raise RequestError("the connection broke while the link was measured")
         left += len(chunk)
-        if not first:
-            first, since = len(chunk), time.monotonic_ns()
+        if not first and left >= size / 4:
+            first, since = left, time.monotonic_ns()
     end = time.monotonic_ns()
     rate = 8e9 * (size - first) / (end - since) if first < size and end > since else None
     return rate, (end - begin) / 1e9
@@ -353,13 +359,14 @@ def start(request: dict[str, Any], source: Any, sink: Any) -> None:
         if not (in_disk and had_disk):
             target = folder / DISK / named(name[len(DISK) + 1 :]) if in_disk else folder / named(name)
             write(target, content)
-    for name in (EXIT, CONTAINER):
+    for name in (EXIT, CONTAINER, SHAPED):
         remove_file(folder / name)
+    settings = {**request["keeper"], "groups": limit(folder, request)}
     if request["keeper"]["container"] is not None:
         write(folder / ENGINE, request["keeper"]["container"]["engine"].encode())
     with (folder / LOG).open("ab") as log:
         keeper = subprocess.Popen(
-            [request["python"], "-m", "agents.remote.keeper", json.dumps(request["keeper"])],
+            [request["python"], "-m", "agents.remote.keeper", json.dumps(settings)],
             cwd=str(folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -508,7 +515,9 @@ def remove(request: dict[str, Any], source: Any, sink: Any) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a device's folder, and the three folders above it, up to `CACHE`, if they are empty."""
+    """Remove a device's limits and its folder, and the three folders above it, up to `CACHE`, if they
+    are empty."""
+    lift(folder)
     shutil.rmtree(folder, ignore_errors=True)
     for parent in list(folder.parents)[:3]:
         try:
@@ -519,7 +528,7 @@ def remove_folder(folder: Path) -> None:
 
 def stop(folder: Path) -> None:
     """End the keeper of a device, its container, and every other process that works in the device's
-    folder."""
+    folder. Lift the device's limits."""
     try:
         keeper = int((folder / LOCK).read_text())
     except (OSError, ValueError):
@@ -539,6 +548,7 @@ def stop(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise RequestError(f"processes {found} do not end")
         time.sleep(0.02)
+    lift(folder)
 
 
 def processes_in(folder: Path) -> list[int]:
@@ -579,6 +589,164 @@ def contained_processes(run: Path) -> list[int]:
     return found
 
 
+def unshapeable(request: dict[str, Any]) -> str | None:
+    """Return why this machine cannot be shaped as requested, and what to do; None if it can or need
+    not."""
+    wanted = request.get("shape")
+    if wanted is None:
+        return None
+    if os.getuid() != 0:
+        return (
+            f"{getpass.getuser()} may not set limits: let it log in as root (root@HOST in hosts), or "
+            "remove shape, cpu and link"
+        )
+    try:
+        if wanted["link"]:
+            free_interface(wanted["server"])
+        if wanted["netem"]:
+            trial = "unshare --net tc qdisc add dev lo root netem delay 1ms"
+            run(trial.split(), "its kernel has no netem: load sch_netem, or remove rtt, jitter and loss")
+        if wanted["cpu"] is not None:
+            group_roots()
+    except RequestError as error:
+        return str(error)
+    return None
+
+
+def free_interface(server: str) -> str:
+    """Return the interface towards `server`. Raises RequestError if it is not left to the kernel's
+    defaults, because the limits would replace settings that are not ours."""
+    failure = "ip and tc (package iproute2) are needed for link"
+    routes = json.loads(run(["ip", "-j", "route", "get", server], failure))
+    name = str(routes[0].get("dev"))
+    if name == "lo":
+        raise RequestError("it reaches the server by its own lo, which is not shaped: remove link")
+    (found,) = json.loads(run(["ip", "-j", "link", "show", "dev", name], failure))
+    if found["mtu"] > 1500:
+        raise RequestError(
+            f"{name} has an MTU of {found['mtu']}, and a shaped link at most 1500: lower it, or remove "
+            "link"
+        )
+    for qdisc in qdiscs(name):
+        if qdisc["handle"] != "0:":  # the kernel's own have no number
+            raise RequestError(
+                f"{name} has the qdisc {qdisc['kind']} {qdisc['handle']}, which is not the kernel's "
+                "default: it stays as it is, so remove it (tc qdisc del), or remove link"
+            )
+    return name
+
+
+def qdiscs(interface: str) -> list[dict[str, Any]]:
+    shown = run(["tc", "-j", "qdisc", "show", "dev", interface], f"the qdiscs of {interface}")
+    return list(json.loads(shown or "[]"))
+
+
+def group_roots() -> list[Path]:
+    """Return the folders in which a control group limits CPU time and counts it, of cgroup v1 or v2.
+    Raises RequestError if there are none."""
+    roots: dict[str, Path] = {}
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mounted, kind, options = line.split()[:4]
+        if kind == "cgroup":
+            for name in {"cpu", "cpuacct"} & set(options.split(",")):
+                roots.setdefault(name, Path(mounted))
+        elif kind == "cgroup2":
+            roots.setdefault("", Path(mounted))
+    has_v1 = "cpu" in roots
+    found = {path for name, path in roots.items() if bool(name) == has_v1}
+    if not found or not all(os.access(path, os.W_OK) for path in found):
+        raise RequestError("its control groups cannot be changed: mount them, or remove cpu")
+    if not has_v1 and "cpu" not in (roots[""] / "cgroup.subtree_control").read_text().split():
+        raise RequestError(
+            f"its control groups do not limit CPU time: run echo +cpu > {roots['']}/"
+            "cgroup.subtree_control there, or remove cpu"
+        )
+    return sorted(found)
+
+
+def limit(folder: Path, request: dict[str, Any]) -> list[str]:
+    """Prepare the requested limits: note what `lift` has to remove, and make the control groups. Return
+    their folders. The init shapes the link itself."""
+    wanted, groups = request["shape"], []
+    if wanted is not None:
+        interface = None
+        if wanted["link"]:
+            interface = free_interface(wanted["server"])
+            with suppress(OSError):  # loaded on demand, it makes two interfaces that nobody removes
+                subprocess.run(["modprobe", "ifb", "numifbs=0"], stderr=subprocess.DEVNULL, check=False)
+        if wanted["cpu"] is not None:
+            name = f"{LABEL}-{folder.parent.name}-{folder.name}"
+            groups = [str(root / name) for root in group_roots()]
+        noted = {"interface": interface, "ifb": wanted["ifb"], "groups": groups}
+        replace(folder / LIMITS, json.dumps(noted))
+        for group in map(Path, groups):
+            make_group(group, *wanted["cpu"])
+    return groups
+
+
+def make_group(group: Path, quota: int, period: int) -> None:
+    """Make a control group that has `quota` µs of CPU time per `period` µs. Raises RequestError if the
+    kernel has set something else."""
+    group.mkdir(exist_ok=True)
+    v1 = {"cpu.cfs_period_us": str(period), "cpu.cfs_quota_us": str(quota)}
+    for name, text in ({"cpu.max": f"{quota} {period}"} if (group / "cpu.max").exists() else v1).items():
+        if (group / name).exists():  # in v1, cpuacct may have a hierarchy of its own
+            (group / name).write_text(text)
+            found = (group / name).read_text().strip()
+            if found != text:
+                raise RequestError(f"requested {text} in {group / name}, but the kernel has {found}")
+
+
+def lift(folder: Path) -> None:
+    """Remove the limits that the file LIMITS notes, as far as they are there. What others have set
+    since then stays."""
+    try:
+        noted = json.loads((folder / LIMITS).read_text())
+    except FileNotFoundError:
+        return
+    name, ifb = noted["interface"], noted["ifb"]
+    if name is not None and is_interface(name):
+        failure = f"the limits of {name} cannot be removed"
+        present = qdiscs(name)
+        if is_interface(ifb):
+            if any(one["kind"] == "ingress" for one in present):
+                run(["tc", "qdisc", "del", "dev", name, "ingress"], failure)
+            run(["ip", "link", "del", ifb], failure)
+        if any((one["kind"], one["handle"]) == ("tbf", "1:") for one in present):
+            run(["tc", "qdisc", "del", "dev", name, "root"], failure)
+    for group in map(Path, noted["groups"]):
+        remove_group(group)
+    remove_file(folder / LIMITS)
+
+
+def is_interface(name: str) -> bool:
+    return any(name == one for _, one in socket.if_nameindex())
+
+
+def remove_group(group: Path) -> None:
+    """Kill all processes of a control group, and remove it."""
+    deadline = time.monotonic() + 5
+    while group.is_dir():
+        try:
+            group.rmdir()
+        except OSError as error:  # it has processes, or the kernel has not noticed their end
+            if time.monotonic() > deadline:
+                raise RequestError(f"{group} cannot be removed: {error}") from None
+            for process in (group / "cgroup.procs").read_text().split():
+                kill(int(process), signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def await_shaped(folder: Path) -> None:
+    """Wait until the init has shaped the link. Raises RequestError if it has ended before."""
+    deadline = time.monotonic() + _KEEPER_SECONDS
+    while not (folder / SHAPED).exists():
+        if (folder / EXIT).exists() or time.monotonic() > deadline:
+            lines = "\n".join(last_lines(folder / LOG))
+            raise RequestError(f"its link could not be shaped:\n{lines}")
+        time.sleep(0.05)
+
+
 def kill(process: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process, number)
@@ -589,7 +757,8 @@ def remove_old() -> None:
     run may leave them."""
     for folder in (CACHE / "runs").glob("*/*"):
         if folder.stat().st_mtime < time.time() - OLD_SECONDS and not is_kept(folder):
-            remove_folder(folder)
+            with suppress(RequestError):  # `clean` will report it
+                remove_folder(folder)
 
 
 def clean(request: dict[str, Any], source: Any, sink: Any) -> None:

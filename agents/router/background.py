@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import os
 import selectors
 import socket
@@ -32,15 +33,11 @@ import msgspec
 from agents.config import Background, Way
 from agents.device.backlog import PACKET
 from agents.links import background
+from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
 from agents.router.segments import INTERFACES, frame, packet_socket
 
 SINK = ("198.18.255.253", 9)
 """Address and port at which transfers end."""
-_TICK_SECONDS = 0.002
-_MAX_BEHIND_SECONDS = 0.05
-"""Traffic that the process could not send in time is made up for if it is at most this late."""
-_MAX_LATE_SECONDS = 1.0
-"""Transfers that should have arrived longer ago are left out."""
 _PIECE = bytes(64 * 1024)
 _MAX_OPEN = 512
 """Maximum number of open transfers of a source; further ones wait."""
@@ -79,6 +76,7 @@ class TrafficGenerator:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._sockets = {way: packet_socket(dev) for way, dev in INTERFACES.items()}
+        self._traffic = sources
         self._sources = [
             Transfers(self, one) if background.is_flows(one.traffic) else Stream(self, one)
             for one in sources
@@ -117,12 +115,29 @@ class TrafficGenerator:
             self._sockets[way].send(data)
 
     def _change(self, states: TrafficStates) -> None:
-        started = self._states.epoch is None and states.epoch is not None
+        is_started = self._states.epoch is not None
         self._states = states
         for number, source in enumerate(self._sources):
             source.change(is_on=number not in states.off, is_cut=number in states.cut)
-            if started and states.epoch is not None:
-                source.start(states.epoch)
+        if states.epoch is None or is_started:
+            return
+        for one, source in zip(self._traffic, self._sources, strict=True):
+            planned = schedule(
+                one.traffic,
+                one.seed,
+                one.segment,
+                epoch=states.epoch,
+                dilation=one.dilation,
+                now=time.monotonic(),
+            )
+            self._work(source, planned)
+
+    def _work(self, source: Stream | Transfers, planned: RateSchedule | TransferSchedule) -> None:
+        """Send what `source` has to send now, and plan the next time."""
+        for size in planned.take(time.monotonic()):
+            source.send(size)
+        if planned.next < math.inf:
+            self.at(planned.next, partial(self._work, source, planned))
 
     def _accept(self, listening: socket.socket) -> None:
         with suppress(BlockingIOError):
@@ -146,60 +161,21 @@ class TrafficGenerator:
 
 
 class Stream:
-    """Traffic of a given rate, which may change with time."""
+    """Traffic of a given rate."""
 
     def __init__(self, generator: TrafficGenerator, source: RoutedTraffic) -> None:
         self._generator = generator
-        self._steps = background.rates(source.traffic, source.seed, source.segment)
-        self._dilation = source.dilation
         self._way = source.traffic.way
         self._frame = frame("src", source.addresses[0], PACKET)
-        self._rate = 0.0
-        self._credit = 0.0
-        """Bytes that may be sent now."""
-        self._sent_at = 0.0
         self._is_quiet = False
-        self._is_ticking = False
 
     def change(self, *, is_on: bool, is_cut: bool) -> None:
         self._is_quiet = not is_on or is_cut
 
-    def start(self, epoch: float) -> None:
-        self._next_step(epoch)
-
-    def _next_step(self, epoch: float) -> None:
-        if (step := next(self._steps, None)) is not None:
-            at, rate = step
-            due = epoch + at * self._dilation
-            self._generator.at(due, partial(self._set, rate / self._dilation, epoch))
-
-    def _set(self, rate: float, epoch: float) -> None:
-        self._send()
-        self._rate = rate
-        self._sent_at = time.monotonic()
-        self._next_step(epoch)
-        if rate and not self._is_ticking:
-            self._is_ticking = True
-            self._tick()
-
-    def _tick(self) -> None:
-        self._send()
-        if self._rate:
-            pause = max(_TICK_SECONDS, (PACKET - self._credit) * 8 / self._rate)
-            self._generator.at(time.monotonic() + min(pause, 1.0), self._tick)
-        else:
-            self._is_ticking = False
-
-    def _send(self) -> None:
-        now = time.monotonic()
-        passed, self._sent_at = now - self._sent_at, now
-        if self._is_quiet:
-            self._credit = 0.0
-            return
-        self._credit += min(passed, 1.0 + _MAX_BEHIND_SECONDS) * self._rate / 8
-        while self._credit >= PACKET:
+    def send(self, size: int) -> None:
+        """Send `size` bytes on the wire, in full packets."""
+        for _ in range(0 if self._is_quiet else size // PACKET):
             self._generator.send(self._way, self._frame)
-            self._credit -= PACKET
 
 
 class Transfers:
@@ -207,8 +183,6 @@ class Transfers:
 
     def __init__(self, generator: TrafficGenerator, source: RoutedTraffic) -> None:
         self._generator = generator
-        self._arrivals = background.transfers(source.traffic, source.seed, source.segment)
-        self._dilation = source.dilation
         self._addresses = Counter(dict.fromkeys(source.addresses, 0))
         """Number of open transfers from each address."""
         self._waiting: list[int] = []
@@ -233,21 +207,11 @@ class Transfers:
             for sock in self._left:
                 self._generator.selector.unregister(sock)
 
-    def start(self, epoch: float) -> None:
-        self._next_arrival(epoch)
-
-    def _next_arrival(self, epoch: float) -> None:
-        for at, size in self._arrivals:
-            due = epoch + at * self._dilation
-            if due > time.monotonic() - _MAX_LATE_SECONDS:  # else before a resumed run's start
-                self._generator.at(due, partial(self._arrive, round(size), epoch))
-                return
-
-    def _arrive(self, size: int, epoch: float) -> None:
+    def send(self, size: int) -> None:
+        """Begin a transfer of `size` bytes as soon as possible."""
         if self._is_on:
             self._waiting.append(size)
             self._begin()
-        self._next_arrival(epoch)
 
     def _begin(self) -> None:
         while self._waiting and not self._is_cut and len(self._left) < _MAX_OPEN:

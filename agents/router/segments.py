@@ -55,11 +55,13 @@ _FREE_BUCKET = 1_000_000
 FIRST_LEAF = 0x1000
 """Minor number of the first leaf. Segments have lower numbers."""
 _MAX_NUMBER = 0xFFFE
-_MAX_LEVELS = 7
+MAX_LEVELS = 7
 """Maximum number of segments from a leaf to the root. HTB has eight levels, and leaves are one."""
 _UNLIMITED_QUEUE = 16 * 2**20
 """Length in bytes of a leaf's queue if no segment limits its rate."""
 _FRAME_HEADER = bytes(12) + b"\x08\x00"
+_MIN_FRAME, _MIN_FRAMES = 64, 10
+"""Minimum size of a frame in bytes, and minimum number of frames, in a measurement."""
 _SEND_FACTOR = 1.3
 """Rate of sending in a measurement, as a multiple of the expected rate."""
 _TICK_SECONDS = 0.002
@@ -96,10 +98,10 @@ class SegmentTree:
                 f"devices, but the run has {len(segments)} segments and leaves up to {highest}"
             )
         for name in self.segments:
-            if (levels := len(self.path(name))) > _MAX_LEVELS:
+            if (levels := len(self.path(name))) > MAX_LEVELS:
                 raise LinkError(
                     f"segment {name} is at level {levels}, but the kernel's HTB has at most "
-                    f"{_MAX_LEVELS} levels of segments"
+                    f"{MAX_LEVELS} levels of segments"
                 )
 
     def path(self, name: str) -> tuple[Segment, ...]:
@@ -283,9 +285,11 @@ class ShapedSegments:
     ) -> float:
         interface = socket.if_nametoindex(INTERFACES[probe.way])
         number = self.tree.number(probe.segment)
-        rate, seconds = sum(shares.values()), probe.seconds
-        # At least 50 frames in the measured time, so that one more or less makes no difference.
-        size = max(64, min(PACKET, int(rate / 8 * seconds / 50)))
+        rate = sum(shares.values())
+        seconds = max(probe.seconds, _MIN_FRAMES * 8 * _MIN_FRAME / rate)
+        # At least 50 frames in the measured time, so that one more or less makes no difference, unless
+        # the segment is slow.
+        size = max(_MIN_FRAME, min(PACKET, int(rate / 8 * seconds / 50)))
         frames = [(frame(one.field, one.address, size), share / 8) for one, share in shares.items()]
         # At once so much that the buckets on the way are empty, and all queues hold something.
         buckets = burst(round(rate)) * max(len(self.tree.path(one.segment)) for one in shares)
@@ -294,20 +298,24 @@ class ShapedSegments:
         measured: list[tuple[float, int]] = []
         start = time.monotonic()
         warm, end = start + seconds / 5, start + seconds
+        left: int | None = None
         while len(measured) < 2:
             now = time.monotonic()
             if now >= (end if measured else warm):
-                measured.append((time.monotonic(), netlink.classes(interface)[number].left))
+                before, left = left, netlink.classes(interface)[number].left
+                # From the end of one frame to that of another: few pass a slow segment in the time.
+                if before not in (left, None) or now >= end + seconds:
+                    measured.append((time.monotonic(), left))
             for index, ((data, per_second), first) in enumerate(zip(frames, ahead, strict=True)):
                 while sent[index] < first + _SEND_FACTOR * per_second * (now - start):
                     with suppress(OSError):  # the interface's queue is full
                         sock.send(data)
                     sent[index] += size
             time.sleep(_TICK_SECONDS)
-        (first_at, before), (last_at, after) = measured
+        (first_at, first_left), (last_at, last_left) = measured
         backlog = sum(sent) - rate / 8 * (last_at - start)
         time.sleep(max(0.0, 8 * backlog / rate))
-        return 8 * (after - before) / (last_at - first_at)
+        return 8 * (last_left - first_left) / (last_at - first_at)
 
 
 def redirection(way: Way) -> list[str]:

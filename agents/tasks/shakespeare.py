@@ -1,4 +1,4 @@
-"""Prediction of the next character of a play with a recurrent network."""
+"""Prediction of the next character of a play."""
 
 from __future__ import annotations
 
@@ -40,3 +40,28 @@ class ShakespeareLstm(Task):
                 return scores
 
         return CharacterLstm(self.characters)
+
+
+@dataclass(frozen=True)
+class ShakespeareMlp(Task):
+    """Shakespeare: predict a character from the 10 before it, with an alphabet of 80 characters. The
+    model, after Bengio, Ducharme, Vincent, Jauvin 2003 (JMLR 3), has an embedding of size 16, a hidden
+    layer of 100 with ReLU, and a linear layer; 25,460 parameters. A step takes a small part of the time
+    of a step of `shakespeare-lstm`."""
+
+    dataset: ClassVar[str] = "flwrlabs/shakespeare"
+    has_perplexity: ClassVar[bool] = True
+    characters: ClassVar[int] = 80
+    l2: float = 0.0
+
+    def model(self) -> torch.nn.Module:
+        from torch import nn
+
+        return nn.Sequential(
+            nn.ZeroPad1d((10 - 80, 0)),  # the dataset has 80 characters: cut all but the last 10
+            nn.Embedding(self.characters, 16),
+            nn.Flatten(),
+            nn.Linear(10 * 16, 100),
+            nn.ReLU(),
+            nn.Linear(100, self.characters),
+        )

@@ -1,12 +1,14 @@
 """Which asynchronous rule when? The benchmark in topologies/benchmark, in virtual time.
 
     python -m benchmarks.rules [TASK ...] [--fleet F ...] [--skew S ...] [--runs FOLDER] [--data FOLDER]
-                               [--jobs N] [--on CLUSTER] [--so-far] [--keep]
+                               [--jobs N] [--on CLUSTER] [--from FOLDER ...] [--so-far] [--keep]
     python -m benchmarks.rules TASK --add mine.yaml
 
-Without TASK, all tasks. Runs are kept in --runs, and finished ones are not repeated, so that the
-benchmark can be interrupted. --on spreads them over a cluster, as `testbed sweep --on` does. --so-far
-runs nothing. --keep also writes results, chart and tables into docs/benchmark.
+Without TASK, all tasks. Runs are kept in --runs, their figures in TASK.csv there, and finished ones are
+not repeated, so that the benchmark can be interrupted. --on spreads them over a cluster, as
+`testbed sweep --on` does. --from takes in results of this or another machine: each TASK.csv in FOLDER
+and in folders in it. --so-far runs nothing. --keep also writes results, chart and tables into
+docs/benchmark.
 
 --add FILE runs the rules in FILE alone, and shows them among the kept results of the others. FILE has
 rules by name, as `rules` in topologies/benchmark/benchmark.yaml; own code is named by `code`, as in a
@@ -21,8 +23,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -65,6 +68,7 @@ def _run(asked: argparse.Namespace) -> None:
             cells = _place(runner, benchmark, kept, conditions, list(added))
         else:
             file = asked.runs / f"{task}.csv"
+            _take_in(asked.elsewhere, benchmark, task, file)
             cells = _collect(runner, benchmark, file, task, [] if asked.so_far else conditions)
             if kept:
                 _say(_same_as_kept(cells, kept))
@@ -73,9 +77,31 @@ def _run(asked: argparse.Namespace) -> None:
         for table in report.tables(found):
             report.show(table, console, list(added))
         if asked.keep and not added:
-            if cells:
-                results.write(_dated(cells, benchmark, task), asked.pages / f"{task}.csv")
+            if done := [cell for cell in cells if cell.condition in found.conditions]:
+                results.write(_dated(done, benchmark, task), asked.pages / f"{task}.csv")
             report.write_pages(found, asked.pages)
+
+
+def _take_in(folders: Sequence[Path], benchmark: Benchmark, task: str, file: Path) -> None:
+    """Add results in other files of `folders` to `file`. Of each condition, the file with the most runs
+    counts. Raises BadInputError."""
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise BadInputError(f"there is no folder {missing[0]}")
+    by_condition = _by_condition(_read(file, benchmark, task))
+    for other in sorted(path for folder in folders for path in folder.rglob(f"{task}.csv")):
+        for condition, cells in _by_condition(_read(other, benchmark, task)).items():
+            if len(cells) > len(by_condition.get(condition, [])):
+                by_condition[condition] = cells
+                _say(f"{quantity(len(cells), 'run')} of {condition.name} from {other}")
+    if folders:
+        results.write(_dated(chain(*by_condition.values()), benchmark, task), file)
+
+
+def _by_condition(cells: Iterable[Cell]) -> dict[Condition, list[Cell]]:
+    found: dict[Condition, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.condition, []).append(cell)
+    return found
 
 
 def _collect(
@@ -83,13 +109,18 @@ def _collect(
 ) -> list[Cell]:
     """Run those of `conditions` that are not finished in `file`; return all cells of the file."""
     rules, seeds = list(benchmark.file.rules), benchmark.file.seeds.compare
-    cells = _read(file, benchmark, task)
-    finished = results.complete(cells, seeds, rules)
+    by_condition = _by_condition(_read(file, benchmark, task))
+    finished = results.complete(chain(*by_condition.values()), seeds, rules)
+
     for condition in [one for one in conditions if one not in finished]:
-        new = runner.run(condition, rules)
-        cells = [*(cell for cell in cells if cell.condition != condition), *new]
-        results.write(_dated(cells, benchmark, task), file)
-    return cells
+        own = by_condition.setdefault(condition, [])
+
+        def keep(new: list[Cell], own: list[Cell] = own) -> None:
+            own += new
+            results.write(_dated(chain(*by_condition.values()), benchmark, task), file)
+
+        runner.run(condition, rules, [*own], keep)
+    return [*chain(*by_condition.values())]
 
 
 def _place(
@@ -129,8 +160,7 @@ def _read(path: Path, benchmark: Benchmark, task: str) -> list[Cell]:
 
 
 def _dated(cells: Iterable[Cell], benchmark: Benchmark, task: str) -> Results:
-    made = f"{datetime.now(UTC).date().isoformat()}, {quantity(os.cpu_count() or 1, 'core')}"
-    return Results(tuple(cells), benchmark.digest(task), made)
+    return Results(tuple(cells), benchmark.digest(task), datetime.now(UTC).date().isoformat())
 
 
 def _among(what: str, asked: list[str], known: Iterable[str]) -> list[str]:
@@ -154,6 +184,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=Path, help="folder of the datasets (TESTBED_DATA)")
     parser.add_argument("--jobs", type=int, help="runs at the same time (default: one per core)")
     parser.add_argument("--on", default=clusters.LOCAL, help="cluster, as in testbed sweep --on")
+    parser.add_argument(
+        "--from",
+        dest="elsewhere",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FOLDER",
+        help="folder of results that were made elsewhere",
+    )
     parser.add_argument("--benchmark", type=Path, default=FOLDER, help="folder of another benchmark")
     parser.add_argument("--pages", type=Path, default=PAGES, help="folder of the kept results")
     parser.add_argument("--keep", action="store_true", help="write results and page into docs/benchmark")

@@ -60,6 +60,10 @@ class Condition:
     fleet: str
     skew: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.fleet}-{self.skew}"
+
 
 @dataclass(frozen=True)
 class Benchmark:

@@ -44,6 +44,8 @@ class Cell:
     """Mean accuracy (0 to 1) in the last fifth of the run."""
     events: str
     """Digits of the SHA-256 of the run's events (`events_digest`)."""
+    torch: str
+    """Version of PyTorch that trained. Another one may round otherwise, so that the events differ."""
 
     @property
     def condition(self) -> Condition:
@@ -66,13 +68,13 @@ class Results:
     cells: tuple[Cell, ...]
     digest: str
     """Digest of the benchmark (`Benchmark.digest`)."""
-    made: str
-    """Where and when the runs were made."""
+    written: str
+    """Date on which the file was written."""
 
 
 def write(results: Results, path: Path) -> None:
     text = io.StringIO()
-    text.write(f"# digest {results.digest}\n# {results.made}\n")
+    text.write(f"# digest {results.digest}\n# {results.written}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_NAMES)
     for cell in sorted(
@@ -87,12 +89,12 @@ def write(results: Results, path: Path) -> None:
 def read(path: Path) -> Results | None:
     """Read results; None if there is no file. Raises BadInputError."""
     try:
-        digest, made, *lines = files.read(path, _MAX_BYTES).decode().splitlines()
+        digest, written, *lines = files.read(path, _MAX_BYTES).decode().splitlines()
         rows = csv.DictReader(lines)
         if rows.fieldnames != _NAMES:
             raise ValueError(f"it has other columns than {', '.join(_NAMES)}")
         cells = tuple(map(_cell, rows))
-        return Results(cells, digest.removeprefix("# digest "), made.removeprefix("# "))
+        return Results(cells, digest.removeprefix("# digest "), written.removeprefix("# "))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -115,6 +117,7 @@ def _cell(row: dict[str, str]) -> Cell:
         joules=float(row["joules"]),
         accuracy=float(row["accuracy"]),
         events=row["events"],
+        torch=row["torch"],
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from analysis import metrics
@@ -12,11 +12,13 @@ from benchmarks.rules.definition import Benchmark, Condition
 from benchmarks.rules.results import Cell
 from testbed import sweeps
 from testbed.errors import RunFailedError
+from testbed.host.signals import uninterrupted
 from testbed.run.options import Options
 from testbed.sweeps import clusters, sweeping
 
-Trials = Mapping[str, Iterable[float]]
-"""Step sizes to run, by rule."""
+Trial = tuple[str, float, int]
+"""Rule, step size and seed of a run."""
+Keep = Callable[[list[Cell]], object]
 
 
 class Runner:
@@ -36,42 +38,64 @@ class Runner:
         self._options = Options(data_root=data_root)
         self._jobs, self._on = jobs, on
 
-    def run(self, condition: Condition, rules: Iterable[str]) -> list[Cell]:
-        """Run `rules` under `condition`; return the cells of all runs. Finished runs are not repeated.
+    def run(
+        self,
+        condition: Condition,
+        rules: Iterable[str],
+        known: Iterable[Cell] = (),
+        keep: Keep = lambda _: None,
+    ) -> list[Cell]:
+        """Run `rules` under `condition`; return the cells of all runs. Finished runs are not repeated,
+        nor those of the cells `known`. `keep` is called with the cells of finished runs, also when this
+        is interrupted.
 
         Every rule has the same budget: the task's step sizes, and the two beside the best one, on the
         seed that chooses. The seeds that compare run with the best step size. Raises TestbedError.
         """
         seeds = self._benchmark.file.seeds
         given = self._benchmark.file.tasks[condition.task].steps
-        cells = self._cells(condition, dict.fromkeys(rules, given), [seeds.tune])
-        beside = {rule: neighbours(best.step) for rule, best in chosen(cells).items()}
-        cells += self._cells(condition, beside, [seeds.tune])
-        best = {rule: [cell.step] for rule, cell in chosen(cells).items()}
-        return cells + self._cells(condition, best, seeds.compare)
+        cells = {(cell.rule, cell.step, cell.seed): cell for cell in known}
 
-    def _cells(self, condition: Condition, trials: Trials, seeds: Iterable[int]) -> list[Cell]:
+        def add(trials: Iterable[Trial]) -> list[Cell]:
+            trials = list(trials)
+            if missing := [trial for trial in trials if trial not in cells]:
+                for cell in self._cells(condition, missing, keep):
+                    cells[cell.rule, cell.step, cell.seed] = cell
+            return [cells[trial] for trial in trials]
+
+        tuned = add((rule, step, seeds.tune) for rule in rules for step in given)
+        best = chosen(tuned)
+        tuned += add((rule, step, seeds.tune) for rule in rules for step in neighbours(best[rule].step))
+        best = chosen(tuned)
+        compared = add((rule, best[rule].step, seed) for rule in rules for seed in seeds.compare)
+        return [*tuned, *compared]
+
+    def _cells(self, condition: Condition, trials: list[Trial], keep: Keep) -> list[Cell]:
         benchmark = self._benchmark
-        runs = [(rule, step) for rule, steps in trials.items() for step in steps]
-        variants = {f"{rule} {step:g}": benchmark.changes(condition, rule, step) for rule, step in runs}
-        name = f"{condition.task}-{condition.fleet}-{condition.skew}"
-        study = {
-            "topology": benchmark.topology(condition.task).name,
-            "variants": variants,
-            "grid": {"seed": list(seeds)},
+        asked = {f"{rule} {step:g} #{seed}": (rule, step, seed) for rule, step, seed in trials}
+        variants = {
+            name: {**benchmark.changes(condition, rule, step), "seed": seed}
+            for name, (rule, step, seed) in asked.items()
         }
+        name = condition.name
+        study = {"topology": benchmark.topology(condition.task).name, "variants": variants}
         sweep = sweeps.from_mapping(study, name, benchmark.folder, self._options)
         self._say(f"{name}: {len(sweep.cells)} runs")
         folder = self._folder / name
-        done = sweeping.run(sweep, self._options, folder, self._jobs, self._say, self._on)
-        if failed := len(sweep.cells) - len(done):
-            raise RunFailedError(f"{failed} of {len(sweep.cells)} runs of {name} failed")
-        asked = {f"{rule} {step:g}": (rule, step) for rule, step in runs}
-        found = []
-        for directory in done:
-            run = load(directory.path)
-            rule, step = asked[str(run.manifest["variant"])]
-            found.append(measured(run, benchmark, condition, rule, step))
+        found: list[Cell] = []
+        try:
+            sweeping.run(sweep, self._options, folder, self._jobs, self._say, self._on)
+        finally:
+            with uninterrupted():
+                index = sweeping.Index.read(folder)
+                for cell in sweep.cells:
+                    if (directory := index.finished_run(cell)) is not None:
+                        rule, step, _ = asked[cell.variant]
+                        run = load(directory.path)
+                        found.append(measured(run, benchmark, condition, rule, step))
+                keep(found)
+        if failed := len(trials) - len(found):
+            raise RunFailedError(f"{failed} of {len(trials)} runs of {name} failed")
         return found
 
 
@@ -110,6 +134,7 @@ def measured(run: Run, benchmark: Benchmark, condition: Condition, rule: str, st
         joules=cost.energy,
         accuracy=accuracy,
         events=events_digest(run.path / "events.jsonl"),
+        torch=str(run.manifest["versions"]["torch"]),
     )
 
 

@@ -55,8 +55,8 @@ Interval = tuple[float, float]
 class RequestedCpu:
     """CPU requested for a device from `at` on."""
 
-    share: float
-    """Share of one host core."""
+    share: float | None
+    """Share of one core; None if the CPU is not limited, as on a real device."""
     period: float | None = None
     """Length of a CFS period in seconds, as set in the kernel; None if no control group limits the
     device."""

@@ -16,17 +16,18 @@ _PAGE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedLimits:
-    """Limits that the engine was asked to set."""
+    """Limits that the engine was asked to set. A limit is None if none was requested, as on a real
+    device, whose CPU quota alone is limited."""
 
     quota: int
     """CPU time per period, in µs."""
     period: int
     """CFS period, in µs."""
-    shares: int
+    shares: int | None = None
     """CPU weight on the scale of cgroup v1, which container engines use."""
-    cpus: str
+    cpus: str | None = None
     """Numbers of the cores that the device may use, as in `0,2-3`."""
-    memory: int
+    memory: int | None = None
     """Maximum memory in bytes; swap is not allowed."""
 
 
@@ -36,16 +37,20 @@ def differences(requested: RequestedLimits, found: CgroupLimits) -> Iterator[str
     quota = f"{found.quota} of {found.period} µs" if found.quota != NO_LIMIT else "none"
     if (found.quota, found.period) != (requested.quota, requested.period):
         yield f"its CPU quota is {quota}, requested {requested.quota} of {requested.period} µs"
-    if found.shares is not None and found.shares != requested.shares:
-        yield f"its CPU shares are {found.shares}, requested {requested.shares}"
-    if found.weight is not None and found.weight not in weights_of(requested.shares):
-        yield f"its CPU weight is {found.weight}, requested {_one_of(weights_of(requested.shares))}"
-    if found.cpus is not None and cpu_numbers(found.cpus) != cpu_numbers(requested.cpus):
-        yield f"its cores are {found.cpus or 'all'}, requested {requested.cpus}"
+    if (shares := requested.shares) is not None:
+        if found.shares not in (None, shares):
+            yield f"its CPU shares are {found.shares}, requested {shares}"
+        if found.weight is not None and found.weight not in weights_of(shares):
+            yield f"its CPU weight is {found.weight}, requested {_one_of(weights_of(shares))}"
+    cpus = None if found.cpus is None else requested.cpus
+    if cpus is not None and cpu_numbers(found.cpus or "") != cpu_numbers(cpus):
+        yield f"its cores are {found.cpus or 'all'}, requested {cpus}"
+    if (memory := requested.memory) is None:
+        return
     if found.memory is None:
-        yield f"this kernel cannot limit memory, requested {_bytes(requested.memory)}"
-    elif not 0 <= requested.memory - found.memory < _PAGE_BYTES:
-        yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(requested.memory)}"
+        yield f"this kernel cannot limit memory, requested {_bytes(memory)}"
+    elif not 0 <= memory - found.memory < _PAGE_BYTES:
+        yield f"its memory limit is {_bytes(found.memory)}, requested {_bytes(memory)}"
     if found.swap not in (None, 0):
         yield f"it may swap ({_bytes(found.swap)}), requested no swap"
 

@@ -64,7 +64,7 @@ from testbed.fidelity.figures import (
     RequestedGpu,
     RequestedLink,
 )
-from testbed.fidelity.limits import differences
+from testbed.fidelity.limits import RequestedLimits, differences
 from testbed.fidelity.validity import TrainingSpan
 
 _THROTTLED_SHARE = 0.9
@@ -160,7 +160,8 @@ def measure(
         if one.cpu[0].limits is not None:
             known = sorted(limits.get(one.device, ()), key=lambda each: each.at)
             wrong = tuple(dict.fromkeys(_wrong_limits(one, known, clock)))
-            found = replace(found, wrong_limits=wrong, unread_limits=_unread_limits(known))
+            unread = _unread_limits(one.cpu[0].limits, known)
+            found = replace(found, wrong_limits=wrong, unread_limits=unread)
         looked = {way: queues.get((one.device, way)) for way in _LINKS}
         carried = {way: _carried_traffic(known) for way, known in looked.items() if known is not None}
         found = replace(found, carried=carried)
@@ -276,10 +277,10 @@ def _wrong_limits(requested: Requested, read: Sequence[_LimitsAt], clock: Segmen
             yield from differences(wanted, read[index].limits)
 
 
-def _unread_limits(read: Sequence[_LimitsAt]) -> str | None:
+def _unread_limits(requested: RequestedLimits, read: Sequence[_LimitsAt]) -> str | None:
     if not read:
         return "its limits: they were never read from the kernel"
-    if read[-1].limits.swap is None:
+    if requested.memory is not None and read[-1].limits.swap is None:
         return "its swap: this host has swap, and its kernel cannot limit it"
     return None
 
@@ -339,8 +340,8 @@ class _Cpu:
     """CPU share of a device during some time: the requested share, the CPU seconds that the device used,
     and the length of that time in seconds."""
 
-    requested: float
-    """Requested share of one host core."""
+    requested: float | None
+    """Requested share of one host core; None if none was requested."""
     cpu: float = 0.0
     """CPU seconds that the device used."""
     seconds: float = 0.0

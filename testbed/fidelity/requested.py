@@ -31,16 +31,19 @@ from testbed.plan.planned_devices import weight_alone
 
 
 def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
-    """Return the resources that were requested for each emulated device, in device order."""
+    """Return the resources that were requested for each emulated device, and for each real device with
+    limits, in device order."""
     cgroups, absent = spec.plan.traits.cgroups, spec.plan.absent
     found = {
         device.name: _DeviceRequests(
-            planned=device,
+            planned=device.as_shaped,
             cgroups=cgroups,
             alone=bool(spec.plan.nodes),
             away=device.name in absent,
+            own_rtt=_own_rtt(spec, device) if device.shape is not None else 0.0,
         )
-        for device in spec.plan.emulated_devices
+        for device in spec.plan.devices
+        if device.host is None or device.shape is not None
     }
     for record in records:
         if isinstance(record, events.Acted) and record.device in found:
@@ -51,6 +54,12 @@ def devices(spec: RunSpec, records: Iterable[events.Record]) -> list[Requested]:
             for name, device in found.items():
                 device.on_resume(record.at, ready=name in record.clients)
     return [device.result(spec.plan.node_of(name)) for name, device in found.items()]
+
+
+def _own_rtt(spec: RunSpec, device: PlannedDevice) -> float:
+    """Return the round trip of a real device before its link was shaped, in seconds; 0 if unknown."""
+    figures = spec.directory.read_manifest().get("real", {}).get(device.name, {})
+    return figures.get("rtt") or 0.0
 
 
 def steps(records: Iterable[events.Record]) -> list[StepDone]:
@@ -83,7 +92,7 @@ def _pace(device: Requested, update: events.UpdateApplied) -> float | None:
     share = [one.share for one in device.cpu if one.at <= begin][-1:]
     changed = any(begin < one.at < end for one in device.cpu)
     away = any(since < end and begin < until for since, until in device.away)
-    if share and update.steps > 0 and not changed and not away and end > begin:
+    if share and share[0] is not None and update.steps > 0 and not changed and not away and end > begin:
         return (end - begin) * share[0] / update.steps
     return None
 
@@ -99,6 +108,9 @@ class _DeviceRequests:
     """Whether the device's container is outside the control groups of the run, as on a Swarm."""
     away: bool
     """Whether the device is absent at the start."""
+    own_rtt: float
+    """Round trip of the device's own network in seconds, to which its link adds; 0 for an emulated
+    device."""
     _cpu: list[RequestedCpu] = field(default_factory=list)
     _link: list[RequestedLink] = field(default_factory=list)
     _state: DeviceState = field(default_factory=DeviceState)
@@ -175,6 +187,9 @@ class _DeviceRequests:
         )
 
     def _request_cpu(self, at: float) -> None:
+        if self.planned.shape is not None:
+            self._cpu.append(self._real_cpu(at))
+            return
         share = self.planned.cpu or 0.0 if self._state.cpu is None else self._state.cpu
         planned = replace(self.planned, cpu=share)
         if not self.cgroups:
@@ -189,13 +204,22 @@ class _DeviceRequests:
         )
         self._cpu.append(RequestedCpu(share, planned.period / 1e6 / planned.dilation, at, limits))
 
+    def _real_cpu(self, at: float) -> RequestedCpu:
+        """Return the request of a real device, of whose control group the CPU quota alone is set."""
+        planned = self.planned
+        if planned.cpu is None:
+            return RequestedCpu(None, at=at)
+        limits = RequestedLimits(quota=planned.quota, period=planned.period)
+        return RequestedCpu(planned.cpu, planned.period / 1e6, at, limits)
+
     def _request_link(self, at: float) -> None:
         link = (self.planned.link or AccessLink()).with_changes(self._state.link)
         if self._link and link == self._current_link:
             return  # the link did not change, as at the first step of a trace
         self._current_link = link
         way = link.delayed_by(self.planned.path)
-        self._link.append(RequestedLink(way.up, way.down, way.rtt / 2, way.jitter, way.loss, at))
+        delay = (self.own_rtt + way.rtt) / 2
+        self._link.append(RequestedLink(way.up, way.down, delay, way.jitter, way.loss, at))
 
     def _begin_absence(self, what: str, at: float) -> None:
         self._absent_since.setdefault(what, at)

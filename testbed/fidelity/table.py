@@ -134,7 +134,7 @@ def _cpu_table(shown: Sequence[DeviceFidelity]) -> Table:
     )
     for one in shown:
         requested, got, error = _cells(one.figures[CPU])
-        if one.figures[CPU].got is None and one.used is not None:
+        if None not in (one.figures[CPU].requested, one.used) and one.figures[CPU].got is None:
             got, error = _by_demand(one)
         table.add_row(
             console.shorten(one.device),

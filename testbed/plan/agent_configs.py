@@ -252,14 +252,17 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     dump(replace(aggregator, silence=silent), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
-    for index, device in enumerate(spec.plan.devices):
+    for index, device in enumerate(one.as_shaped for one in spec.plan.devices):
         setup = client_setup(spec, device, index, common)
         seen = places if device.host is None or places.real is None else places.real
         client = _client(spec, device, setup, accounts[device.name], seen, parameters - buffers)
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
         init = _device(spec, device, account, seen, present=present)
-        dump(init if device.host is None else _on_real_device(init, seen), file(init_name(device.name)))
+        dump(
+            init if device.host is None else _on_real_device(init, device, seen),
+            file(init_name(device.name)),
+        )
 
 
 def write_router(spec: RunSpec, account: Account, places: Places, addresses: Mapping[str, str]) -> None:
@@ -459,8 +462,9 @@ def _device(
     )
 
 
-def _on_real_device(init: DeviceConfig, places: Places) -> DeviceConfig:
-    """Return the configuration `init` for a real device, where nothing is isolated or limited."""
+def _on_real_device(init: DeviceConfig, device: PlannedDevice, places: Places) -> DeviceConfig:
+    """Return the configuration `init` for a real device, where nothing is isolated. The controller
+    measures its link."""
     return replace(
         init,
         broker=replace(init.broker, certificate=places.certificate),
@@ -468,6 +472,9 @@ def _on_real_device(init: DeviceConfig, places: Places) -> DeviceConfig:
         isolated=CLOCK,
         user=None,
         hashes={},
+        netem=device.shape is not None and device.shape.needs_netem,
+        probed=None,
+        cpu=device.cpu,
     )
 
 

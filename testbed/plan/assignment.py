@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 from agents import config
-from agents.config import Segment
+from agents.config import AccessLink, Segment
 from testbed.host.cpusets import cpuset
 from testbed.plan import feasibility, gpu_placement, memory, notes
 from testbed.plan.catalog import HERE, Catalog
@@ -24,7 +24,7 @@ from testbed.plan.placement import (
     divide_node,
     place,
 )
-from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers
+from testbed.plan.planned_devices import Plan, PlannedDevice, PlannedTransfers, RealLimits
 from testbed.plan.shaper import choose_shaper
 from testbed.topology import Topology, link_traces, network, scenario
 from testbed.topology.devices import DEFAULT_MEMORY, DeviceGroup, TransferSettings
@@ -351,6 +351,11 @@ def _device(
         power, thermal = power or profile.power, thermal or profile.thermal
     traced = group.link is not None and group.link.trace is not None
     link, trace = catalog.link(group.link), catalog.traces[group.name] if traced else ()
+    shape = None
+    if group.is_real:  # its limits take nothing of this host
+        if group.shape:
+            shape = RealLimits(cpu, None if link == AccessLink() else link)
+        cpu = link = None
     return PlannedDevice(
         name=group.name,
         group=group.group_name,
@@ -372,6 +377,7 @@ def _device(
             else energy_of(group.energy, group.cpu, profile, catalog.chargers.get(group.name))
         ),
         thermal=thermal,
+        shape=shape,
         origin=group.origin or None,
     )
 

@@ -128,7 +128,11 @@ class StepCost:
 def bytes_on_link(size: int) -> int:
     """Return the bytes that a message of `size` bytes takes on a link, including the headers of the
     message and of the packets."""
-    size += _MQTT
+    return with_packet_headers(size + _MQTT)
+
+
+def with_packet_headers(size: int) -> int:
+    """Return the bytes that `size` bytes over TCP take on a link."""
     return size + _HEADERS * math.ceil(size / MSS)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from agents.config import Segment, path_of
+from agents.router.segments import MAX_LEVELS
 from agents.texts import quantity
 from testbed.topology import Topology, link_traces, scenario
 from testbed.topology.fields import LEAST_MEMORY
@@ -35,6 +36,8 @@ def unsupported(topology: Topology, groups: Groups, runtime: str) -> Iterator[Pr
         yield _not_emulated(topology, ("server", "link"), runtime)
     if traits(runtime).lossless_reason:
         yield from _lossy(topology, groups, runtime)
+    if traits(runtime).shaper is None:
+        yield from _deep_segments(topology)
     for index, (group, planned) in enumerate(zip(topology.devices, groups, strict=True)):
         where: Where = ("devices", index)
         if group.transfers is not None:
@@ -306,6 +309,20 @@ def no_node_fits(topology: Topology, device: str, why: str) -> Problem:
         f"{device} {why}. Lower cpu, memory or count, add nodes, stretch time (dilation: auto), or run "
         "slower than requested with --oversubscribe",
     )
+
+
+def _deep_segments(topology: Topology) -> Iterator[Problem]:
+    """Yield a problem for each segment on a level that the kernel of a router cannot shape."""
+    levels: dict[str | None, int] = {None: 0}
+    for name, segment in topology.segments.items():  # parents come first
+        level = levels[name] = levels[segment.parent] + 1
+        if level > MAX_LEVELS:
+            yield topology.source.problem(
+                ("network", name, "parent"),
+                f"is level {level} of the tree, but the kernel shares at most {MAX_LEVELS} levels: "
+                "leave out levels without a rate, or use the "
+                f"{runtime_names(lambda t: t.shaper is not None)} runtime",
+            )
 
 
 def split_segments(

@@ -61,8 +61,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
         yield (
             f"Real devices reach the broker at {address}, port {port}, with TLS and a login each: a "
             f"firewall of this host must let them, such as sudo ufw allow proto tcp to {address} port "
-            f"{port}. Nothing of them is limited or shaped: step time, rates, round trip, clock and "
-            "load are measured."
+            f"{port}. Nothing of them is limited or shaped, unless their group has shape: true: step "
+            "time, rates, round trip, clock and load are measured."
         )
     if topology.evaluate.when == "after" and not plan.traits.simulated:
         yield (

@@ -25,7 +25,7 @@ def device_table(plan: Plan) -> list[dict[str, Any]]:
     """
     names = {node.id: node.name for node in plan.nodes}
     rows = [
-        {**_row(device, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
+        {**_row(device.as_shaped, plan.traits), "node": names.get(plan.placement.get(device.name, ""))}
         for device in plan.devices
     ]
     unused = {name for name in _OPTIONAL if all(row[name] is None for row in rows)}
@@ -58,7 +58,8 @@ def node_table(plan: Plan) -> list[dict[str, Any]]:
 def _row(device: PlannedDevice, traits: Traits) -> dict[str, Any]:
     link = device.link or AccessLink()
     real = device.host is not None
-    quota = None if traits.simulated or real else f"{device.quota / 1000:g}/{device.period / 1000:g} ms"
+    is_limited = device.cpu is not None and not traits.simulated
+    quota = f"{device.quota / 1000:g}/{device.period / 1000:g} ms" if is_limited else None
     return {
         "device": device.name,
         "cpu": device.cpu,

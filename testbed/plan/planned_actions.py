@@ -40,7 +40,7 @@ def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
         device.name: [
             *(
                 rate
-                for link in (device.link, *device.path)
+                for link in (device.as_shaped.link, *device.path)
                 if link is not None
                 for rate in (link.up, link.down)
             ),

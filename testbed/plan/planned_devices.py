@@ -59,6 +59,22 @@ class PlannedTransfers:
     """Size of the update in bytes that `upload` refers to; None if the size has no influence."""
 
 
+@dataclass(frozen=True, slots=True)
+class RealLimits:
+    """Limits that are set on a real device."""
+
+    cpu: float | None = None
+    """CPU share, in cores of the device; None if its CPU is not limited."""
+    link: AccessLink | None = None
+    """Shaped link; None if the device keeps its own."""
+
+    @property
+    def needs_netem(self) -> bool:
+        """Whether the link has delay, jitter or loss, which take the device's own netem."""
+        link = self.link
+        return link is not None and bool(link.rtt or link.jitter or link.loss)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
     """Plan of one device, with every value that the host needs to emulate the device."""
@@ -117,6 +133,8 @@ class PlannedDevice:
     container: str | None = None
     """Container engine in which the client of a real device runs; None for a process of the SSH
     user."""
+    shape: RealLimits | None = None
+    """Limits that are set on a real device; None if nothing is."""
     dilation: float = 1.0
     """Host seconds per second of device time. All rates of the device are divided by the dilation."""
 
@@ -124,6 +142,13 @@ class PlannedDevice:
         """Return the parameter `kind` of the device's own pipeline step `step`; None if the device has
         no such step."""
         return next((one.params["kind"] for one in self.steps if one.name == step), None)
+
+    @property
+    def as_shaped(self) -> PlannedDevice:
+        """The device with the limits of `shape` as `cpu` and `link`. These two are None for a real
+        device, because they take nothing of the emulating hosts."""
+        shape = self.shape
+        return self if shape is None else replace(self, cpu=shape.cpu, link=shape.link)
 
     @property
     def host_cpu(self) -> float:
@@ -195,15 +220,16 @@ class PlannedDevice:
 
     @property
     def threads(self) -> int:
-        """Number of torch threads; 0 for torch's own choice, on a real device. Threads beyond the number
-        of cores in the quota would only wait."""
-        return 0 if self.host is not None else max(1, -(-self.quota // self.period))
+        """Number of torch threads; 0 for torch's own choice, on a real device without CPU quota. Threads
+        beyond the number of cores in the quota would only wait."""
+        return 0 if self.host is not None and self.cpu is None else max(1, -(-self.quota // self.period))
 
     @property
     def profile(self) -> str:
         """Hardware as text: `0.25 cpu, 512 MiB` or `10 gflops`."""
         facts = (
-            f"{self.cpu:g} cpu, {self.memory / 2**20:g} MiB" if self.cpu is not None else "",
+            f"{self.cpu:g} cpu" if self.cpu is not None else "",
+            f"{self.memory / 2**20:g} MiB" if self.cpu is not None and self.memory else "",
             f"{self.gflops:g} gflops" if self.gflops is not None else "",
             f"timing {duration_text(self.timing)}" if self.timing is not None else "",
             f"real, {self.host}" if self.host is not None else "",

@@ -37,7 +37,10 @@ def choose_shaper(
 
     `lack`: why the kernel's netem cannot be used; None if it can.
     """
-    linked = any(group.link is not None or group.segment_name is not None for group in topology.devices)
+    linked = any(
+        (group.link is not None or group.segment_name is not None) and not group.is_real
+        for group in topology.devices
+    )
     linked = linked or any(entry.link is not None for entry in topology.scenario)
     if runtime.simulated or not linked:
         return None, []

@@ -18,11 +18,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NoReturn
 
 from agents.config import WAYS, Segment, Way, path_of
 from agents.device.link import burst, queue_bytes
 from agents.links import background
 from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
+from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
 from agents.mqtt.topics import ROUTER
 from agents.wire.messages import NetworkUse, SegmentFigures, SegmentUse
 from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
@@ -30,12 +33,9 @@ from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 Item = Callable[[], None]
 """Function that is called when its bytes have passed the segments."""
 _PACKET = on_wire(SEGMENT)
-_STREAM_SECONDS = 0.01
-"""Seconds of background traffic that are one item."""
-_MEASURED_PIECES, _READ_SECONDS = 8, 0.002
-"""Minimum number of pieces that pass a segment in a measurement, and seconds between two readings."""
-_MAX_LATE_SECONDS = 1.0
-"""Transfers that should have arrived longer ago, before a resumed run's start, are left out."""
+_MEASURED_PIECES, _MIN_PIECE, _READ_SECONDS = 8, 64, 0.002
+"""Minimum number of pieces that pass a segment in a measurement, their minimum payload in bytes, and
+seconds between two readings."""
 
 
 @dataclass(slots=True)
@@ -136,15 +136,19 @@ class SegmentScheduler:
         queue.items.append((item, wire, now))
         queue.waiting += wire
 
-    def add_queue(self, segment: str, *, is_first: bool) -> _Queue:
-        """Return a new queue for background traffic on `segment`."""
-        return _Queue("", self._names(segment), is_first)
+    def stream(self, segment: str) -> _Queue:
+        """Return a new queue for background traffic of a given rate on `segment`."""
+        return _Queue("", self._names(segment), is_first=True)
 
-    def offer(self, queue: _Queue, wire: int, now: float, *, may_wait: bool) -> None:
-        """Add `wire` bytes of background traffic. Unless they `may_wait`, they are lost if the queue is
-        full or the segment is cut."""
-        if may_wait or not (self._is_cut(queue) or queue.waiting >= self._limit(queue)):
+    def offer(self, queue: _Queue, wire: int, now: float) -> None:
+        """Add `wire` bytes of background traffic of a given rate. They are lost if the queue is full or
+        the segment is cut."""
+        if not (self._is_cut(queue) or queue.waiting >= self._limit(queue)):
             self._put(queue, None, wire, now)
+
+    def begin_transfer(self, segment: str, size: int, now: float) -> None:
+        """Begin a background transfer of `size` bytes of payload on `segment`."""
+        self._put(_Queue("", self._names(segment)), None, on_wire(size), now)
 
     def drop_background(self, segment: str) -> None:
         """Remove the background traffic that waits on `segment`."""
@@ -153,6 +157,14 @@ class SegmentScheduler:
                 queue.items.clear()
                 queue.waiting = 0
                 del self._backlogged[id(queue)]
+
+    def clear(self) -> None:
+        """Remove all that waits or is in flight."""
+        for queue in self._backlogged.values():
+            queue.items.clear()
+            queue.waiting = 0
+        self._backlogged.clear()
+        self._under_way.clear()
 
     def advance(self, now: float) -> None:
         """Let all items pass that may have passed by `now`."""
@@ -170,7 +182,10 @@ class SegmentScheduler:
         return max(queue.items[0][2], *(self._empty_at[name] for name in queue.path))
 
     def _pass(self, queue: _Queue, at: float) -> None:
-        item, wire, _ = queue.items.popleft()
+        item, wire, since = queue.items.popleft()
+        if item is None and wire > _PACKET and not queue.is_first:  # packet by packet, as devices
+            queue.items.appendleft((None, wire - _PACKET, since))
+            wire = _PACKET
         queue.waiting -= wire
         if not queue.items:
             del self._backlogged[id(queue)]
@@ -353,9 +368,11 @@ class SharedSegments:
         """Return the measured rate in bit/s of the segment while the devices in `load` send."""
         direction = self._directions[probe.way]
         lanes = [SegmentLane(direction, device) for device in load]
-        piece = 8 * on_wire(max(lane.piece for lane in lanes))
-        seconds = max(probe.seconds, _MEASURED_PIECES * piece / sum(load.values()))
-        sending = [asyncio.create_task(_send(lane, 1.2 * seconds)) for lane in lanes]
+        rate = sum(load.values())
+        most = min(lane.piece for lane in lanes)
+        size = max(_MIN_PIECE, min(most, int(rate / 8 * probe.seconds / _MEASURED_PIECES)))
+        seconds = max(probe.seconds, _MEASURED_PIECES * 8 * on_wire(size) / rate)
+        sending = [asyncio.create_task(_send(lane, size)) for lane in lanes]
         await asyncio.sleep(0.2 * seconds)  # first, the buckets become empty
         # From the end of one piece to that of another: of a slow segment, few pass in the time.
         end, ends = time.monotonic() + seconds, list[tuple[float, int]]()
@@ -364,9 +381,10 @@ class SharedSegments:
             if (total := direction.scheduler.passed[probe.segment].total()) != passed:
                 ends.append((now, passed := total))
             await asyncio.sleep(_READ_SECONDS)
-        await asyncio.gather(*sending)
-        while direction.scheduler.next_due() is not None:
-            await asyncio.sleep(_STREAM_SECONDS)
+        for one in sending:
+            one.cancel()
+        await asyncio.wait(sending)
+        direction.scheduler.clear()
         if len(ends) < 2:
             return 8 * (passed - first) / seconds
         (begin, before), (last, after) = ends[0], ends[-1]
@@ -398,75 +416,42 @@ class SharedSegments:
 
     def start(self, run_time: float) -> None:
         """Begin the background traffic. `run_time`: device time now, in seconds."""
-        epoch = time.monotonic() - run_time * self._dilation
-        for segment in self.segments.values():
-            for kind in segment.background:
-                direction = self._directions[kind.way]
-                if background.is_flows(kind):
-                    arrivals = background.transfers(kind, self._seed, segment.name)
-                    self._next_transfer(direction, segment.name, arrivals, epoch)
-                else:
-                    queue = direction.scheduler.add_queue(segment.name, is_first=True)
-                    rates = background.rates(kind, self._seed, segment.name)
-                    self._next_rate(direction, queue, rates, epoch, _Rate(time.monotonic()))
-
-    def _next_rate(
-        self,
-        direction: _SegmentLoop,
-        queue: _Queue,
-        rates: Iterator[tuple[float, float]],
-        epoch: float,
-        state: _Rate,
-    ) -> None:
-        if (step := next(rates, None)) is None:
-            return
-        at, rate = step
-
-        def change() -> None:
-            was, state.rate = state.rate, rate / self._dilation
-            if not was:
-                state.at = time.monotonic()
-                self._stream(direction, queue, state)
-            self._next_rate(direction, queue, rates, epoch, state)
-
-        asyncio.get_running_loop().call_at(epoch + at * self._dilation, change)
-
-    def _stream(self, direction: _SegmentLoop, queue: _Queue, state: _Rate) -> None:
         now = time.monotonic()
-        state.owed += (now - state.at) * state.rate / 8
-        state.at = now
-        if state.owed >= _PACKET or not state.rate:
-            if queue.path[0] not in self._off and (size := int(state.owed)):
-                direction.scheduler.offer(queue, size, now, may_wait=False)
-                direction.advance()
-            state.owed = 0.0
-        if state.rate:
-            pause = max(_STREAM_SECONDS, 8 * (_PACKET - state.owed) / state.rate)
-            asyncio.get_running_loop().call_later(min(pause, 1.0), self._stream, direction, queue, state)
+        for segment in self.segments.values():
+            for one in segment.background:
+                planned = schedule(
+                    one,
+                    self._seed,
+                    segment.name,
+                    epoch=now - run_time * self._dilation,
+                    dilation=self._dilation,
+                    now=now,
+                )
+                direction = self._directions[one.way]
+                if background.is_flows(one):
+                    send = partial(direction.scheduler.begin_transfer, segment.name)
+                else:
+                    send = partial(direction.scheduler.offer, direction.scheduler.stream(segment.name))
+                self._send_background(direction, segment.name, planned, send)
 
-    def _next_transfer(
+    def _send_background(
         self,
         direction: _SegmentLoop,
         segment: str,
-        arrivals: Iterator[tuple[float, float]],
-        epoch: float,
+        planned: RateSchedule | TransferSchedule,
+        send: Callable[[int, float], None],
     ) -> None:
-        for at, size in arrivals:
-            due = epoch + at * self._dilation
-            if due < time.monotonic() - _MAX_LATE_SECONDS:  # before a resumed run's start
-                continue
-
-            def arrive(size: int = round(size)) -> None:
-                if segment not in self._off:
-                    queue = direction.scheduler.add_queue(segment, is_first=False)
-                    for begin in range(0, size, SEGMENT):
-                        wire = on_wire(min(SEGMENT, size - begin))
-                        direction.scheduler.offer(queue, wire, time.monotonic(), may_wait=True)
-                    direction.advance()
-                self._next_transfer(direction, segment, arrivals, epoch)
-
-            asyncio.get_running_loop().call_at(due, arrive)
-            return
+        """Send what is due now, and plan the next time. `send`: called with a size in bytes and the
+        time."""
+        now = time.monotonic()
+        sizes = planned.take(now)
+        if sizes and segment not in self._off:
+            for size in sizes:
+                send(size, now)
+            direction.advance()
+        if planned.next < math.inf:
+            again = partial(self._send_background, direction, segment, planned, send)
+            asyncio.get_running_loop().call_at(planned.next, again)
 
     def use(self) -> NetworkUse | None:
         """Return the use of the segments since the last call; None if nothing has passed."""
@@ -482,28 +467,15 @@ class SharedSegments:
         return NetworkUse(ROUTER, now, seconds, found) if found else None
 
 
-async def _send(lane: SegmentLane, seconds: float) -> None:
-    """Send through `lane` for some seconds, as fast as it has room."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+async def _send(lane: SegmentLane, size: int) -> NoReturn:
+    """Send pieces of `size` bytes through `lane`, as fast as it has room."""
+    while True:
         while lane.is_full:
             await lane.wait_for_room()
-        lane.put(_ignore, lane.piece, time.monotonic())
+        lane.put(_ignore, size, time.monotonic())
         lane.advance()
         await asyncio.sleep(0)
 
 
 def _ignore() -> None:
     """Ignore the arrival of a measurement's bytes."""
-
-
-@dataclass(slots=True)
-class _Rate:
-    """State of background traffic of a given rate."""
-
-    at: float
-    """Time in seconds until which the traffic has been sent."""
-    rate: float = 0.0
-    """Rate in bit/s of the host's time."""
-    owed: float = 0.0
-    """Bytes that are due but not sent."""

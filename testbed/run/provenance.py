@@ -86,6 +86,7 @@ def _entry(device: PlannedDevice, samples: int, importance: float, labels: list[
         **({"gpu": asdict(device.gpu)} if device.gpu is not None else {}),
         **({"link": asdict(path)} if (path := device.end_to_end) is not None else {}),
         **({"host": device.host} if device.host is not None else {}),
+        **({"shape": asdict(device.shape)} if device.shape is not None else {}),
         "samples": samples,
         "importance": importance,
         "labels": labels,

@@ -169,6 +169,12 @@ class LinkSettings(ServerLink):
             raise ValueError("jitter exceeds the delay of one direction, rtt/2: lower it, or raise rtt")
         return self
 
+    @property
+    def shaping_keys(self) -> list[str]:
+        """Keys with a value that shape the link."""
+        keys = (name for name in type(self).model_fields if name != "compression")
+        return [name for name in keys if getattr(self, name) is not None]
+
     def plain(self) -> config.AccessLink:
         return config.AccessLink(
             self.up, self.down, self.rtt or 0.0, self.jitter or 0.0, self.loss or 0.0
@@ -514,6 +520,12 @@ class DeviceGroup(Model):
         description="Engine on a real device that runs the client in a container of the agents' image. "
         "Default: the client is a process of the SSH user",
     )
+    shape: bool = Field(
+        default=False,
+        exclude_if=lambda shape: not shape,
+        description="Whether cpu and link limit a real device, by its kernel's control groups and "
+        "traffic control. Takes root there",
+    )
     placement: dict[str, str] | None = Field(
         default=None,
         exclude_if=lambda placement: placement is None,
@@ -556,16 +568,7 @@ class DeviceGroup(Model):
             raise ValueError("columns has no effect without from_log: remove it")
         if self.transfers is None:
             return self
-        link = self.link
-        shaped = (
-            []
-            if link is None
-            else [
-                name
-                for name in LinkSettings.model_fields
-                if name != "compression" and getattr(link, name) is not None
-            ]
-        )
+        shaped = [] if self.link is None else self.link.shaping_keys
         if shaped or self.segment_name is not None:
             key = f"link.{shaped[0]}" if shaped else "access" if self.segment is None else "segment"
             raise ValueError(

@@ -401,20 +401,30 @@ def problems(
 
 
 def notes(topology_segments: Mapping[str, Segment], used: frozenset[str]) -> Iterator[str]:
-    """Yield sentences on segments that nobody uses, or that are faster than their parent. `used`: names
-    of the segments on the paths of the devices."""
+    """Yield sentences on segments that nobody uses, that are faster than a segment above them, or that
+    background traffic of a given rate can fill. `used`: names of the segments on the devices' paths."""
     for name, segment in topology_segments.items():
         if name not in used:
             yield f"No device uses the segment {name}"
-        if segment.parent is None:
-            continue
-        above = topology_segments[segment.parent]
         for way in WAYS:
-            own, most = segment.rate(way), above.rate(way)
-            if own is not None and most is not None and own > most:
+            if (own := segment.rate(way)) is None:
+                continue
+            limited = [
+                (most, one.name)
+                for one in config.path_of(segment.parent, topology_segments)
+                if (most := one.rate(way)) is not None
+            ]
+            if limited and own > min(limited)[0]:
+                most, above = min(limited)
                 yield (
                     f"Segment {name} has {way} {units.format_rate(own)}, more than the "
-                    f"{units.format_rate(most)} of its parent {above.name}"
+                    f"{units.format_rate(most)} of {above} above it"
+                )
+            others = sum(one.params.get("rate", 0) for one in segment.background if one.way == way)
+            if others >= own:
+                yield (
+                    f"Background traffic of segment {name} can take all of its {way} "
+                    f"{units.format_rate(own)}: devices get nothing meanwhile"
                 )
 
 

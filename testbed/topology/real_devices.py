@@ -1,5 +1,5 @@
 """Rules for device groups whose `hosts` are real devices, reached by SSH. Nothing of a real device is
-emulated."""
+emulated. With `shape: true`, its kernel limits its CPU and its link."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _EMULATED = (
     *("think", "power", "energy", "thermal", "placement", "draw"),
 )
 """Keys that describe what is emulated."""
+_SHAPED = ("cpu", "link")
+"""Keys that limit a real device with `shape: true`."""
 _VERBS = {
-    "set": "nothing of it is limited",
+    "set": "its limits do not change",
     "disconnect": "its network is not cut off",
     "charge": "its battery is its own",
     "unplug": "its battery is its own",
@@ -37,15 +39,25 @@ def is_destination(host: str) -> bool:
 def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     """Yield the place and the text of each problem with real devices."""
     real: set[str] = set()
+    shaped: set[str] = set()
+    """Destinations whose link is shaped."""
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if not group.is_real:
-            for key in ("python", "container"):
-                if getattr(group, key) is not None:
+            for key in ("python", "container", "shape"):
+                if getattr(group, key):
                     yield (*where, key), "applies to real devices only: remove it, or add hosts"
             continue
         real.update(group.device_names)
         yield from _group_problems(group, where)
+        for number, host in enumerate(group.hosts or ()):
+            if group.shape and group.link is not None and host in shaped:
+                yield (
+                    (*where, "hosts", number),
+                    f"the link of {host} is shaped for another device: remove link from one of the two",
+                )
+            elif group.shape and group.link is not None:
+                shaped.add(host)
     if not real:
         return
     if topology.server.address is None:
@@ -89,10 +101,36 @@ def _group_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, s
     found = [key for key in _EMULATED if getattr(group, key) is not None]
     found += [] if group.has_plain_speed else ["speed"]
     for key in found:
-        yield (*where, key), f"{group.name} is a real device, of which nothing is emulated: remove it"
+        if key in _SHAPED and group.shape:
+            continue
+        if key == "link" and group.link is not None and not group.link.shaping_keys:
+            continue
+        more = ", or add shape: true, which limits it there" if key in _SHAPED else ""
+        yield (
+            (*where, key),
+            f"{group.name} is a real device, of which nothing is emulated: remove it{more}",
+        )
+    if group.shape:
+        yield from _shape_problems(group, where)
     if group.availability is not None:
         yield (
             (*where, "availability"),
             f"{group.name} is a real device, whose network is not cut off: remove it, or use leave and "
             "join in scenario",
+        )
+
+
+def _shape_problems(group: DeviceGroup, where: Where) -> Iterator[tuple[Where, str]]:
+    """Yield the problems of a group with `shape: true`."""
+    if group.cpu is None and group.link is None:
+        yield (*where, "shape"), "has no effect: add cpu or link, or remove it"
+    if group.container is not None:
+        yield (
+            (*where, "container"),
+            "a client in a container cannot be limited by shape: remove one of the two",
+        )
+    if group.link is not None and group.link.trace is not None:
+        yield (
+            (*where, "link", "trace"),
+            f"{group.name} is a real device, whose link does not change: remove it",
         )

@@ -141,7 +141,8 @@ class _TrafficSource:
         elif self._is_on:
             number, self._begun = self._begun, self._begun + 1
             end = partial(self._transfers.__delitem__, number)
-            self._transfers[number] = self._shares.enter(8 * value, self._path, end)
+            bits = 8 * self._traffic.network.background_bytes(value)
+            self._transfers[number] = self._shares.enter(bits, self._path, end)
         self.plan_next()
 
     def switch(self, *, on: bool) -> None:

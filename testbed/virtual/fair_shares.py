@@ -251,7 +251,8 @@ class FairShares:
             fixed = sorted(self._fixed.values(), key=lambda one: one.cap)
             share_out(fixed, self._pipes)
             for pipe in self._pipes:
-                pipe.free = pipe.left if pipe.left > _NO_CAPACITY * pipe.rate else 0.0
+                if pipe.rate < math.inf:
+                    pipe.free = pipe.left if pipe.left > _NO_CAPACITY * pipe.rate else 0.0
         self._update()
 
     def _update(self) -> None:

@@ -167,6 +167,30 @@ class _Linear:
         return g.mm(self._weight) if needs_input else None
 
 
+class _Embedding:
+    def __init__(self, layer: nn.Embedding) -> None:
+        self._layer = layer
+        self._weight = layer.weight.detach()
+
+    @classmethod
+    def make(cls, layer: nn.Embedding) -> Self | None:
+        settings = layer.padding_idx, layer.max_norm, layer.scale_grad_by_freq, layer.sparse
+        return cls(layer) if settings == (None, None, False, False) else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._x = x
+        return nn.functional.embedding(x, self._weight)
+
+    def backward(self, g: torch.Tensor, *, needs_input: bool) -> torch.Tensor | None:
+        assert self._layer.weight.grad is not None  # noqa: S101
+        gradient = _aten.embedding_dense_backward.default(
+            *(g, self._x, len(self._weight), -1),
+            scale_grad_by_freq=False,
+        )
+        self._layer.weight.grad.copy_(gradient)
+        return None  # tokens have no gradient
+
+
 class _MaxPooling:
     """Maximum pooling by windows of any kind."""
 
@@ -284,6 +308,7 @@ def _pair(size: int | tuple[int, ...]) -> list[int]:
 _LAYERS: dict[type[nn.Module], Callable[..., NetworkLayer | None]] = {
     nn.Conv2d: _Convolution.make,
     nn.Linear: _Linear,
+    nn.Embedding: _Embedding.make,
     nn.MaxPool2d: _MaxPooling.make,
     nn.AvgPool2d: _AveragePooling,
     nn.Flatten: _Flatten.make,

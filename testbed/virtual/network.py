@@ -25,7 +25,15 @@ from agents.device.link import burst
 from agents.timing import durations
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from testbed.plan import PlannedDevice
-from testbed.plan.costs import DIGITS, HOPS, SMALL, acknowledgement_bytes, bytes_on_link, goodput
+from testbed.plan.costs import (
+    DIGITS,
+    HOPS,
+    SMALL,
+    acknowledgement_bytes,
+    bytes_on_link,
+    goodput,
+    with_packet_headers,
+)
 from testbed.plan.planned_devices import PlannedTransfers
 from testbed.topology import seeds
 from testbed.virtual import timing
@@ -463,6 +471,10 @@ class VirtualNetwork:
         """Cut the segment `name`, or let packets pass again. Messages in flight wait meanwhile."""
         self.segments[name].is_cut = is_cut
         self._apply(name)
+
+    def background_bytes(self, size: float) -> float:
+        """Return the bytes on the link of a background transfer of `size` bytes."""
+        return with_packet_headers(round(size)) if self._packets else size
 
     def shares_of(self, name: str, way: Way) -> FairShares:
         """Return the shares that the segment `name` belongs to."""

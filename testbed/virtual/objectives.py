@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, InitialModel
 from agents.models.flat import FlatModule, build, stored_buffers, vector_parts
+from agents.models.vectors import Vector
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, mean_loss
 from agents.tasks.quadratic import Quadratic
@@ -56,12 +57,12 @@ class Scratch:
 
 
 class Gradient(Protocol):
-    def __call__(self, step: int, w: Floats, out: Floats) -> Floats:
+    def __call__(self, step: int, w: Any, out: Any) -> Any:
         """Return the mean loss of each model `w[k]` on its mini-batch of `step`, shape (jobs,). Write
         the gradient of each loss to `out[k]`.
 
-        `w` and `out` have shape (jobs, d) and contiguous rows. If there are fewer jobs than
-        mini-batches, the jobs use the first mini-batches.
+        `w` and `out` have shape (jobs, d) and contiguous rows, and are where the objective computes. If
+        there are fewer jobs than mini-batches, the jobs use the first mini-batches.
         """
         ...
 
@@ -84,6 +85,50 @@ class Objective(Protocol):
         """Number of jobs to train together, so that training is fast. `batch_size`: samples per
         mini-batch."""
         ...
+
+
+class StackMemory(Protocol):
+    """Holds the models of a stack and their gradients, in arrays or tensors."""
+
+    def models(self, starts: Sequence[Vector]) -> tuple[Any, Any]:
+        """Return the initial models, shape (jobs, d), and memory of the same shape for their gradients.
+        Both are valid until the next call. `gradient_on` is called before."""
+        ...
+
+    def place(self, array: NDArray[Any]) -> Any:
+        """Return a copy of `array` in this memory, or `array` if it is in it."""
+        ...
+
+    def fetch(self, placed: Any) -> Floats:
+        """Return `placed` as an array of the host."""
+        ...
+
+    def squares(self, w: Any) -> Any:
+        """Return the squared norms of models, shape (jobs,)."""
+        ...
+
+
+class HostStackMemory:
+    """Models and gradients in NumPy's arrays."""
+
+    def __init__(self) -> None:
+        self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
+
+    def models(self, starts: Sequence[Vector]) -> tuple[Floats, Floats]:
+        shape = len(starts), starts[0].size
+        w = self._models.array(*shape)
+        np.concatenate(starts, out=w.reshape(-1))
+        return w, self._gradients.array(*shape)
+
+    def place(self, array: NDArray[Any]) -> NDArray[Any]:
+        return array
+
+    def fetch(self, placed: Floats) -> Floats:
+        return placed
+
+    def squares(self, w: Floats) -> Floats:
+        found: Floats = np.vecdot(w, w)
+        return found
 
 
 def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Objective:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from agents.client.core import Outcome
 from agents.client.training import make_trainer
@@ -28,16 +29,13 @@ from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.objectives import (
     AnyModule,
-    Floats,
     Gradient,
+    HostStackMemory,
     Indices,
     Objective,
-    Scratch,
+    StackMemory,
     objective,
 )
-
-if TYPE_CHECKING:
-    from testbed.virtual.gpu_training import GpuTrainer
 
 _JOBS_PER_THREAD = 4
 """Number of jobs to collect per thread, so that no thread waits long for the last job of another
@@ -112,7 +110,7 @@ class BatchTrainer:
 
         if task.fits:
             self.together = 1
-            self._workers.put(_TrainingWorker(None, task.l2, single))
+            self._workers.put(_TrainingWorker(None, HostStackMemory(), task.l2, single))
             self.remark = (
                 "Clients are trained one after the other, by the task's own code. In virtual time each "
                 "training takes as long as timing says, or one step, regardless of what that code does"
@@ -123,7 +121,7 @@ class BatchTrainer:
             self._use_gpu(task, train, start, device, first, single)
             return
         self._stack_size = first.stack_size
-        self._workers.put(_TrainingWorker(first, task.l2, single))
+        self._workers.put(_TrainingWorker(first, HostStackMemory(), task.l2, single))
         if isinstance(first, AnyModule):
             self._draws = first.draws
             if self._draws or first.stack_size(1) == 1:
@@ -138,7 +136,8 @@ class BatchTrainer:
             # One thread per client: dividing single operations among threads scales worse.
             threads = torch.get_num_threads()
             for _ in range(threads - 1):
-                self._workers.put(_TrainingWorker(objective(task, train, start), task.l2, single))
+                own = objective(task, train, start)
+                self._workers.put(_TrainingWorker(own, HostStackMemory(), task.l2, single))
             self._threads = ThreadPoolExecutor(threads, "trainer", torch.set_num_threads, (1,))
             if self.together == 1 and threads > 1:
                 self.together = _JOBS_PER_THREAD * threads
@@ -154,14 +153,14 @@ class BatchTrainer:
     ) -> None:
         """Train on the GPU `device`: in stacks if their gradients are those of `reference`, else one
         client after the other."""
-        from testbed.virtual.gpu_training import GpuTrainer
+        from testbed.virtual.gpu_objective import GpuObjective
 
-        trainer = GpuTrainer(task, train, start, device)
-        if (difference := trainer.difference(reference)) is not None:
+        stacked = GpuObjective(task, train, start, device)
+        if (difference := stacked.difference(reference)) is not None:
             self._draws, self.together = True, 1
             self.remark = f"Clients are trained one after the other on the GPU, because {difference}"
-        self._stack_size = trainer.stack_size
-        self._workers.put(_GpuWorker(trainer, reference, task.l2, single))
+        self._stack_size = stacked.stack_size
+        self._workers.put(_TrainingWorker(stacked, stacked, task.l2, single))
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Compute `jobs`. Return their resulting models (copies) and losses with the ℓ2 term, in the
@@ -212,11 +211,12 @@ class BatchTrainer:
 class _TrainingWorker:
     """Objective, trainer and memory of one thread."""
 
-    def __init__(self, objective: Objective | None, l2: float, single: Callable[[], _Single]) -> None:
-        self._objective = objective
+    def __init__(
+        self, objective: Objective | None, memory: StackMemory, l2: float, single: Callable[[], _Single]
+    ) -> None:
+        self._objective, self._memory = objective, memory
         self._single = functools.cache(single)
-        self._l2 = np.float32(l2)
-        self._models, self._gradients = Scratch(np.float32), Scratch(np.float32)
+        self._l2 = float(np.float32(l2))
 
     def run(self, kind: _JobKind, jobs: Sequence[Job]) -> list[Outcome]:
         match kind:
@@ -232,23 +232,24 @@ class _TrainingWorker:
 
     def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Compute gradient and loss of each job's first mini-batch."""
-        w, out = self._stack_models(jobs)
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
         gradient = self._objective.gradient_on(*draw_batches(jobs, [1] * len(jobs)))
+        w, out = self._memory.models([job.start for job in jobs])
         losses = self._differentiate(gradient, 0, w, out)
         if self._l2:
             out += self._l2 * w
-        return [Outcome(end.copy(), loss) for end, loss in zip(out, losses.tolist(), strict=True)]
+        ends = self._memory.fetch(out)
+        return [Outcome(end.copy(), loss) for end, loss in zip(ends, losses.tolist(), strict=True)]
 
     def train(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
         steps, largest first."""
-        w, g = self._stack_models(jobs)
-        losses = np.zeros(len(jobs))
-        steps = [job.steps for job in jobs]
         assert self._objective is not None  # noqa: S101  (else all jobs are SINGLE)
+        steps = [job.steps for job in jobs]
         gradient = self._objective.gradient_on(*draw_batches(jobs, steps))
-        descent = Descent(jobs, w, self._l2)
+        w, g = self._memory.models([job.start for job in jobs])
+        losses = self._memory.place(np.zeros(len(jobs)))
+        descent = Descent(jobs, w, self._l2, self._memory.place)
         skips = any(self._skips(job) for job in jobs)
         n = len(jobs)
         for step in range(steps[0]):
@@ -258,7 +259,7 @@ class _TrainingWorker:
             if skips and self._objective.partial:
                 return self._singles(jobs)
             descent.step(w[:n], g[:n])
-        triples = zip(jobs, w, losses.tolist(), strict=True)
+        triples = zip(jobs, self._memory.fetch(w), losses.tolist(), strict=True)
         return [
             Outcome(clipped(job, end), loss / job.steps if job.steps else math.nan)
             for job, end, loss in triples
@@ -271,39 +272,12 @@ class _TrainingWorker:
         every = self._l2 or local.proximal or job.terms  # then the loss depends on all parameters
         return not every and bool(local.weight_decay or local.momentum)
 
-    def _stack_models(self, jobs: Sequence[Job]) -> tuple[Floats, Floats]:
-        """Return the jobs' initial models, shape (jobs, d), and memory of the same shape for their
-        gradients."""
-        starts = [job.start for job in jobs]
-        shape = len(jobs), starts[0].size
-        w = self._models.array(*shape)
-        np.concatenate(starts, out=w.reshape(-1))
-        return w, self._gradients.array(*shape)
-
-    def _differentiate(self, gradient: Gradient, step: int, w: Floats, out: Floats) -> Floats:
+    def _differentiate(self, gradient: Gradient, step: int, w: Any, out: Any) -> Any:
         """Return the losses with the ℓ2 term. Write the gradients without the ℓ2 term to `out`."""
         losses = gradient(step, w, out)
         if self._l2:
-            losses += 0.5 * self._l2 * np.vecdot(w, w)
+            losses += 0.5 * self._l2 * self._memory.squares(w)
         return losses
-
-
-class _GpuWorker(_TrainingWorker):
-    """Trains stacks on a GPU, and what cannot be stacked with the trainer that clients use."""
-
-    def __init__(
-        self, gpu: GpuTrainer, reference: AnyModule, l2: float, single: Callable[[], _Single]
-    ) -> None:
-        super().__init__(reference, l2, single)
-        self._gpu, self._reference = gpu, reference
-
-    def gradients(self, jobs: Sequence[Job]) -> list[Outcome]:
-        return self._gpu.gradients(jobs, float(self._l2))
-
-    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
-        if self._reference.partial and any(self._skips(job) for job in jobs):
-            return self._singles(jobs)
-        return self._gpu.train(jobs, float(self._l2))
 
 
 class _Single:
@@ -339,11 +313,11 @@ class Descent:
     def __init__(
         self,
         jobs: Sequence[Job],
-        start: Floats,
-        l2: np.float32,
-        place: Callable[[Floats], Any] = lambda array: array,
+        start: Any,
+        l2: float,
+        place: Callable[[NDArray[Any]], Any] = lambda array: array,
     ) -> None:
-        """`place`: function that brings an array to where models and gradients are, for instance to a
+        """`start` has the initial models, and is where `place` brings an array to, for instance on a
         GPU."""
         parameters = [
             (
@@ -353,17 +327,19 @@ class Descent:
             for job in jobs
         ]
         rates, momentum, proximal, decay = np.array(parameters, np.float32).T[:, :, None]
-        pull = rates * proximal * start if proximal.any() else None
-        if any(job.terms.linear is not None for job in jobs):
-            if pull is None:
-                pull = np.zeros_like(start)
-            for row, lr, job in zip(pull, rates, jobs, strict=True):
-                if job.terms.linear is not None:
-                    row -= lr * job.terms.linear
         self._lr, self._momentum = place(rates), place(momentum)
         self._shrink = place(1 - rates * (l2 + proximal + decay))
-        self._pull = None if pull is None else place(pull)
-        self._former = place(start.copy()) if momentum.any() else None
+        self._pull = place(rates * proximal) * start if proximal.any() else None
+        if any(job.terms.linear is not None for job in jobs):
+            if self._pull is None:
+                self._pull = place(np.zeros(start.shape, np.float32))
+            for row, lr, job in zip(self._pull, rates, jobs, strict=True):
+                if job.terms.linear is not None:
+                    row -= place(lr * job.terms.linear)
+        self._former = None
+        if momentum.any():
+            self._former = place(np.zeros(start.shape, np.float32))
+            self._former[:] = start
 
     def step(self, w: Any, g: Any) -> None:
         """Make a step of the first len(w) jobs. `g` has their gradients without the ℓ2 term and the

@@ -155,7 +155,7 @@ def run() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str, Any]) -> None:
     assert [row[:3] for row in run["probe"]] == [
         ["backhaul", "up", 4e6],
@@ -168,7 +168,7 @@ def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str,
         assert alone == pytest.approx(1, abs=0.05)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_background_traffic_passes_its_segment_and_those_above(run: dict[str, Any]) -> None:
     on = run["on"]
     assert on["cell down"] == on["backhaul down"] == pytest.approx(1e6, rel=0.1)
@@ -177,7 +177,7 @@ def test_background_traffic_passes_its_segment_and_those_above(run: dict[str, An
     assert run["off"]
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_actions_change_what_devices_below_pass(run: dict[str, Any]) -> None:
     assert run["impaired"] == [2, 2, 1, 0]
     assert run["below"] == ["a", "b", "c"]

@@ -24,11 +24,13 @@ CENTERS = ((1.0, -2.0), (3.0, 0.0), (5.0, 2.0))
         ("cifar10-cnn", (3, 32, 32), 62_006),
         ("cifar10-cnn-defedavg", (3, 32, 32), 878_538),
         ("cifar10-cnn-mcmahan", (3, 32, 32), 1_068_298),
+        ("cifar10-cnn-small", (3, 32, 32), 11_642),
         ("cifar10-resnet18", (3, 32, 32), 11_173_962),
         ("fashion-mnist-cnn", (28, 28), 582_026),
         ("digits-logreg", (8, 8), 650),
         ("mnist-cnn", (28, 28), 28_938),
         ("mnist-logreg", (28, 28), 7850),
+        ("mnist-mlp", (28, 28), 50_890),
     ],
 )
 def test_a_classifier_scores_ten_classes(name: str, shape: tuple[int, ...], parameters: int) -> None:
@@ -68,11 +70,21 @@ def test_models_have_the_sizes_in_their_papers() -> None:
         assert sum(b.numel() for _, b in stored_buffers(module)) == statistics
 
 
-def test_shakespeare_model_predicts_one_of_80_characters() -> None:
-    task = TASKS["shakespeare-lstm"]()
-    outputs = task.model()(torch.randint(0, 80, (3, 80)))
-    assert outputs.shape == (3, 80)
+def test_shakespeare_models_predict_one_of_80_characters() -> None:
+    for name in ("shakespeare-lstm", "shakespeare-mlp"):
+        assert TASKS[name]().model()(torch.randint(0, 80, (3, 80))).shape == (3, 80)
     assert _learned("shakespeare-lstm") == 80 * 8 + 4 * 100 * (108 + 2) + 4 * 100 * (200 + 2) + 101 * 80
+    assert _learned("shakespeare-mlp") == 80 * 16 + (10 * 16 + 1) * 100 + 101 * 80
+
+
+def test_shakespeare_mlp_looks_at_the_last_10_characters_alone() -> None:
+    model = TASKS["shakespeare-mlp"]().model()
+    x = torch.randint(1, 80, (3, 80))
+    before, last = x.clone(), x.clone()
+    before[:, :-10] = 0
+    last[:, -10] = 0
+    assert torch.equal(model(before), model(x))
+    assert not torch.equal(model(last), model(x))
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def cell(rule: str, seed: int, step: float = 1, **figures: float | bool | str) -
         "joules": 12.5,
         "accuracy": 0.9,
         "events": "0123456789ab",
+        "torch": "2.13.0",
     }
     return Cell(rule=rule, seed=seed, step=step, **(known | figures))  # type: ignore[arg-type]
 
@@ -177,6 +178,22 @@ def test_tiny_benchmark_from_runs_to_page(tmp_path: Path, capsys: pytest.Capture
     assert "runs, into" not in again.err
     assert "12 of 12 runs have the same events as the kept results" in again.err
 
+    elsewhere = tmp_path / "elsewhere" / "part"
+    assert main(["tiny", "--skew", "none", *paths, "--runs", str(elsewhere)]) == 0
+    whole = results.read(elsewhere / "tiny.csv")
+    assert whole is not None
+    half = [one for one in whole.cells if one.seed == 1]
+    results.write(results.Results(tuple(half), whole.digest, "today"), elsewhere / "tiny.csv")
+    capsys.readouterr()
+    assert main(["tiny", "--from", str(elsewhere.parent), *paths, "--pages", str(tmp_path)]) == 0
+    continued = capsys.readouterr()
+    assert f"8 runs of tiny-equal-none from {elsewhere / 'tiny.csv'}" in continued.err
+    assert "tiny-equal-none: 4 runs" in continued.err, "what is known is not repeated"
+    assert "2 of 2 conditions finished." in continued.out
+    ended = results.read(runs / "tiny.csv")
+    assert ended is not None
+    assert set(ended.cells) == {*whole.cells, *kept.cells}
+
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.yaml").write_text('mine: {code: mine.py, rule: {name: "mine:Mine"}}\n')
     assert main(["tiny", "--add", str(tmp_path / "mine.yaml"), *paths]) == 0
@@ -194,6 +211,7 @@ def test_tiny_benchmark_from_runs_to_page(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["digits", "--so-far", "--from", "nowhere"], "there is no folder nowhere"),
         (["tiny"], "there is no task 'tiny', expected one of digits"),
         (["--fleet", "slow", "--so-far"], "there is no fleet 'slow', expected one of equal"),
     ],

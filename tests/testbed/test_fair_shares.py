@@ -34,9 +34,9 @@ def _device(name: str, *path: Segment, **fields: Any) -> PlannedDevice:
 class Uploads:
     """Uploads at given times, and the times of their arrivals."""
 
-    def __init__(self, *segments: Segment) -> None:
+    def __init__(self, *segments: Segment, packets: bool = False) -> None:
         self.queue = EventQueue()
-        self.network = VirtualNetwork(self.queue, 0)
+        self.network = VirtualNetwork(self.queue, 0, packets=packets)
         self.used: list[NetworkUse] = []
         self.arrivals: dict[str, float] = {}
         self.traffic = SegmentTraffic(
@@ -122,6 +122,16 @@ def test_constant_background_takes_its_rate_first() -> None:
     assert (dict(one.devices), one.background) == ({"a": 20 * 125}, 10 * 125)
 
 
+def test_background_leaves_a_segment_without_a_rate_alone() -> None:
+    """`place` has no rate of its own; half of the 10 kbit/s of the cell above it is left."""
+    half = Background(0, "up", "constant", {"rate": 5.0 * KBIT})
+    cell = Segment("cell", up=10 * KBIT, background=(half,))
+    uploads = Uploads(cell, place := Segment("place", "cell"))
+    uploads.traffic.start()
+    uploads.send(0.0, _device("a", place, cell), 20 * 125)
+    assert uploads.play() == {"a": 4.0}
+
+
 def test_background_that_fills_a_segment_leaves_nothing_until_it_ends() -> None:
     wanted = {"rate": 50.0 * KBIT, "on": DrawnDuration("constant", {"value": 2.0})}
     wanted["off"] = DrawnDuration("constant", {"value": 1.0})
@@ -144,6 +154,18 @@ def test_flows_share_like_devices_and_end_when_switched_off() -> None:
     arrived = uploads.play(3.0)["a"]
     assert 1.3 < arrived < 1.5  # almost nothing until 0.5 s
     assert uploads.traffic.planned == 1
+
+
+@pytest.mark.parametrize(("packets", "wire"), [(False, 3000), (True, 3000 + 3 * 66)])
+def test_background_transfers_have_packet_headers_as_on_emulated_links(packets: bool, wire: int) -> None:
+    size = DrawnDuration("constant", {"value": 3000.0})
+    flows = Background(0, "up", "flows", {"arrivals": 1.0, "size": size})
+    uploads = Uploads(Segment("cell", up=1_000 * KBIT, background=(flows,)), packets=packets)
+    uploads.traffic.start()
+    uploads.play(60.0)
+    uploads.traffic.record_use(at_end=True)
+    count, rest = divmod(uploads.used[0].segments[0].background, wire)
+    assert (rest, count > 10) == (0, True)
 
 
 class _Tree:

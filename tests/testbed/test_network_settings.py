@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,40 @@ def test_background_traffic_of_a_device_is_refused() -> None:
         parse(text.replace("[cell, wifi]", f"[cell, {device}]"))
 
 
-def test_unused_segment_and_child_faster_than_its_parent_are_noted() -> None:
-    network = "{a: {up: 1mbit}, b: {up: 2mbit, parent: a}, c: {}}"
-    planned = _plan(f"network: {network}\ndevices: [{{name: d, timing: 1s, segment: b}}]\n")
-    assert "Segment b has up 2mbit, more than the 1mbit of its parent a" in planned.notes
-    assert "No device uses the segment c" in planned.notes
+def test_unused_segments_and_those_that_cannot_have_their_rate_are_noted() -> None:
+    text = """
+network:
+  a: {up: 1mbit}
+  m: {parent: a}
+  b:
+    parent: m
+    up: 2mbit
+    down: 2mbit
+    background:
+      - {kind: flows, up: 1/s, size: 1kB}
+      - {kind: constant, up: 60%, down: 60%}
+      - {kind: on_off, up: 40%, down: 39%, on: 1s, off: 1s}
+  c: {}
+devices: [{name: d, timing: 1s, segment: b}]
+"""
+    found = [one for one in _plan(text).notes if "egment" in one]
+    assert found == [
+        "Segment b has up 2mbit, more than the 1mbit of a above it",
+        "Background traffic of segment b can take all of its up 2mbit: devices get nothing meanwhile",
+        "No device uses the segment c",
+    ]
+
+
+def test_tree_deeper_than_the_kernels_is_refused_in_containers_only() -> None:
+    names = [f"s{number}" for number in range(8)]
+    parents = ", ".join(f"{name}: {{parent: {above}}}" for above, name in pairwise(names))
+    text = f"network: {{s0: {{}}, {parents}}}\ndevices: [{{name: d, cpu: 0.1, segment: s7}}]\n"
+    assert len(_plan(text).devices[0].path) == 8
+    topology = parse(HEAD + text)
+    with pytest.raises(
+        BadInputError, match=r"network.s7.parent: is level 8 .* at most 7 levels.*virtual"
+    ):
+        plan(topology, "docker", HostResources((0, 1), 2**34), read(topology))
 
 
 def test_background_is_planned_per_direction_and_shares_are_of_the_segment_rate() -> None:

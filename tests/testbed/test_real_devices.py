@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.config import AccessLink
 from agents.remote import program
 from testbed import topology
 from testbed.broker import BrokerLimits, Listeners, mosquitto_conf
@@ -93,12 +94,61 @@ def test_key_of_an_emulated_device_is_refused_for_a_real_one(key: str, value: st
         ("[pi@raspi-1, node-2]", SERVER, "node-2 is the name of a node"),
         ("[ssh://-oProxyCommand=x]", SERVER, "expected user@host"),
         ("['-o@x']", SERVER, "expected user@host"),
-        ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, set: pi, cpu: 0.1}]", "nothing of it is limited"),
+        ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, set: pi, cpu: 0.1}]", "limits do not change"),
         ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, disconnect: pi, for: 1s}]", "not cut off"),
     ],
 )
 def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str) -> None:
     assert told in refusal(f"{{name: pi, hosts: {hosts}}}", more)
+
+
+def test_limits_of_a_real_device_take_nothing_of_this_host() -> None:
+    pi = "{name: pi, hosts: [root@raspi-1], shape: true, cpu: 3, link: {up: 2mbit, rtt: 40ms}}"
+    read = parse(f"{{name: near, cpu: 0.2}}, {pi}")
+    made = plan(topology.parse(read.to_yaml()), "process", HOST)
+    (real,) = made.real_devices
+    assert (real.cpu, real.link, real.threads) == (None, None, 0)
+    shaped = real.as_shaped
+    assert (shaped.cpu, shaped.quota, shaped.period, shaped.threads) == (3, 30_000, 10_000, 3)
+    assert shaped.link == AccessLink(up=2_000_000, rtt=0.04)
+    assert real.shape is not None
+    assert real.shape.needs_netem
+    assert made.shaper is None
+    row = device_table(made)[1]
+    assert (row["cpu"], row["quota"], row["up"]) == (3, "30/10 ms", "2mbit")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("shape: true", "has no effect"),
+        ("shape: true, cpu: 1, container: docker", "container"),
+        ("shape: true, cpu: 1, memory: 1GiB", "memory"),
+        ("shape: true, link: {trace: {csv: x.csv}}", "link.trace"),
+        ("cpu: 1", "shape: true"),
+    ],
+)
+def test_limits_that_a_real_device_cannot_have_are_refused(keys: str, told: str) -> None:
+    assert told in refusal(f"{{name: pi, hosts: [root@raspi-1], {keys}}}")
+
+
+def test_one_link_of_a_machine_has_one_device() -> None:
+    pi = "hosts: [root@raspi-1], shape: true, link: lte"
+    assert "root@raspi-1" in refusal(f"{{name: a, {pi}}}, {{name: b, {pi}}}")
+    both = parse(f"{{name: a, {pi}}}, {{name: b, hosts: [root@raspi-1], shape: true, cpu: 1}}")
+    assert both.device_names == ("a", "b")
+
+
+def test_update_of_an_unlimited_real_device_can_be_compressed() -> None:
+    read = parse("{name: pi, hosts: [pi@raspi-1], link: {compression: {kind: int8}}}")
+    assert [one.name for one in plan(read, "process", HOST).devices[0].steps] == ["compression"]
+
+
+def test_machine_that_may_not_be_limited_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"server": "192.0.2.1", "link": True, "netem": False, "cpu": None, "ifb": "ifbx"}
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    assert "log in as root" in str(program.unshapeable({"shape": shape}))
+    assert program.unshapeable({}) is None
 
 
 def test_runtime_without_real_devices_refuses_them() -> None:
@@ -230,7 +280,7 @@ def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -
         (folder / "agents" / name).write_text((here / name).read_text())
     (folder / "agents" / "device" / "main.py").write_text("import time; time.sleep(600)")
     (folder / "broker.pem").write_text(new_identity("127.0.0.1").certificate)
-    settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1, "container": null}'
+    settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1, "container": null, "groups": []}'
     keeper = subprocess.Popen([sys.executable, "-m", "agents.remote.keeper", settings], cwd=folder)
     eventually(lambda: len(program.processes_in(folder)) == 2, 20)
     (init,) = (one for one in program.processes_in(folder) if one != keeper.pid)

@@ -284,6 +284,43 @@ def test_relay_measures_its_segments_alone_and_with_all_devices() -> None:
 
 
 @pytest.mark.alone
+def test_slow_segment_is_measured_in_seconds() -> None:
+    """At 4 kbit/s a full packet takes 3 s; 8 pieces of 130 bytes on the wire take 2 s."""
+    shared = SharedSegments([Segment("cell", up=4_000)], {"a": "cell"}, 1, 1.0)
+    begin = time.monotonic()
+    (found,) = asyncio.run(shared.measure())
+    assert found.alone == pytest.approx(4_000, rel=0.05)
+    assert time.monotonic() - begin < 5
+    assert shared.use() is None
+
+
+def test_background_transfer_shares_a_segment_packet_by_packet() -> None:
+    """A transfer of 1 MB takes no more of 120 kbit/s than the device does: 15 packets of 1,514 bytes in
+    3 s, of which each has half."""
+    scheduler = SegmentScheduler([Segment("cell", up=121_120)], {"a": "cell"}, "up", float)
+    scheduler.begin_transfer("cell", 1_000_000, now=0.0)
+    for _ in range(30):
+        scheduler.put("a", lambda: None, 1448, now=0.0)
+    scheduler.pop_due(3.0)
+    assert scheduler.passed["cell"]["a"] / 1514 == pytest.approx(15, abs=1)
+    assert scheduler.passed["cell"][""] / 1514 == pytest.approx(15, abs=2)
+    scheduler.drop_background("cell")
+    scheduler.pop_due(4.5)
+    assert scheduler.passed["cell"]["a"] / 1514 == pytest.approx(30, abs=1)
+    assert scheduler.passed["cell"][""] / 1514 == pytest.approx(15, abs=2)
+
+
+def test_cleared_scheduler_has_nothing_left() -> None:
+    scheduler = SegmentScheduler([Segment("cell", up=121_120, rtt=1.0)], {"a": "cell"}, "up", float)
+    for _ in range(30):
+        scheduler.put("a", lambda: None, 1448, now=0.0)
+    scheduler.advance(1.0)
+    scheduler.clear()
+    assert scheduler.next_due() is None
+    assert not scheduler.is_full("a")
+
+
+@pytest.mark.alone
 def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
     shared = SharedSegments([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"), 1, 1.0)
     slow, fast = (

@@ -101,9 +101,17 @@ def test_loss_of_the_task_is_used(kind: type[Given]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mnist-cnn", "cifar10-cnn", "cifar10-cnn-mcmahan", "fashion-mnist-cnn"]
+    "name",
+    [
+        "cifar10-cnn",
+        "cifar10-cnn-mcmahan",
+        "cifar10-cnn-small",
+        "fashion-mnist-cnn",
+        "mnist-cnn",
+        "mnist-mlp",
+    ],
 )
-def test_networks_of_the_papers_are_recognised(name: str) -> None:
+def test_networks_of_the_tasks_are_recognised(name: str) -> None:
     task = TASKS[name]()
     shape = (3, 32, 32) if name.startswith("cifar10") else (28, 28)
     _compare(task, torch.rand(2, *shape), torch.tensor([3, 9]))
@@ -119,6 +127,13 @@ def test_of_equal_values_the_first_gets_the_gradient() -> None:
     _compare(Given(layers), x, torch.arange(64) % 3)
 
 
+def test_embedding_of_tokens_that_are_there_several_times() -> None:
+    layers = _sequence(nn.ZeroPad1d((-1, 0)), nn.Embedding(5, 2), *_classes(6))
+    x = torch.tensor([[4, 0, 0, 0], [1, 2, 0, 2], [3, 1, 2, 3]])
+    _compare(Given(layers), x, torch.tensor([0, 1, 2]))
+    _compare(TASKS["shakespeare-mlp"](), torch.arange(160).view(2, 80) % 80, torch.tensor([3, 79]))
+
+
 @pytest.mark.parametrize(
     "layer",
     [
@@ -128,6 +143,7 @@ def test_of_equal_values_the_first_gets_the_gradient() -> None:
         nn.Conv2d(2, 2, 3, padding="same"),
         nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
         nn.Flatten(2),
+        nn.Embedding(3, 2, padding_idx=0),
     ],
 )
 def test_other_layers_are_left_to_autograd(layer: nn.Module) -> None:

@@ -80,13 +80,14 @@ def check(
     own_python: bool,
     container: ClientContainer | None = None,
     server: tuple[str, int] | None = None,
+    shape: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return what a device reports of itself. Raises HostError with cause and mend if it cannot run the
     agents, or cannot reach `server`.
 
     `lines`: requirements. `own_python`: whether the topology names the interpreter. `container`: as in
     the topology. `server`: address and port of this host at which something listens; None if that is not
-    checked.
+    checked. `shape`: limits that are to be set there; None for none.
     """
     servers = [] if server is None else [server]
     request = {
@@ -94,6 +95,7 @@ def check(
         "environment": environment_name(lines),
         "servers": servers,
         "container": None if container is None else container.as_dict(),
+        "shape": shape,
     }
     found = connections.call(target, "check", request, timeout=40.0)
     problem = (
@@ -108,6 +110,8 @@ def check(
             f"firewall of this host, as by sudo ufw allow proto tcp to {address} port {port}, or write "
             "an address of this host on its network"
         )
+    if problem is None and (why := found.get("unshapeable")) is not None:
+        problem = shown(str(why))
     if problem is not None:
         raise HostError(f"{target.host}: {problem}")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +58,9 @@ _MAX_TRANSFER_BYTES, _MAX_TRANSFERS = 2**24, 20
 """Maximum size and number of the transfers that a device asks for when its link is measured."""
 _SPEEDS = ("up", "down", "rtt", "jitter", "loss", "round_trips")
 _MAX_SPEED = 1e12
+_WIRE_FACTOR = 1514 / 1448
+"""Length of a full packet, with its Ethernet header, per byte of TCP payload. Rates of shaped links are
+rates on the wire, as those of emulated links."""
 _LOADS = ("total", "busy", "stolen", "own", "cores")
 """Names of the CPU seconds in a report, as in `agents.remote.program.cpu_seconds`."""
 _MAX_SECONDS = 1e12
@@ -74,6 +78,20 @@ def container_of(device: PlannedDevice, topology: Topology) -> ClientContainer |
     return ClientContainer(device.container, container_image.tag(topology))
 
 
+def shape_request(device: PlannedDevice, plan: Plan) -> dict[str, Any] | None:
+    """Return the part of a request with the limits of a shaped device; None if it has none."""
+    if device.shape is None or plan.server is None:
+        return None
+    shaped = device.as_shaped
+    return {
+        "server": plan.server[0],
+        "link": shaped.link is not None,
+        "netem": device.shape.needs_netem,
+        "cpu": None if shaped.cpu is None else (shaped.quota, shaped.period),
+        "ifb": f"ifb{secrets.token_hex(5)}",
+    }
+
+
 def check_hosts(plan: Plan, topology: Topology) -> None:
     """Check in parallel that this host and all real devices can run `plan`. Raises HostError that names
     each device, the cause and the mend."""
@@ -82,16 +100,24 @@ def check_hosts(plan: Plan, topology: Topology) -> None:
     server = plan.server
     lines, connections = environment.requirement_lines(topology.requirements), Connections()
     distinct = {
-        (target_of(device), device.python is not None, container_of(device, topology))
-        for device in plan.real_devices
+        (target_of(one), one.python is not None, container_of(one, topology), one.shape): one
+        for one in plan.real_devices
     }
 
-    def check(target: SshTarget, own: bool, container: ClientContainer | None) -> None:  # noqa: FBT001
-        environment.check(connections, target, lines, own_python=own, container=container, server=server)
+    def check(device: PlannedDevice) -> None:
+        environment.check(
+            connections,
+            target_of(device),
+            lines,
+            own_python=device.python is not None,
+            container=container_of(device, topology),
+            server=server,
+            shape=shape_request(device, plan),
+        )
 
     with listening(plan.server):  # for the devices to try
         try:
-            errors = in_parallel([partial(check, *each) for each in distinct])
+            errors = in_parallel([partial(check, each) for each in distinct.values()])
         finally:
             connections.close()
     if errors:
@@ -133,7 +159,8 @@ class RealHosts:
 
     def start(self) -> None:
         """Measure the links one after the other, because devices may share a network. Then start all
-        devices, and wait until their clocks are compared. Raises HostError."""
+        devices, and wait until their clocks are compared. Measure shaped links again. Raises
+        HostError."""
         for device in self._devices.values():
             device.measure()
         self._in_parallel(RealDevice.start)
@@ -142,6 +169,9 @@ class RealHosts:
             device.await_clock(deadline)
         figures = [device.figures() for device in self._devices.values()]
         self._spec.directory.write_manifest(real={one.device: one.as_dict() for one in figures})
+        for device in self._devices.values():
+            if device.has_shaped_link:
+                device.measure(is_shaped=True)
 
     def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
         """Return the orders for the device's init, which carries out the action. Raises
@@ -211,7 +241,9 @@ class RealDevice:
             "run": spec.directory.run,
             "device": planned.name,
             "container": None if self._container is None else self._container.as_dict(),
+            "shape": shape_request(planned, spec.plan),
         }
+        self.has_shaped_link = planned.as_shaped.link is not None
         self.exit_code: int | None = None
         """Exit code of the device's init; None while it runs or may start again."""
         self.uncertainty: float | None = None
@@ -256,9 +288,12 @@ class RealDevice:
             self._connections.call(self.target, "load", self._request, [("image", image)], timeout)
             self.lacks_image = False
 
-    def measure(self) -> None:
-        """Measure round trip and rates between the device and this host. Raises HostError."""
-        request, up = {**self._request, "server": self._spec.plan.server}, None
+    def measure(self, *, is_shaped: bool = False) -> None:
+        """Measure round trip and rates between the device and this host. `is_shaped`: whether its link
+        has to be shaped by now. Raises HostError."""
+        factor, seconds = (_WIRE_FACTOR, 2.0) if is_shaped else (1.0, 0.5)
+        more = {"server": self._spec.plan.server, "is_shaped": is_shaped, "seconds": seconds}
+        request, up = {**self._request, **more}, None
         with self._connections.channel(self.target, "measure", request) as channel:
             block = os.urandom(program.CHUNK_BYTES)
             for _ in range(_MAX_TRANSFERS):
@@ -274,6 +309,8 @@ class RealDevice:
                     case {"measured": dict() as found}:
                         figures = _numbers({**found, "up": up}, _SPEEDS, _MAX_SPEED)
                         trips = int(figures.pop("round_trips", 0))
+                        rates = {way: figures[way] for way in ("up", "down") if way in figures}
+                        figures |= {way: factor * rate for way, rate in rates.items()}
                         probe = LinkFigures(**figures, round_trips=trips)
                         self.probe = LinkProbe(self.name, time.monotonic(), probe)
                         return
@@ -470,8 +507,7 @@ class RealDevice:
 
 
 def _received_rate(channel: Channel, size: int) -> float | None:
-    """Read `size` bytes from the device. Return the rate in bit/s after the first chunk; None if all
-    came at once."""
+    """Read `size` bytes from the device. Return the rate in bit/s; None if all came at once."""
     try:
         rate, _ = program.receive(channel.source, size)
     except program.RequestError as error:

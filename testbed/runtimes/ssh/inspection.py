@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from agents.device import link
 from agents.remote import container
 from testbed.errors import HostError
-from testbed.plan import Plan
+from testbed.plan import Plan, PlannedDevice
 from testbed.runtimes.ssh import environment
 from testbed.runtimes.ssh.connection import Connections, SshTarget, in_parallel, shown
 from testbed.runtimes.ssh.environment import ClientContainer
@@ -71,6 +72,21 @@ def _container_lines(contained: ClientContainer | None, folder: str) -> list[str
     return [f"           {shlex.join(command)}"]
 
 
+def _shape_lines(device: PlannedDevice) -> list[str]:
+    """Return the commands that limit a device."""
+    shape, limited = device.shape, device.as_shaped
+    if shape is None:
+        return []
+    lines = []
+    if limited.cpu is not None:
+        group = f"CGROUP/edge-fl-testbed-RUN-{device.name}"
+        lines.append(f"quota {limited.quota} of {limited.period} µs in {group}")
+    if limited.link is not None:
+        made = link.commands(limited.link, "INTERFACE", netem=shape.needs_netem, ifb="IFB")
+        lines += map(shlex.join, made)
+    return [f"           {line}" for line in lines]
+
+
 def dry_run(plan: Plan, topology: Topology) -> list[str]:
     """Return the lines that say which commands a run would run for its real devices."""
     wanted = environment.requirement_lines(topology.requirements)
@@ -104,6 +120,7 @@ def dry_run(plan: Plan, topology: Topology) -> list[str]:
             "  start    writes init.json, client.json (mode 0600), broker.pem, shard.safetensors; runs",
             f"           {python} -m agents.remote.keeper SETTINGS",
             *_container_lines(contained, folder),
+            *_shape_lines(device),
             "  watch    reports the state and compares the clocks, until the end of the run",
             f"  remove   ends all, sends log and unacknowledged updates, deletes {folder}",
         ]

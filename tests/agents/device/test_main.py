@@ -235,11 +235,11 @@ def test_network_without_any_reply_is_reported(init: Init, monkeypatch: pytest.M
     found = [TcpConnection(0, 7.9)]
     container = init._machine
     assert isinstance(container, DeviceContainer)
-    monkeypatch.setattr(container._netlink, "connections", lambda: found)
+    monkeypatch.setattr(container._link._netlink, "connections", lambda: found)
     assert init._present_disturbances(100.0) == {}
     found[:] = [TcpConnection(0, 8.5)]
     assert init._present_disturbances(100.0) == {"nothing came back to pi over its network": 91.5}
-    container._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
+    container._link._link = AccessLink(up=1_000_000, down=16_000)  # its queue takes 9 s
     assert init._present_disturbances(100.0) == {}
 
 

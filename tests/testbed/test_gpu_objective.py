@@ -13,7 +13,7 @@ from agents.shards import Shard
 from agents.tasks.interface import Task
 from agents.tasks.resnet import Cifar10ResNet18
 from agents.tasks.shakespeare import ShakespeareLstm
-from testbed.virtual.gpu_training import GpuTrainer
+from testbed.virtual.gpu_objective import GpuObjective
 from testbed.virtual.objectives import AnyModule, objective
 from testbed.virtual.stacked_training import BatchTrainer
 from tests.testbed.test_virtual_training import (
@@ -52,7 +52,7 @@ def test_gradients_are_those_of_autograd(case: str, device: str) -> None:
     task, train = CASES[case]
     reference = objective(task, train)
     assert isinstance(reference, AnyModule)
-    assert GpuTrainer(task, train, device=device).difference(reference) is None
+    assert GpuObjective(task, train, device=device).difference(reference) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -94,6 +94,6 @@ def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     task, train = CASES["module"]
     reference = objective(task, train)
     assert isinstance(reference, AnyModule)
-    trainer = GpuTrainer(task, train, device="cpu:0")
-    monkeypatch.setattr(trainer, "_scale", 1.1 * train.scale)
-    assert trainer.difference(reference) == "the gradients differ"
+    stacked = GpuObjective(task, train, device="cpu:0")
+    monkeypatch.setattr(stacked, "_scale", 1.1 * train.scale)
+    assert stacked.difference(reference) == "the gradients differ"

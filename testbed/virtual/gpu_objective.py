@@ -1,26 +1,25 @@
-"""Local training of many clients together on a GPU. Models, samples and gradients stay there for all
-steps of a stack. The kernels of a step are recorded once and started together (CUDA graphs)."""
+"""Loss and gradient of a task for a stack of models on a GPU. Models, samples and gradients stay there
+for all steps of a stack. The kernels of a step are recorded once and started together (CUDA graphs)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.func import functional_call, grad_and_value, vmap
 
 from agents.client.accelerator import keep_float32
-from agents.client.core import Outcome
 from agents.config import FROM_TASK, InitialModel
 from agents.models.flat import build, initial, vector_parts
-from agents.models.vectors import norm
+from agents.models.vectors import Vector, norm
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task
 from testbed.virtual.gpu_layers import stackable
-from testbed.virtual.objectives import AnyModule, Floats, Indices
-from testbed.virtual.stacked_training import Descent, Job, clipped, draw_batches
+from testbed.virtual.objectives import AnyModule, Floats, Gradient, Indices
 
 _STACKED = 128
 """Maximum number of models in a stack."""
@@ -33,8 +32,12 @@ _WARM_UPS = 3
 """Steps before one is recorded, as PyTorch's documentation of CUDA graphs advises."""
 
 
-class GpuTrainer:
-    """Trains stacks of models of `task` on `device`."""
+class GpuObjective:
+    """Objective on `device`, and the memory there for a stack of models (`Objective`, `StackMemory`).
+
+    `gradient_on` chooses the stack that `models` fills. Its gradients are those of all models in the
+    stack, because a recorded step always uses the same memory.
+    """
 
     def __init__(
         self, task: Task, train: Shard, start: InitialModel = FROM_TASK, device: str = "cuda"
@@ -48,6 +51,7 @@ class GpuTrainer:
         self._x, self._y = (torch.from_numpy(part).to(device) for part in (train.x, train.y))
         self._scale = train.scale
         self._each = vmap(grad_and_value(self._mean_loss))
+        self.partial = False
         self._stacks: dict[tuple[int, int], _Stack] = {}
         """(number of models, samples per mini-batch) -> memory of a stack of that size."""
         self._sizes: dict[int, int] = {}
@@ -62,11 +66,12 @@ class GpuTrainer:
         try:
             reference.gradient_on(rows, sizes)(0, w, expected)
             stack = _Stack(2, self._start.size, 2, self._device)
-            stack.load(w)
+            stack.w[:] = self.place(w)
             stack.draw(_Batches(rows, sizes, 2, self._device), 0)
             self._differentiate(stack)
         except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             return str(error).partition("\n")[0]
+        self.partial = reference.partial
         distance = norm((stack.g.cpu().numpy() - expected).ravel())
         alike = distance <= _TOLERANCE * norm(expected.ravel())
         return None if alike else "the gradients differ"
@@ -86,51 +91,36 @@ class GpuTrainer:
             self._sizes[batch_size] = max(1, min(_STACKED, 1 << fitting.bit_length() - 1))
         return self._sizes[batch_size]
 
-    def gradients(self, jobs: Sequence[Job], l2: float) -> list[Outcome]:
-        """Compute gradient and loss of each job's first mini-batch."""
-        stack, batches, _ = self._prepare(jobs, [1] * len(jobs))
-        stack.draw(batches, 0)
-        self._run(stack)
-        w, g, losses = (part[: len(jobs)] for part in (stack.w, stack.g, stack.losses))
-        if l2:
-            losses += 0.5 * l2 * (w * w).sum(1)
-            g += l2 * w
-        ends = g.cpu().numpy()
-        return [Outcome(end.copy(), loss) for end, loss in zip(ends, losses.tolist(), strict=True)]
+    def gradient_on(self, rows: Indices, sizes: Indices) -> Gradient:
+        _, jobs, width = rows.shape
+        models = 1 << (jobs - 1).bit_length()  # few sizes, because each is recorded
+        stack = self._chosen = self._stack(models, width)
+        batches = _Batches(rows, sizes, models, self._device)
 
-    def train(self, jobs: Sequence[Job], l2: float) -> list[Outcome]:
-        """Train each job; return its resulting model and mean loss. The jobs must be sorted by number of
-        steps, largest first."""
-        steps = [job.steps for job in jobs]
-        stack, batches, starts = self._prepare(jobs, steps)
-        descent = Descent(jobs, starts, np.float32(l2), self._tensor)
-        losses = torch.zeros(len(jobs), dtype=torch.float64, device=self._device)
-        n = len(jobs)
-        for number in range(steps[0]):
-            while steps[n - 1] <= number:
-                n -= 1
-            stack.draw(batches, number)
-            self._run(stack)
-            w = stack.w[:n]
-            losses[:n] += stack.losses[:n]
-            if l2:
-                losses[:n] += 0.5 * l2 * (w * w).sum(1)
-            descent.step(w, stack.g[:n])
-        ends = stack.w[: len(jobs)].cpu().numpy()
-        return [
-            Outcome(clipped(job, end), loss / job.steps if job.steps else math.nan)
-            for job, end, loss in zip(jobs, ends, losses.tolist(), strict=True)
-        ]
+        def gradient(step: int, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            stack.draw(batches, step)
+            if stack.graph is None:
+                self._differentiate(stack)
+            else:
+                stack.graph.replay()
+            return stack.losses[: len(w)]
 
-    def _prepare(self, jobs: Sequence[Job], steps: Sequence[int]) -> tuple[_Stack, _Batches, Floats]:
-        """Return memory for the steps of `jobs`, with the initial models in it; their mini-batches; and
-        the initial models, shape (jobs, d)."""
-        rows, sizes = draw_batches(jobs, steps)
-        models = 1 << (len(jobs) - 1).bit_length()  # few sizes, because each is recorded
-        stack = self._stack(models, rows.shape[2])
-        starts = np.stack([job.start for job in jobs])
-        stack.load(starts)
-        return stack, _Batches(rows, sizes, models, self._device), starts
+        return gradient
+
+    def models(self, starts: Sequence[Vector]) -> tuple[torch.Tensor, torch.Tensor]:
+        n = len(starts)
+        self._chosen.w[:n] = self.place(np.stack(starts))
+        return self._chosen.w[:n], self._chosen.g[:n]
+
+    def place(self, array: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def fetch(self, placed: torch.Tensor) -> Floats:
+        found: Floats = placed.cpu().numpy()
+        return found
+
+    def squares(self, w: torch.Tensor) -> torch.Tensor:
+        return (w * w).sum(1)
 
     def _stack(self, models: int, width: int) -> _Stack:
         key = models, width
@@ -152,12 +142,6 @@ class GpuTrainer:
         with torch.cuda.graph(graph):
             self._differentiate(stack)
         return graph
-
-    def _run(self, stack: _Stack) -> None:
-        if stack.graph is None:
-            self._differentiate(stack)
-        else:
-            stack.graph.replay()
 
     def _differentiate(self, stack: _Stack) -> None:
         """Compute losses and gradients of the models in `stack` on its mini-batches."""
@@ -181,9 +165,6 @@ class GpuTrainer:
         weights = mask if weights is None else weights * mask
         return (losses * weights).sum() / weights.sum()
 
-    def _tensor(self, array: Floats) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
-
 
 class _Stack:
     """Memory on the GPU for a step of a stack. A recorded step always uses the same memory."""
@@ -199,10 +180,6 @@ class _Stack:
         """1 for the samples of a mini-batch, 0 for its padding, shape (models, b)."""
         self.graph: torch.cuda.CUDAGraph | None = None
         """Recording of the step; None if its kernels are started one by one."""
-
-    def load(self, starts: Floats) -> None:
-        """Copy the initial models, shape (jobs, d)."""
-        self.w[: len(starts)] = torch.from_numpy(starts)
 
     def draw(self, batches: _Batches, number: int) -> None:
         """Use the mini-batches of step `number`."""

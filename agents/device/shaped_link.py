@@ -1,0 +1,107 @@
+"""The shaped link of a device: its settings, what it carries, and its lasting faults."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from agents.config import AccessLink
+from agents.device import link
+from agents.device.netlink import Netlink
+from agents.disturbances import UNANSWERED_SECONDS, cut
+from agents.wire.messages import QueueUse
+
+_READ_SECONDS = 0.1
+"""Seconds between two readings of a link's queue while packets wait: half of the time in which a full
+queue drains."""
+
+
+class ShapedLink:
+    """The link of `device` at `interface`. `netem`: whether the kernel's netem emulates delay, jitter
+    and loss there. `ifb`: name of the interface that is made for the downlink."""
+
+    def __init__(self, device: str, interface: str, *, netem: bool, ifb: str = link.IFB) -> None:
+        self._device, self._interface, self._netem, self._ifb = device, interface, netem, ifb
+        self._link: AccessLink | None = None
+        """Link settings that were applied last; None if the interface was never shaped."""
+        self._usage: link.LinkUsage | None = None
+        """Measurement of the bytes that the link carries; None while the link is not shaped."""
+        self._plugged = True
+        """Whether the interface should be up according to the last order; True if there was no order."""
+        self._netlink = Netlink()
+        self.reading_due = math.inf
+        """Time in seconds on the monotonic clock at which `read_queues` is due; infinite if no reading
+        is needed."""
+
+    def apply(self, wanted: AccessLink) -> None:
+        """Shape the link. Raises LinkError."""
+        self.read_queues()
+        link.apply(wanted, self._interface, self._link, netem=self._netem, ifb=self._ifb)
+        self._link = wanted
+        if self._usage is None:
+            self._usage = link.LinkUsage(self._interface, self._netlink, self._ifb)
+        self._usage.pause()  # since the last reading, either rate may have applied
+        self.read_queues()
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Change properties of the link, as in `SetLink`. Raises LinkError."""
+        lifted = {name: link.LIFTED if value is None else value for name, value in changes.items()}
+        self.apply(replace(self._link or AccessLink(), **lifted))
+
+    def plug(self, *, up: bool) -> None:
+        """Set the interface up or down. Raises LinkError."""
+        self.read_queues()
+        link.plug(self._interface, up=up)
+        self._plugged = up
+        if self._usage is not None:
+            self._usage.pause()
+
+    def read_queues(self) -> None:
+        """Read the counters of the link. If packets wait, schedule the next reading, because only the
+        time during which packets wait says something about the link."""
+        self.reading_due = math.inf
+        if self._usage is None or self._link is None or not self._plugged:
+            return
+        now = time.monotonic()
+        try:
+            is_waiting = self._usage.read(self._link, now)
+        except (OSError, KeyError):  # the interface or its queue was removed from outside
+            self._usage.pause()
+        else:
+            self.reading_due = now + _READ_SECONDS if is_waiting else math.inf
+
+    def uses(self) -> dict[str, QueueUse]:
+        """Return the fields `uplink` and `downlink` of a sample. Directions without a limit are left
+        out."""
+        found = {} if self._usage is None else self._usage.uses()
+        return {f"{way}link": use for way, use in found.items()}
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the interface has no carrier, although nobody has ordered that."""
+        return self._plugged and not link.has_carrier(self._interface)
+
+    def stuck_queues(self) -> dict[str, float]:
+        """Return the time since which each stuck queue has sent nothing, in seconds on the monotonic
+        clock, by the description of this fault."""
+        stuck = {} if self._usage is None else self._usage.stuck_since()
+        return {
+            f"the {way}link of {self._device} carried nothing though packets waited": since
+            for way, since in stuck.items()
+        }
+
+    def lasting_faults(self, now: float) -> dict[str, float]:
+        """Return stuck queues, and whether a connection is without answers, as in `stuck_queues`. `now`:
+        seconds on the monotonic clock. All connections of the network namespace count."""
+        found = self.stuck_queues()
+        silent = max((one.unanswered for one in self._netlink.connections()), default=0.0)
+        if self._plugged and silent >= UNANSWERED_SECONDS + link.full_queue_seconds(self._link):
+            found[cut(self._device)] = now - silent
+        return found
+
+    def close(self) -> None:
+        """Release the sockets."""
+        self._netlink.close()

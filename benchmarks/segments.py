@@ -1,0 +1,285 @@
+"""Shared links in containers compared with virtual time: updates of each device, and each transfer.
+
+    python -m benchmarks.segments [TOPOLOGY] [--seeds N] [--loads 0% 50%] [--queue 64kB]
+
+Each load is traffic of that share of each root segment's rate, in both directions. A run in containers
+takes about two minutes with topologies/network-tree.yaml, so three seeds take 12 minutes. The machine
+has to be quiet. Datasets other than the digits come from TESTBED_DATA.
+
+- Updates: number, and time per update, of each device, against a run in virtual time with the same seed.
+- Transfers: each download and upload, against a network in virtual time in which all transfers begin at
+  the same moments as in containers. So no difference is due to other moments.
+- What virtual time does not have: packets that the queues of links and segments dropped (of devices, not
+  of background traffic), and packets that TCP sent again.
+
+Ratios are sums in containers ÷ sums in virtual time, with 95 % intervals over devices or transfers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+import testbed
+from agents.models.flat import first_model
+from agents.router.segments import FIRST_LEAF, INTERFACES
+from agents.timing.nanoseconds import from_seconds, to_seconds
+from analysis import summary
+from analysis.load import Run, load
+from benchmarks.command import exit_code_of
+from testbed.plan import Plan
+from testbed.plan.costs import message_sizes
+from testbed.run import planning, up
+from testbed.run.options import Options
+from testbed.rundir.directory import RunDirectory
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.topology import Topology
+from testbed.view import View
+from testbed.virtual.background import SegmentTraffic
+from testbed.virtual.event_queue import DEVICE, LINK, EventQueue
+from testbed.virtual.network import VirtualNetwork
+
+_TOPOLOGY = Path(__file__).parent.parent / "topologies" / "network-tree.yaml"
+_SAMPLE_SECONDS = 10.0
+"""Seconds between two readings of the containers' counters."""
+_LOSSES = ("packets dropped", "segments sent again", "timeouts of TCP")
+_WAYS = {"download": ("dispatched", "downloaded"), "upload": ("sent", "arrived")}
+"""Columns of a run's updates with the begin and the end of each transfer."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.segments", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("topology", nargs="?", type=Path, default=_TOPOLOGY)
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds per load")
+    parser.add_argument("--loads", nargs="+", default=["0%", "50%"], metavar="SHARE")
+    parser.add_argument("--queue", metavar="SIZE", help="length of the queue of each segment")
+    wanted = parser.parse_args()
+    sys.exit(exit_code_of(functools.partial(_compare, wanted)))
+
+
+def _compare(wanted: argparse.Namespace) -> None:
+    data = os.environ.get("TESTBED_DATA")
+    options = Options("docker", data_root=None if data is None else Path(data))
+    topology = yaml.safe_load(wanted.topology.read_text(encoding="utf-8"))
+    columns = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for load_share in wanted.loads:
+            found = []
+            for seed in range(1, wanted.seeds + 1):
+                changed = loaded({**topology, "seed": seed}, load_share, wanted.queue)
+                print(f"background {load_share}, seed {seed}", file=sys.stderr)
+                found.append(measure(changed, options, Path(folder) / f"{load_share}-{seed}"))
+            columns[f"background {load_share}"] = figures(found)
+    for line in table(columns):
+        print(line)
+
+
+def loaded(topology: dict[str, Any], share: str, queue: str | None) -> dict[str, Any]:
+    """Return `topology` with constant traffic of `share` on its root segments, and with queues of the
+    size `queue`; None for the topology's queues."""
+    network = {name: dict(one) for name, one in topology["network"].items()}
+    for one in network.values():
+        if "parent" not in one and share != "0%":
+            one["background"] = [{"kind": "constant", "up": share, "down": share}]
+        if queue is not None:
+            one["queue"] = queue
+    return {**topology, "network": network}
+
+
+class Counters(View):
+    """Reading of the counters of a run's containers while it runs."""
+
+    def __init__(self, run: str, devices: int) -> None:
+        self._run, self._devices = run, devices
+        self._pids: dict[str, int] = {}
+        """Process id of each container, by name of its part of the run."""
+        self._next = 0.0
+        self._last: dict[str, Counter[str]] = {}
+        """Last counters of each container."""
+
+    def refresh(self, now: float) -> None:
+        if now < self._next:
+            return
+        self._next = now + _SAMPLE_SECONDS
+        self._pids = self._pids or self._find()
+        for name, pid in self._pids.items():
+            try:
+                self._last[name] = Counter(dict(_counters(pid, self._devices)))
+            except (OSError, subprocess.CalledProcessError):  # the container has ended
+                continue
+
+    @property
+    def total(self) -> Counter[str]:
+        """Sums over all containers."""
+        return sum(self._last.values(), Counter())
+
+    def _find(self) -> dict[str, int]:
+        label = f'{{{{.Label "{COMPONENT_LABEL}"}}}}'
+        command = ["docker", "ps", "--filter", f"label={RUN_LABEL}={self._run}"]
+        lines = _output([*command, "--format", f"{{{{.ID}}}} {label}"]).splitlines()
+        names = dict(line.split(" ", 1) for line in lines)
+        pids = _output(["docker", "inspect", "--format", "{{.State.Pid}}", *names]).split()
+        return dict(zip(names.values(), map(int, pids), strict=True))
+
+
+def _counters(pid: int, devices: int) -> Iterator[tuple[str, int]]:
+    """Yield the counts of `_LOSSES` in the network namespace of the process `pid`."""
+    for name, file, protocol, key in (
+        ("segments sent again", "snmp", "Tcp", "RetransSegs"),
+        ("timeouts of TCP", "netstat", "TcpExt", "TCPTimeouts"),
+    ):
+        rows = Path(f"/proc/{pid}/net/{file}").read_text(encoding="ascii").splitlines()
+        keys, values = (row.split()[1:] for row in rows if row.startswith(f"{protocol}:"))
+        yield name, int(values[keys.index(key)])
+    shown = _output(["nsenter", "-t", str(pid), "-n", "tc", "-s", "-j", "qdisc", "show"])
+    queues = [one for one in json.loads(shown) if one["kind"] == "tbf"]
+    yield (
+        "packets dropped",
+        sum(
+            one["drops"]
+            for one in queues
+            if one["dev"] not in INTERFACES.values()
+            or int(one["handle"].rstrip(":"), 16) < FIRST_LEAF + devices
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A run in containers with its counterpart in virtual time."""
+
+    real: Run
+    virtual: Run
+    transfers: pd.DataFrame
+    """Result of `replay`."""
+    losses: Counter[str]
+    """Counts of `_LOSSES`."""
+
+
+def measure(topology: dict[str, Any], options: Options, folder: Path) -> Measurement:
+    """Run `topology` in containers and in virtual time."""
+    folder.mkdir()
+    path = folder / "topology.yaml"
+    path.write_text(yaml.safe_dump(topology), encoding="utf-8")
+    wanted, plan = planning.plan_file(path, options)
+    directory = RunDirectory.new(folder / "runs", wanted.name)
+    counters = Counters(directory.run, len(plan.devices))
+    up.run(wanted, plan, directory, options, counters)
+    real = load(directory.path)
+    costs = {**testbed.step_time([real]).virtual, "packets": True}
+    virtual = testbed.simulate(path, virtual=costs, data=options.data_root, runs=folder / "virtual")
+    return Measurement(real, virtual, replay(real, wanted, plan), counters.total)
+
+
+def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
+    """Return one row per transfer of the run: `group`, `way`, and its seconds in the run (`real`) and in
+    virtual time (`virtual`), where all transfers begin at the same moments."""
+    queue = EventQueue()
+    seed = topology.seed
+    start, buffers, schema = first_model(topology.task.build(), seed)
+    model, _ = message_sizes(run.name, schema, start, buffers)
+    network = VirtualNetwork(queue, seed, packets=True)
+    traffic = SegmentTraffic(queue, network, plan.segments, {}, seed, lambda _: None)
+    lines = {device.name: network.line(device) for device in plan.devices}
+    traffic.start()
+    rows: list[dict[str, Any]] = []
+
+    def begin(update: Mapping[Any, Any], way: str) -> None:
+        line, since = lines[update["client"]], queue.now
+
+        def arrive(at: int) -> None:
+            first, last = _WAYS[way]
+            real, virtual = update[last] - update[first], to_seconds(at - since)
+            rows.append({"group": update["group"], "way": way, "real": real, "virtual": virtual})
+
+        if way == "download":
+            line.download(model, arrive)
+        else:
+            line.upload(int(update["bytes"]), arrive)
+
+    updates = run.updates.to_dict("records")
+    for update in updates:
+        for way, (first, _) in _WAYS.items():
+            queue.plan(from_seconds(update[first]), DEVICE, 0, functools.partial(begin, update, way))
+        queue.plan(from_seconds(update["arrived"]), LINK, 0, lines[update["client"]].acknowledge)
+    while len(rows) < len(_WAYS) * len(updates) and queue.next is not None:
+        queue.now = queue.next
+        while (callback := queue.pop_due()) is not None:
+            callback()
+    return pd.DataFrame(rows)
+
+
+def figures(found: Sequence[Measurement]) -> dict[str, str]:
+    """Return the cells of a column of the table, by title of the row."""
+    devices = pd.concat([_paces(one.real, one.virtual) for one in found])
+    transfers = pd.concat([one.transfers for one in found])
+    cells = {}
+    for group, own in devices.groupby("group"):
+        cells[f"updates per device, {group}"] = _ratio(own["real"], own["virtual"])
+        cells[f"time per update, {group}"] = _ratio(own["real_time"], own["virtual_time"])
+    for (way, name), some in transfers.groupby(["way", "group"]):
+        median = (some["real"] / some["virtual"]).median()
+        cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["virtual"])
+        cells[f"{way}s of {name}, median of ratios"] = f"{100 * median - 100:+.1f} %"
+    losses = sum((one.losses for one in found), Counter())
+    for loss in _LOSSES:
+        cells[loss] = f"{losses[loss]} in {len(transfers)} transfers"
+    verdicts = summary.verdicts([one.real for one in found])
+    cells["verdicts"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    return cells
+
+
+def _paces(real: Run, virtual: Run) -> pd.DataFrame:
+    """Return one row per device: `group`, its updates in both runs, and in both runs the time in seconds
+    at which its last update arrived of those that both runs have."""
+    rows = []
+    for device, group in zip(real.devices["device"], real.devices["group"], strict=True):
+        arrived = [
+            np.sort(run.updates.loc[run.updates["client"] == device, "arrived"].to_numpy(np.float64))
+            for run in (real, virtual)
+        ]
+        both = min(map(len, arrived))
+        times = [float(one[both - 1]) if both else 0.0 for one in arrived]
+        rows.append((group, len(arrived[0]), len(arrived[1]), *times))
+    return pd.DataFrame(rows, columns=["group", "real", "virtual", "real_time", "virtual_time"])
+
+
+def _ratio(real: pd.Series[float], virtual: pd.Series[float]) -> str:
+    """Format the difference of the sums as `+1.2 ± 0.8 %`, with half of the 95 % interval of the ratio
+    of two paired sums."""
+    above, below = real.to_numpy(np.float64), virtual.to_numpy(np.float64)
+    ratio = above.sum() / below.sum()
+    error = np.sqrt(((above - ratio * below) ** 2).sum()) / below.sum()
+    return f"{100 * ratio - 100:+.1f} ± {196 * error:.1f} %"
+
+
+def table(columns: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Yield Markdown: one row per figure, one column per load."""
+    yield f"| containers against virtual time | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for title in next(iter(columns.values())):
+        yield f"| {title} | {' | '.join(cells.get(title, '–') for cells in columns.values())} |"
+
+
+def _output(command: Sequence[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    main()
