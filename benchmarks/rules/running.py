@@ -12,6 +12,7 @@ from benchmarks.rules.definition import Benchmark, Condition
 from benchmarks.rules.results import Cell
 from testbed import sweeps
 from testbed.errors import RunFailedError
+from testbed.host.signals import uninterrupted
 from testbed.run.options import Options
 from testbed.sweeps import clusters, sweeping
 
@@ -71,7 +72,7 @@ class Runner:
 
     def _cells(self, condition: Condition, trials: list[Trial], keep: Keep) -> list[Cell]:
         benchmark = self._benchmark
-        asked = {f"{rule} {step:g}, seed {seed}": (rule, step, seed) for rule, step, seed in trials}
+        asked = {f"{rule} {step:g} #{seed}": (rule, step, seed) for rule, step, seed in trials}
         variants = {
             name: {**benchmark.changes(condition, rule, step), "seed": seed}
             for name, (rule, step, seed) in asked.items()
@@ -85,12 +86,14 @@ class Runner:
         try:
             sweeping.run(sweep, self._options, folder, self._jobs, self._say, self._on)
         finally:
-            index = sweeping.Index.read(folder)
-            for directory in filter(None, map(index.finished_run, sweep.cells)):
-                run = load(directory.path)
-                rule, step, _ = asked[str(run.manifest["variant"])]
-                found.append(measured(run, benchmark, condition, rule, step))
-            keep(found)
+            with uninterrupted():
+                index = sweeping.Index.read(folder)
+                for cell in sweep.cells:
+                    if (directory := index.finished_run(cell)) is not None:
+                        rule, step, _ = asked[cell.variant]
+                        run = load(directory.path)
+                        found.append(measured(run, benchmark, condition, rule, step))
+                keep(found)
         if failed := len(trials) - len(found):
             raise RunFailedError(f"{failed} of {len(trials)} runs of {name} failed")
         return found
