@@ -12,7 +12,8 @@ demo: $(VENV)/.installed
 # compile all modules anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m "not alone and not timed"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m timed
 	$(BIN)/python -m pytest --durations=25 -m alone
 
 check: $(VENV)/.installed-dev

@@ -92,10 +92,11 @@ SINGLE = (
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip the import of files without `alone` tests if only those are selected."""
-    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+    """Skip the import of files without tests of a mark if only that mark is selected."""
+    mark = config.option.markexpr
+    if mark not in ("alone", "timed") or collection_path.suffix != ".py":
         return None
-    return "mark.alone" not in collection_path.read_text(encoding="utf-8") or None
+    return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

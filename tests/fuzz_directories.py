@@ -39,7 +39,10 @@ from testbed.watching import watch
 from testbed.watching.prometheus import RunCollector
 
 _LIMITS = {signal.ITIMER_PROF: 5.0, signal.ITIMER_REAL: 20.0}
-"""Seconds that a command may take: on the CPU, and by the clock, as a busy host stretches that."""
+"""Seconds that a command may take: on the CPU, and by the clock without the time in which it could have
+run, but other programs had the CPU."""
+_SCHEDULED = Path("/proc/thread-self/schedstat")
+"""Nanoseconds on a CPU, and of waiting for one, of the thread that reads it."""
 _SLOW, _SELDOM = ("report", "figure"), 5
 """Commands that draw: they get every fifth directory."""
 _TOPOLOGY = """
@@ -261,8 +264,16 @@ COMMANDS: dict[str, Callable[[Path], None]] = {
 
 def outcome(run: Callable[[Path], None], path: Path) -> tuple[str, str]:
     """Outcome: `done`, `refused`, `traceback` or `hang`; and the error's text."""
+    begin = _unhindered()
+
+    def late(number: int, _: object) -> None:
+        left = _LIMITS[signal.ITIMER_REAL] - (_unhindered() - begin)
+        if number == signal.SIGPROF or left <= 0:
+            raise HangError
+        signal.setitimer(signal.ITIMER_REAL, left)
+
     for number in (signal.SIGALRM, signal.SIGPROF):
-        signal.signal(number, _late)
+        signal.signal(number, late)
     for timer, seconds in _LIMITS.items():
         signal.setitimer(timer, seconds)
     try:
@@ -280,8 +291,9 @@ def outcome(run: Callable[[Path], None], path: Path) -> tuple[str, str]:
     return "done", ""
 
 
-def _late(*_: object) -> None:
-    raise HangError
+def _unhindered() -> float:
+    """Seconds by the clock, less those in which this thread waited for a CPU."""
+    return time.monotonic() - int(_SCHEDULED.read_text().split()[1]) / 1e9
 
 
 def fuzz(

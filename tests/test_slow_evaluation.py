@@ -70,7 +70,7 @@ def last_sample(run: Finished) -> float:
     return last - epoch
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_run_ends_in_time_despite_a_slow_evaluation(up: Up) -> None:
     """The devices end with the run and do not wait for the evaluation."""
     began = time.monotonic()
@@ -120,7 +120,7 @@ def test_failed_evaluation_ends_the_run_with_its_reason(up: Up, monkeypatch: pyt
     assert run.manifest["outcome"] == "failed"
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_models_may_be_evaluated_after_the_run(up: Up) -> None:
     """All of them, longer than a run would wait otherwise; nothing happens to its devices meanwhile."""
     run = up(

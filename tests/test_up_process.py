@@ -75,7 +75,7 @@ def test_run_of_processes_ends_normally(tmp_path: Path) -> None:
     assert left_as_processes(run.path.name) == []
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_dilated_run_is_reported_in_device_time(testbed: Testbed, tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
     topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})

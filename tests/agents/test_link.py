@@ -21,7 +21,7 @@ from agents.device import link
 from tests.conftest import unavailable
 from tests.namespaces import inside, joined
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 GOLDEN = """\
 tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000 \

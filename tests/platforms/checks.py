@@ -87,7 +87,7 @@ CHECKS = (
     _probe("killed"),
     Check(
         "tests",
-        'python -m pytest -p no:cacheprovider -m "docker and not alone"',
+        'python -m pytest -p no:cacheprovider -m "docker and not alone and not timed"',
         _END_OF_TESTS,
         also=r"FAILED \S+",
         timeout=1800,

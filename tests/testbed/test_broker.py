@@ -681,7 +681,7 @@ def come_and_go(connect: Connect, user: str, topic: str) -> None:
         peer.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins) -> None:
     """A chunk of 1 MiB takes 4.2 s at 2 Mbit/s; the keep-alive is 2 s, and the broker waits 3 s. One
     client sends, the other receives, each over its own link. A link on which nothing moves is still

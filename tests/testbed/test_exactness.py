@@ -20,11 +20,16 @@ from tests.agents.helpers import Simulation
 
 
 def _run(folder: Path, **topology: Any) -> Run:
-    """Clients with optima at 2, 4 and 9 that go half of the way with each update; or what is given."""
-    defaults = {"name": "exact", "durability": "recording"}
-    run = simulate(yaml.safe_dump(defaults | topology), runs=folder)
-    assert isinstance(_records(run)[-1], events.RunEnded)
+    """Simulate the topology, and replay the run."""
+    run = _long_run(folder, durability="recording", **topology)
     replay(RunDirectory(run.path))
+    return run
+
+
+def _long_run(folder: Path, **topology: Any) -> Run:
+    """Simulate the topology. Replays of every rule are in `test_virtual_fuzz`."""
+    run = simulate(yaml.safe_dump({"name": "exact"} | topology), runs=folder)
+    assert run.ended is not None
     return run
 
 
@@ -124,27 +129,28 @@ def test_each_attempt_of_a_training_takes_the_next_duration(tmp_path: Path) -> N
     assert ended == [(1, 0.1, 0.2), (2, 0.7, 0.9), (3, 1.0, 1.1)]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_crashes_do_not_slow_a_device_with_memoryless_durations(seed: int, tmp_path: Path) -> None:
+def test_crashes_do_not_slow_a_device_with_memoryless_durations(tmp_path: Path) -> None:
     """In 200 s there are 1,200 trainings, less those lost in 1 ms of absence per second; 176 if an
     attempt repeated its draw. The same seed gives the same records."""
 
-    def run(folder: str) -> Run:
+    def run(seconds: int, folder: str) -> Run:
         return _run(
             tmp_path / folder,
-            seed=seed,
+            seed=1,
             task=_task(*[1] * 6, lr=0.1),
             rule={"name": "fedasync"},
             devices=[{"name": "d", "count": 6, "timing": {"distribution": "exponential", "mean": "1s"}}],
             churn={"rate": "60/min", "downtime": "1ms"},
             evaluate={"every": "100s"},
-            stop={"after": "200s"},
+            stop={"after": f"{seconds}s"},
         )
 
-    once, again = run("once"), run("again")
-    assert len(once.updates) == pytest.approx(1197, rel=0.1)
-    assert once.updates.groupby("client").size().min() > 150
-    assert once.updates.equals(again.updates)
+    long = run(200, "long").updates
+    assert len(long) == pytest.approx(1197, rel=0.1)
+    assert long.groupby("client").size().min() > 150
+    once, again = (run(20, folder).updates for folder in ("once", "again"))
+    assert len(once) > 100
+    assert once.equals(again)
 
 
 def test_last_scenario_step_may_end_the_run(tmp_path: Path) -> None:
@@ -160,10 +166,10 @@ def test_last_scenario_step_may_end_the_run(tmp_path: Path) -> None:
 
 
 def test_equal_periods_coincide_throughout_the_run() -> None:
-    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, StopConditions(after=600.0))
+    run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, StopConditions(after=120.0))
     run.run()
     assert {r.weight for r in run.records if isinstance(r, events.UpdateApplied)} == {0.5}
-    assert run.server.version == 6_000
+    assert run.server.version == 1_200
 
 
 def test_tick_at_the_end_counts(tmp_path: Path) -> None:
@@ -267,18 +273,18 @@ def test_returning_client_regains_its_full_weight(rule: str, tmp_path: Path) -> 
     mean loss equal those of a run without the absence."""
 
     def settled(folder: str, scenario: list[dict[str, Any]]) -> tuple[list[float], float]:
-        run = _run(
+        run = _long_run(
             tmp_path / folder,
             task=_task(2, 4, 9, steps=2, lr=0.2),
             rule={"name": rule, **REJOINING[rule]},
             devices=_devices("100ms", "150ms", "200ms"),
             scenario=scenario,
             evaluate={"every": "130ms"},
-            stop={"after": "25s"},
+            stop={"after": "17s"},
         )
         late, evaluations = run.updates, run.evaluations
-        weights = late[late["applied"] > 10].groupby("client")["weight"].sum()
-        loss = evaluations[evaluations["at"] > 10]["loss"].mean()
+        weights = late[late["applied"] > 8].groupby("client")["weight"].sum()
+        loss = evaluations[evaluations["at"] > 8]["loss"].mean()
         return list(weights / weights.sum()), float(loss)
 
     shares, loss = settled("never", [])

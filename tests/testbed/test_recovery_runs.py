@@ -115,7 +115,7 @@ def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Futu
         yield {seed: pool.submit(run, seed, tmp_path_factory.mktemp("faulted")) for seed in MORE}
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("seed", MORE)
 def test_runs_continue_under_random_faults(faulted: dict[int, Future[Outcome]], seed: int) -> None:
     found = faulted[seed].result()

@@ -76,8 +76,14 @@ def terminal(command: str) -> Iterator[Terminal]:
     """`testbed COMMAND` on 80 columns and 24 lines."""
     script = f'echo "modes $(stty -g)"; {TESTBED} {command}; echo "code $?"; echo "modes $(stty -g)"'
     # A child that is killed must not take the shell along, as a shell of a user's would not be.
+    # Ctrl-C empties the terminal's buffer, perhaps in the middle of a character.
     shell = pexpect.spawn(
-        "bash", ["-c", f"trap : INT; {script}"], dimensions=(24, 80), encoding="utf-8", timeout=60
+        "bash",
+        ["-c", f"trap : INT; {script}"],
+        dimensions=(24, 80),
+        encoding="utf-8",
+        codec_errors="replace",
+        timeout=60,
     )
     try:
         yield Terminal(shell)
