@@ -337,7 +337,9 @@ def receive(source: Any, size: int, *, is_shaped: bool) -> tuple[float | None, f
     If the link `is_shaped`, the rate does not vary, but a busy machine may read late, which makes the
     rest look faster: the lowest rate of those from any time up to the last quarter is taken.
     """
-    left, marks = 0, []
+    left = 0
+    marks: list[tuple[int, int]] = []
+    """Bytes received, and the time in ns."""
     begin = time.monotonic_ns()
     while left < size:
         chunk = source.read1(min(size - left, CHUNK_BYTES))
