@@ -6,13 +6,15 @@ Each load is traffic of that share of each root segment's rate, in both directio
 takes about two minutes with topologies/network-tree.yaml, so three seeds take 12 minutes. The machine
 has to be quiet. Runs stay in `runs/`. Datasets other than the digits come from TESTBED_DATA.
 
-- Updates: number, and time per update, of each device, against a run in virtual time with the same seed.
+- Updates: number, and time per update, of each device, against runs in virtual time with the same seed.
+  Which transfers meet on a link depends on milliseconds. So virtual time is the mean of several runs, in
+  which round trips differ by tenths of a millisecond, and their spread gives the interval.
 - Transfers: each download and upload, against a network in virtual time in which all transfers begin at
   the same moments as in containers. So no difference is due to other moments.
 - What virtual time does not have: packets that the queues of links and segments dropped (of devices, not
   of background traffic), and packets that TCP sent again.
 
-Ratios are sums in containers ÷ sums in virtual time, with 95 % intervals over devices or transfers.
+Ratios are sums in containers ÷ sums in virtual time, with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import yaml
 
@@ -56,6 +60,8 @@ _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "network-tree.yaml"
 _RUNS = Path("runs")
 _SAMPLE_SECONDS = 10.0
 """Seconds between two readings of the containers' counters."""
+_SIMULATED = 8
+"""Number of runs in virtual time per run in containers."""
 _BEGUN_SECONDS = 2.0
 """Time from which transfers count. In containers, background traffic begins some tenths of a second
 after the run clock, when the controller has heard of it."""
@@ -172,7 +178,7 @@ class Measurement:
     """A run in containers with its counterpart in virtual time."""
 
     real: Run
-    virtual: Run
+    virtual: Sequence[Run]
     transfers: pd.DataFrame
     """Result of `replay`."""
     losses: Counter[str]
@@ -187,8 +193,20 @@ def measure(topology: dict[str, Any], options: Options, runs: Path) -> Measureme
     counters = Counters(directory.run, len(plan.devices))
     up.run(wanted, plan, directory, options, counters)
     real = load(directory.path)
-    virtual = testbed.simulate(topology, data=options.data_root, runs=runs)
+    virtual = [
+        testbed.simulate(_delayed(topology, 1e-4 * number), data=options.data_root, runs=runs)
+        for number in range(_SIMULATED)
+    ]
     return Measurement(real, virtual, replay(real, wanted, plan), counters.total)
+
+
+def _delayed(topology: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return `topology` with longer round trips on its root segments."""
+    network = {name: dict(one) for name, one in topology["network"].items()}
+    for name, one in parse(yaml.safe_dump(topology)).network.items():
+        if one.parent is None:
+            network[name]["rtt"] = f"{1e3 * (one.rtt + seconds):.1f}ms"
+    return {**topology, "network": network}
 
 
 def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
@@ -233,13 +251,15 @@ def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
 
 def figures(found: Sequence[Measurement]) -> dict[str, str]:
     """Return the cells of a column of the table, by title of the row."""
-    devices = pd.concat([_paces(one.real, one.virtual) for one in found])
     transfers = pd.concat([one.transfers for one in found])
     transfers = transfers[transfers["begin"] >= _BEGUN_SECONDS]
     cells = {}
-    for group, own in devices.groupby("group"):
-        cells[f"updates per device, {group}"] = _ratio(own["real"], own["virtual"])
-        cells[f"time per update, {group}"] = _ratio(own["real_time"], own["virtual_time"])
+    for title, one in (("updates per device", _updates), ("time per update", _update_time)):
+        real = pd.DataFrame([one(each.real) for each in found])
+        virtual = [pd.DataFrame([one(run) for run in each.virtual]) for each in found]
+        for group in real:
+            runs = np.array([each[group] for each in virtual])
+            cells[f"{title}, {group}"] = _ratio_to_runs(real[group].to_numpy(), runs)
     for (way, name), some in transfers.groupby(["way", "group"]):
         median = (some["real"] / some["virtual"]).median()
         cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["virtual"])
@@ -247,24 +267,33 @@ def figures(found: Sequence[Measurement]) -> dict[str, str]:
     losses = sum((one.losses for one in found), Counter())
     for loss in _LOSSES:
         cells[loss] = f"{losses[loss]} in {len(transfers)} transfers"
+    timings = [one.real.manifest.get("timings", {}) for one in found]
+    for phase in ("launch", "ready"):
+        cells[f"start: {phase}"] = ", ".join(f"{one.get(phase, math.nan):.1f} s" for one in timings)
     verdicts = summary.verdicts([one.real for one in found])
     cells["verdicts"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     return cells
 
 
-def _paces(real: Run, virtual: Run) -> pd.DataFrame:
-    """Return one row per device: `group`, its updates in both runs, and in both runs the time in seconds
-    at which its last update arrived of those that both runs have."""
-    rows = []
-    for device, group in zip(real.devices["device"], real.devices["group"], strict=True):
-        arrived = [
-            np.sort(run.updates.loc[run.updates["client"] == device, "arrived"].to_numpy(np.float64))
-            for run in (real, virtual)
-        ]
-        both = min(map(len, arrived))
-        times = [float(one[both - 1]) if both else 0.0 for one in arrived]
-        rows.append((group, len(arrived[0]), len(arrived[1]), *times))
-    return pd.DataFrame(rows, columns=["group", "real", "virtual", "real_time", "virtual_time"])
+def _updates(run: Run) -> pd.Series[float]:
+    """Return the mean number of updates per device, by group."""
+    counts = run.updates.groupby(["group", "client"]).size()
+    return counts.groupby("group").mean().astype(float)
+
+
+def _update_time(run: Run) -> pd.Series[float]:
+    """Return the mean over the devices of the seconds per update, by group."""
+    arrived = run.updates.groupby(["group", "client"])["arrived"]
+    return (arrived.max() / arrived.size()).groupby("group").mean()
+
+
+def _ratio_to_runs(real: npt.NDArray[np.float64], virtual: npt.NDArray[np.float64]) -> str:
+    """Format the difference of the sums as `_ratio`. `real`: one figure for each seed. `virtual`: one
+    row for each seed, of which the mean counts; a figure in `real` spreads as they do."""
+    means, count = virtual.mean(axis=1), virtual.shape[1]
+    spread = virtual.var(axis=1, ddof=1) if count > 1 else np.zeros(len(virtual))
+    error = np.sqrt((spread * (1 + 1 / count)).sum()) / means.sum()
+    return f"{100 * real.sum() / means.sum() - 100:+.1f} ± {196 * error:.1f} %"
 
 
 def _ratio(real: pd.Series[float], virtual: pd.Series[float]) -> str:

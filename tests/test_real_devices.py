@@ -348,7 +348,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     link = {"up": "4mbit", "down": "9mbit", "compression": {"kind": "int8"}}
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
-    file = topology(tmp_path, hosts, devices=devices, stop={"after": "20s"})
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "12s"})
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")
@@ -364,7 +364,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     assert abs(figures["up"]["error"]) < 6, figures
     assert abs(figures["down"]["error"]) < 6, figures
     assert figures["cpu"]["asked"] == 0.2
-    assert abs(figures["cpu"]["error"]) < 6, figures
+    assert -25 < figures["cpu"]["error"] < 6, figures  # less if others want these cores, too
     assert figures.get("wrong_limits", []) == []
     assert {update.client for update in run.updates} == {"near", "pi"}
     saved = {update.client: update.bytes_before - update.bytes for update in run.updates}
@@ -413,6 +413,7 @@ def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tm
     found = json.loads(testbed("doctor", "ssh://pi1", "root@nowhere.invalid", "--json").out)
     assert [one["status"] for one in found] == ["ok", "missing"]
     assert f"address: {hosts.address}" in found[0]["detail"]
+    assert "shape: true can limit it" in found[0]["detail"]
     assert testbed("doctor", "--clean", "ssh://pi1").code == 0
     assert left(hosts) == []
     shown = testbed("up", topology(tmp_path, hosts), "--dry-run", "--runs", tmp_path / "runs").out

@@ -133,13 +133,15 @@ PROGRAM = """
     cut = network.impairments("c") == [Impairment(loss=1.0)]
     network.act("backhaul", Reconnect())
     network.act("cell", SetLink({"up": 1_500_000}))
+    network.act("backhaul", SetLink({"up": 1_000_000}))  # less than its children
     network.close()
     print(json.dumps({
         "probe": [[one.segment, one.way, one.full, one.together / one.full, one.alone / one.reach]
                   for one in probe.segments],
         "impaired": impaired,
         "on": {f"{one.segment} {one.way}": 8 * one.background / on.seconds for one in on.segments},
-        "off": off is None, "below": below, "cut": cut, "rate": network.segments["cell"].up,
+        "off": off is None, "below": below, "cut": cut,
+        "rates": [network.segments[name].up for name in ("cell", "backhaul")],
     }))
 """
 
@@ -184,4 +186,4 @@ def test_actions_change_what_devices_below_pass(run: dict[str, Any]) -> None:
     assert run["impaired"] == [2, 2, 1, 0]
     assert run["below"] == ["a", "b", "c"]
     assert run["cut"]
-    assert run["rate"] == 1_500_000
+    assert run["rates"] == [1_500_000, 1_000_000]

@@ -108,6 +108,27 @@ def test_changed_and_cut_segment_applies_to_transfers_in_progress() -> None:
     assert uploads.play() == {"a": 5.0}
 
 
+def test_cut_comes_before_the_end_of_a_transfer_at_the_same_moment() -> None:
+    """The last bit would have passed at 2 s, when the segment is cut: the message waits until 4 s."""
+    cell = Segment("cell", up=10 * KBIT)
+    uploads = Uploads(cell)
+    uploads.send(0.0, _device("a", cell), 20 * 125)
+    uploads.at(2.0, lambda: uploads.network.cut("cell", is_cut=True))
+    uploads.at(4.0, lambda: uploads.network.cut("cell", is_cut=False))
+    assert uploads.play() == {"a": 4.0}
+
+
+def test_parent_that_becomes_slower_than_its_children_limits_them() -> None:
+    """The cell has 10 kbit/s for 1 s; then the backhaul has 6 kbit/s for two devices."""
+    backhaul = Segment("backhaul", up=30 * KBIT)
+    cell = Segment("cell", "backhaul", up=10 * KBIT)
+    uploads = Uploads(backhaul, cell)
+    uploads.send(0.0, _device("a", cell, backhaul), 16 * 125)
+    uploads.send(1.0, _device("b", backhaul), 6 * 125)
+    uploads.at(1.0, lambda: uploads.network.change("backhaul", {"up": 6 * KBIT}))
+    assert uploads.play() == {"a": 3.0, "b": 3.0}
+
+
 def test_constant_background_takes_its_rate_first() -> None:
     """Half of 10 kbit/s is left until the background is off at 2 s."""
     half = Background(0, "up", "constant", {"rate": 5.0 * KBIT})
