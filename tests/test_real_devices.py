@@ -483,7 +483,7 @@ def small_image(engine: docker.DockerClient, tmp_path: Path) -> Iterator[str]:
     shutil.copytree(bundle.AGENTS, folder / "agents")
     (folder / "Dockerfile").write_text(SMALL_IMAGE)
     tag = f"testbed-small:{secrets.token_hex(6)}"
-    engine.images.build(path=str(folder), tag=tag)
+    engine.images.build(path=str(folder), tag=tag, rm=True, forcerm=True)
     yield tag
     engine.images.remove(tag)
 
