@@ -35,6 +35,7 @@ from tests.uml.table import (
     JITTER,
     JITTER_PACKETS,
     LIMITS,
+    LOSS_PACKETS,
     LOSSES,
     MODEL,
     MODEL_RATE,
@@ -212,10 +213,10 @@ def jitter(shaped: Shaped) -> None:
 
 
 def losses(shaped: Shaped) -> None:
-    for loss, count in LOSSES.items():
+    for loss in LOSSES:
         shaped.set(AccessLink(loss=loss))
         for way in WAYS:
-            tell("loss", f"{way} {loss}", count - len(stream(way, count)))
+            tell("loss", f"{way} {loss}", LOSS_PACKETS - len(stream(way, LOSS_PACKETS)))
 
 
 def change(shaped: Shaped) -> None:
