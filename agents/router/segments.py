@@ -306,6 +306,7 @@ class ShapedSegments:
                 # From the end of one frame to that of another: few pass a slow segment in the time.
                 if before not in (left, None) or now >= end + seconds:
                     measured.append((time.monotonic(), left))
+                    left = None
             for index, ((data, per_second), first) in enumerate(zip(frames, ahead, strict=True)):
                 while sent[index] < first + _SEND_FACTOR * per_second * (now - start):
                     with suppress(OSError):  # the interface's queue is full

@@ -214,7 +214,13 @@ class SegmentScheduler:
     def change(self, segment: Segment, now: float) -> None:
         """Give the segment of this name new figures."""
         self.advance(now)
-        self.segments[segment.name] = segment
+        name, before = segment.name, self.segments[segment.name].rate(self._way)
+        self.segments[name] = segment
+        if (rate := segment.rate(self._way)) is not None:
+            held = float(burst(rate))
+            if before is not None:  # what is missing in the bucket comes at the new rate
+                held = min(held, (now - self._empty_at[name]) * before / 8)
+            self._empty_at[name] = now - 8 * held / rate
 
     def cut(self, segment: str, now: float) -> None:
         """Let nothing pass the segment; what is in flight arrives."""

@@ -5,8 +5,10 @@ max-min fair (`agents.links.max_min`) at each moment. They are computed again wh
 ends, and when a pipe changes.
 
 Transfers with the same path and the same limit always have the same rate. They form a class, and a class
-needs one sum only: the bits that each of its transfers would have sent since the class began. The cost
-of an event therefore grows with the number of classes, and only logarithmically with that of transfers.
+needs one sum only: the bits that each of its transfers would have sent since the class began. A class is
+either as fast as its limit, and its sum follows from the time; or it has the level of its path, and its
+sum follows from that of the path. So an event changes only the classes that go from one to the other.
+Its cost grows with the number of paths, and only logarithmically with that of transfers.
 
 Traffic that does not react to congestion (`set_fixed`) takes its rate before the transfers share the
 rest. If a pipe is too small for it, it shares the pipe max-min fairly among itself.
@@ -14,15 +16,14 @@ rest. If a pipe is too small for it, it shares the pipe max-min fairly among its
 
 from __future__ import annotations
 
-import bisect
 import functools
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from agents.links.max_min import RateClaim, SharedLimit, share_out
-from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
+from agents.links.max_min import Branch, RateClaim, SharedLimit, share_out
+from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
 from testbed.virtual.event_queue import LINK, EventQueue
 
 _NANOSECOND = 1e-9
@@ -51,26 +52,65 @@ class Pipe(SharedLimit):
         """Bits of the background traffic that have passed since the use was last read."""
 
 
-class _Class(RateClaim[Pipe]):
+class _Class(RateClaim):
     """Transfers with the same path and limit."""
 
-    __slots__ = ("drained", "number", "order", "own", "served", "tokens")
+    __slots__ = ("drained", "end", "is_at_cap", "order", "own", "path", "served", "since", "tokens")
 
-    def __init__(self, path: tuple[Pipe, ...], own: float, number: int, *, is_burst: bool) -> None:
-        super().__init__(path, math.inf if is_burst else own, 0)
+    def __init__(self, path: _Path, own: float, *, is_burst: bool) -> None:
+        super().__init__(math.inf if is_burst else own, 0)
+        self.path = path
         self.own = own
         """Own limit of each transfer in bit/s; infinite if there is none."""
-        self.number = number
+        self.is_at_cap = False
+        """Whether the rate of each transfer is the cap; else it is the level of the path."""
         self.served = 0.0
-        """Bits that each transfer would have sent since the class began."""
+        """Bits that each transfer would have sent from the begin of the class until `since`."""
+        self.since: float = path.served
+        """If `is_at_cap`, a time in nanoseconds; else a value of the path's `served`."""
+        self.end: float = math.inf
+        """Time or value, as in `since`, at which the first transfer has passed."""
         self.order: list[tuple[float, int, Transfer]] = []
-        """Heap of (end, number, transfer): the value of `served` at which the transfer has passed.
-        Transfers that have left may still be in it."""
+        """Heap of (end, number, transfer): the bits at which the transfer has passed. Transfers that
+        have left may still be in it, but not at its top."""
         self.drained = 0.0
         """Bits that each transfer would have taken out of its token bucket since the class began."""
         self.tokens: list[tuple[float, int, Transfer]] = []
-        """Heap of (end, number, transfer) as `order`: the value of `drained` at which the bucket is
-        empty. Empty unless the transfers of the class have tokens."""
+        """Heap of (end, number, transfer): the value of `drained` at which the bucket is empty.
+        Transfers that have left may still be in it. Empty unless the transfers have tokens."""
+
+    @property
+    def rate(self) -> float:
+        """Rate of each transfer in bit/s."""
+        return self.cap if self.is_at_cap else self.path.level
+
+    def served_by(self, now: Nanoseconds) -> float:
+        """Return the bits that each transfer would have sent since the class began."""
+        if not self.is_at_cap:
+            return self.served + (self.path.served - self.since)
+        passed = now - self.since
+        return self.served + (self.cap * (passed / SECOND) if passed else 0.0)
+
+
+class _Path(Branch[Pipe, _Class]):
+    """Transfers with the same path."""
+
+    __slots__ = ("at_cap", "bursts", "ends", "served")
+
+    def __init__(self, path: tuple[Pipe, ...]) -> None:
+        super().__init__(path)
+        self.served = 0.0
+        """Bits that a transfer would have sent at the path's level, since the path was in use."""
+        self.at_cap = 0
+        """Number of the classes that are at their caps: the first ones of `claims`."""
+        self.ends: list[_ClassEnd] = []
+        """Heap of the classes at the path's level. Former ends may still be in it."""
+        self.bursts: list[_Class] = []
+        """Classes whose transfers have tokens."""
+
+
+_ClassEnd = tuple[float, int, _Class]
+"""End of a class, a number that no other one has, and the class."""
 
 
 class Transfer:
@@ -103,11 +143,17 @@ class FairShares:
     def __init__(self, queue: EventQueue) -> None:
         self._events = queue
         self._pipes: list[Pipe] = []
+        self._paths: dict[tuple[Pipe, ...], _Path] = {}
+        """Paths with transfers."""
         self._classes: dict[tuple[tuple[Pipe, ...], float, bool], _Class] = {}
-        self._by_cap: list[_Class] = []
-        """Classes in the order of their caps, then of their numbers."""
-        self._fixed: dict[object, RateClaim[Pipe]] = {}
-        """Traffic that does not react to congestion, by its source."""
+        self._at_cap: list[_ClassEnd] = []
+        """Heap of the classes at their caps. Former ends may still be in it."""
+        self._changed: dict[_Path, None] = {}
+        """Paths whose classes have changed since the rates were computed."""
+        self._fixed: dict[object, tuple[tuple[Pipe, ...], float]] = {}
+        """Path and wanted rate in bit/s of traffic that does not react to congestion, by its source."""
+        self._fixed_rates: list[tuple[tuple[Pipe, ...], float]] = []
+        """Path and rate in bit/s of this traffic."""
         self._numbers = itertools.count()
         self._since: Nanoseconds = 0
         self._check_at: Nanoseconds | None = None
@@ -121,7 +167,7 @@ class FairShares:
     @property
     def is_idle(self) -> bool:
         """Whether no transfer is in progress."""
-        return not self._by_cap
+        return not self._paths
 
     def enter(
         self,
@@ -170,7 +216,7 @@ class FairShares:
         bit/s."""
         self._progress()
         if rate:
-            self._fixed[source] = RateClaim(path, rate)
+            self._fixed[source] = path, rate
         else:
             self._fixed.pop(source, None)
         self._update_fixed()
@@ -178,10 +224,11 @@ class FairShares:
     def count_use(self) -> None:
         """Count all bits that have passed until now in the pipes."""
         self._progress()
-        for one in self._by_cap:
+        for one in self._classes.values():
+            served = one.served_by(self._events.now)
             for end, _, transfer in one.order:
                 if transfer.in_class is one and transfer.end == end:
-                    self._count(transfer, one.served)
+                    self._count(transfer, served)
 
     # Transfers
 
@@ -190,39 +237,122 @@ class FairShares:
         key = transfer.path, transfer.own, is_burst
         found = self._classes.get(key)
         if found is None:
-            found = _Class(transfer.path, transfer.own, next(self._numbers), is_burst=is_burst)
-            self._classes[key] = found
-            bisect.insort(self._by_cap, found, key=lambda one: (one.cap, one.number))
-        transfer.in_class, transfer.mark = found, found.served
-        transfer.end = found.served + bits
+            found = self._classes[key] = self._new_class(transfer, is_burst=is_burst)
+        transfer.in_class, transfer.mark = found, found.served_by(self._events.now)
+        transfer.end = transfer.mark + bits
         found.count += 1
         heapq.heappush(found.order, (transfer.end, transfer.number, transfer))
         if is_burst:
             heapq.heappush(found.tokens, (found.drained + tokens, transfer.number, transfer))
+        self._mark(found.path)
+        if found.order[0][2] is transfer:
+            self._set_end(found)
+
+    def _new_class(self, transfer: Transfer, *, is_burst: bool) -> _Class:
+        path = self._paths.get(transfer.path)
+        if path is None:
+            path = self._paths[transfer.path] = _Path(transfer.path)
+        made = _Class(path, transfer.own, is_burst=is_burst)
+        if path.add(made) < path.at_cap:
+            path.at_cap += 1
+            made.is_at_cap, made.since = True, self._events.now
+        if is_burst:
+            path.bursts.append(made)
+        return made
 
     def _quit(self, transfer: Transfer) -> float:
         """Take the transfer out of its class; return its remaining bits."""
         found = transfer.in_class
         if found is None:
             return 0.0
-        left = max(0.0, transfer.end - found.served)
-        self._count(transfer, found.served)
+        served = found.served_by(self._events.now)
+        self._count(transfer, served)
         transfer.in_class = None
         found.count -= 1
+        self._mark(found.path)
         if not found.count:
-            del self._classes[found.path, found.own, found.cap > found.own]
-            self._by_cap.remove(found)
-        return left
+            self._remove(found)
+        elif found.order[0][2] is transfer:
+            self._set_end(found)
+        return max(0.0, transfer.end - served)
+
+    def _mark(self, path: _Path) -> None:
+        """Note that the classes of the path have changed."""
+        self._changed[path] = None
+        for pipe in path.path:
+            pipe.is_stale = True
+
+    def _remove(self, one: _Class) -> None:
+        """Remove a class without transfers."""
+        path, is_burst = one.path, one.cap > one.own
+        del self._classes[path.path, one.own, is_burst]
+        path.remove(one)
+        path.at_cap -= one.is_at_cap
+        one.end = math.nan
+        if is_burst:
+            path.bursts.remove(one)
+        if not path.claims:
+            del self._paths[path.path], self._changed[path]
 
     @staticmethod
     def _count(transfer: Transfer, upto: float) -> None:
-        """Count the bits of the transfer since they were last counted. `upto`: value of the class's
-        `served`."""
+        """Count the bits of the transfer since they were last counted. `upto`: bits that the class has
+        served."""
         bits = min(upto, transfer.end) - transfer.mark
         if bits <= 0:
             return
         transfer.mark += bits
         _count_bits(transfer.path, transfer.device, bits)
+
+    # Ends
+
+    def _set_end(self, one: _Class) -> None:
+        """Compute the end of a class, whose first transfer or rate has changed."""
+        while one.order[0][2].in_class is not one:
+            heapq.heappop(one.order)
+        left = max(0.0, one.order[0][0] - one.served_by(self._events.now))
+        if one.is_at_cap:
+            one.end, heap = self._events.now + from_seconds(left / one.cap), self._at_cap
+        else:
+            one.end, heap = one.path.served + left, one.path.ends
+        heapq.heappush(heap, (one.end, next(self._numbers), one))
+
+    @staticmethod
+    def _first(heap: list[_ClassEnd], *, is_at_cap: bool) -> _Class | None:
+        """Return the class that ends first; None if there is none. `heap`: classes at their caps, or
+        those of a path at its level."""
+        while heap:
+            end, _, one = heap[0]
+            if end == one.end and one.is_at_cap == is_at_cap:
+                return one
+            heapq.heappop(heap)
+        return None
+
+    def _remaining(self) -> float:
+        """Return the seconds until the first transfer has passed, or has no tokens left; infinite if
+        nothing passes."""
+        found = math.inf
+        if (first := self._first(self._at_cap, is_at_cap=True)) is not None:
+            found = (first.end - self._events.now) / SECOND
+        for path in self._paths.values():
+            if (first := self._first(path.ends, is_at_cap=False)) is not None:
+                left = first.end - path.served
+                if path.level:
+                    found = min(found, left / path.level)
+                elif left <= 0:
+                    return 0.0
+            for one in path.bursts:
+                found = min(found, self._burst_remaining(one))
+        return found
+
+    @staticmethod
+    def _burst_remaining(one: _Class) -> float:
+        """Return the seconds until the first transfer of the class has no tokens left; infinite if its
+        bucket gets no emptier."""
+        while one.tokens[0][2].in_class is not one:  # a transfer of the class is in the heap
+            heapq.heappop(one.tokens)
+        faster = one.path.level - one.own
+        return (one.tokens[0][0] - one.drained) / faster if faster > 0 else math.inf
 
     # Rates
 
@@ -232,34 +362,52 @@ class FairShares:
         self._since = self._events.now
         if not elapsed:
             return
-        for one in self._by_cap:
-            one.served += one.rate * elapsed
-            if one.tokens:
-                one.drained += max(0.0, one.rate - one.own) * elapsed
-        for fixed in self._fixed.values():
-            for pipe in fixed.path:
-                pipe.background_bits += fixed.rate * elapsed
+        for path in self._paths.values():
+            if path.level < math.inf:  # else all classes are at their caps
+                path.served += path.level * elapsed
+            for one in path.bursts:
+                one.drained += max(0.0, path.level - one.own) * elapsed
+        for pipes, rate in self._fixed_rates:
+            for pipe in pipes:
+                pipe.background_bits += rate * elapsed
         for pipe in self._pipes:
             if pipe.saved < pipe.bucket:
-                pipe.saved = min(pipe.bucket, pipe.saved + pipe.left * elapsed)
+                pipe.saved = min(pipe.bucket, pipe.saved + pipe.unused * elapsed)
 
     def _update_fixed(self) -> None:
         """Compute the rates of the fixed traffic, then those of the transfers."""
         for pipe in self._pipes:
-            pipe.free = pipe.rate
-        if self._fixed:
-            fixed = sorted(self._fixed.values(), key=lambda one: one.cap)
-            share_out(fixed, self._pipes)
-            for pipe in self._pipes:
-                if pipe.rate < math.inf:
-                    pipe.free = pipe.left if pipe.left > _NO_CAPACITY * pipe.rate else 0.0
+            pipe.free, pipe.is_stale = pipe.rate, True
+        branches: dict[tuple[Pipe, ...], Branch[Pipe, RateClaim]] = {}
+        for path, rate in self._fixed.values():
+            branches.setdefault(path, Branch(path)).add(RateClaim(rate))
+        for one in branches.values():
+            one.count()
+        share_out(branches.values(), self._pipes)
+        self._fixed_rates = [
+            (path, min(rate, branches[path].level)) for path, rate in self._fixed.values()
+        ]
+        for pipe in self._pipes if branches else ():
+            pipe.is_stale = True
+            if pipe.rate < math.inf:
+                pipe.free = pipe.unused if pipe.unused > _NO_CAPACITY * pipe.rate else 0.0
         self._update()
 
     def _update(self) -> None:
         """Compute the rates of the transfers, and plan a check for the time at which the first transfer
         will have passed. A check that comes too early does no harm."""
-        share_out(self._by_cap, self._pipes)
-        remaining = min(map(self._remaining, self._by_cap), default=math.inf)
+        for path in self._changed:
+            path.count()
+        self._changed.clear()
+        share_out(self._paths.values(), self._pipes)
+        for path in self._paths.values():
+            while path.at_cap < len(path.caps) and path.caps[path.at_cap] <= path.level:
+                path.at_cap += 1
+                self._switch(path.claims[path.at_cap - 1], is_at_cap=True)
+            while path.at_cap and path.caps[path.at_cap - 1] > path.level:
+                path.at_cap -= 1
+                self._switch(path.claims[path.at_cap], is_at_cap=False)
+        remaining = self._remaining()
         if remaining == math.inf:
             return
         at = self._events.now + from_seconds(max(0.0, remaining))
@@ -267,21 +415,12 @@ class FairShares:
             self._check_at = at
             self._events.plan(at, LINK, 0, functools.partial(self._check, at))
 
-    def _remaining(self, one: _Class) -> float:
-        """Return the seconds until the first transfer of the class has passed or has no tokens left;
-        infinite if nothing passes."""
-        ends, tokens = one.order, one.tokens
-        while ends[0][2].in_class is not one:
-            heapq.heappop(ends)
-        left = ends[0][0] - one.served
-        if not one.rate:
-            return math.inf if left > 0 else 0.0
-        first = left / one.rate
-        if tokens and one.rate > one.own:
-            while tokens[0][2].in_class is not one:  # a transfer of the class is in both heaps
-                heapq.heappop(tokens)
-            first = min(first, (tokens[0][0] - one.drained) / (one.rate - one.own))
-        return first
+    def _switch(self, one: _Class, *, is_at_cap: bool) -> None:
+        """Let the class have its cap from now on, or the level of its path."""
+        one.served = one.served_by(self._events.now)
+        one.is_at_cap = is_at_cap
+        one.since = self._events.now if is_at_cap else one.path.served
+        self._set_end(one)
 
     def _check(self, at: Nanoseconds) -> None:
         if at != self._check_at:  # an earlier check was planned in its place
@@ -289,20 +428,26 @@ class FairShares:
         self._check_at = None
         self._progress()
         done: list[Transfer] = []
-        for one in list(self._by_cap):
-            while one.count and self._remaining(one) <= _NANOSECOND:
-                transfer = one.order[0][2]
-                if transfer.end - one.served <= one.rate * _NANOSECOND:
-                    heapq.heappop(one.order)
-                    self._count(transfer, transfer.end)
-                    self._quit(transfer)
-                    done.append(transfer)
-                else:  # its bucket is empty
+        for path in list(self._paths.values()):
+            least = path.level * _NANOSECOND
+            while (one := self._first(path.ends, is_at_cap=False)) and one.end - path.served <= least:
+                done.append(self._finish(one))
+            for one in list(path.bursts):
+                while one.count and self._burst_remaining(one) <= _NANOSECOND:
                     transfer = heapq.heappop(one.tokens)[2]
                     self._join(transfer, self._quit(transfer), 0.0)
+        while (one := self._first(self._at_cap, is_at_cap=True)) and one.end <= at + 1:
+            done.append(self._finish(one))
         self._update()
         for transfer in sorted(done, key=lambda each: each.number):
             transfer.on_done()
+
+    def _finish(self, one: _Class) -> Transfer:
+        """Take the first transfer, which has passed, out of the class."""
+        transfer = one.order[0][2]
+        self._count(transfer, transfer.end)
+        self._quit(transfer)
+        return transfer
 
 
 def _take_saved(path: Sequence[Pipe], most: float) -> float:

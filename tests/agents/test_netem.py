@@ -195,7 +195,7 @@ def test_packets_stay_in_order_under_jitter(measured: Measured, way: str) -> Non
 @pytest.mark.parametrize("loss", table.LOSSES)
 def test_loss_is_met(measured: Measured, way: str, loss: float) -> None:
     """A binomial count within four standard errors; where none is asked, none."""
-    lost, count = measured["loss", f"{way} {loss}"], table.LOSS_PACKETS
+    lost, count = measured["loss", f"{way} {loss}"], table.LOSSES[loss]
     error = math.sqrt(count * loss * (1 - loss))
     assert lost == pytest.approx(count * loss, abs=FOUR_ERRORS * error)
 

@@ -104,7 +104,7 @@ PROGRAM = """
     size = {"distribution": "constant", "params": {"value": 10_000.0}}
     network = Network(RouterConfig(
         run="r", broker=BrokerAccess("h", 1, "u", "p"), targets={}, links={}, seed=1,
-        addresses={"a": "10.9.0.2", "b": "10.9.0.3", "c": "10.9.0.4", "d": "10.9.0.5"},
+        addresses={name: f"10.9.0.{number}" for number, name in enumerate("abcde", 2)},
         segments=[
             Segment("backhaul", up=4_000_000, down=5_000_000, rtt=0.01),
             Segment("cell", "backhaul", up=3_000_000, rtt=0.02, background=(
@@ -112,9 +112,10 @@ PROGRAM = """
                 Background(1, "up", "flows", {"arrivals": 20.0, "size": size}),
             )),
             Segment("other", "backhaul", up=2_000_000),
+            Segment("slow", up=4_000),
             Segment("elsewhere", up=1),
         ],
-        attached={"a": "cell", "b": "cell", "c": "other"},
+        attached={"a": "cell", "b": "cell", "c": "other", "e": "slow"},
     ))
     probe = network.set_up("inside")
     impaired = [len(network.impairments(name)) for name in "abcd"]
@@ -132,13 +133,15 @@ PROGRAM = """
     cut = network.impairments("c") == [Impairment(loss=1.0)]
     network.act("backhaul", Reconnect())
     network.act("cell", SetLink({"up": 1_500_000}))
+    network.act("backhaul", SetLink({"up": 1_000_000}))  # less than its children
     network.close()
     print(json.dumps({
         "probe": [[one.segment, one.way, one.full, one.together / one.full, one.alone / one.reach]
                   for one in probe.segments],
         "impaired": impaired,
         "on": {f"{one.segment} {one.way}": 8 * one.background / on.seconds for one in on.segments},
-        "off": off is None, "below": below, "cut": cut, "rate": network.segments["cell"].up,
+        "off": off is None, "below": below, "cut": cut,
+        "rates": [network.segments[name].up for name in ("cell", "backhaul")],
     }))
 """
 
@@ -161,6 +164,7 @@ def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str,
         ["backhaul", "up", 4e6],
         ["cell", "up", 3e6],
         ["other", "up", 2e6],
+        ["slow", "up", 4e3],
         ["backhaul", "down", 5e6],
     ]
     for _, _, _, together, alone in run["probe"]:
@@ -182,4 +186,4 @@ def test_actions_change_what_devices_below_pass(run: dict[str, Any]) -> None:
     assert run["impaired"] == [2, 2, 1, 0]
     assert run["below"] == ["a", "b", "c"]
     assert run["cut"]
-    assert run["rate"] == 1_500_000
+    assert run["rates"] == [1_500_000, 1_000_000]

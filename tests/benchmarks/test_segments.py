@@ -54,9 +54,12 @@ def test_transfers_of_a_virtual_run_are_repeated_exactly(share: str, tmp_path: P
     assert len(transfers) == 2 * len(run.updates) > 100
     # Except where messages begin at the same moment, and beside models that reach no update by the end.
     assert np.isclose(transfers["virtual"], transfers["real"], rtol=1e-4).mean() > 0.95
-    found = figures([Measurement(run, run, transfers, Counter({"packets dropped": 3}))])
+    early = (transfers["begin"] < 2).sum()
+    found = figures(
+        [Measurement(run, [run, run], transfers, Counter({"packets dropped by segments": 3}))]
+    )
     assert found["updates per device, a"] == found["time per update, b"] == "+0.0 ± 0.0 %"
-    row = f"| packets dropped | 3 in {len(transfers)} transfers | – |"
+    row = f"| packets dropped by segments | 3 in {len(transfers) - early} transfers | – |"
     assert row in [*table({"alone": found, "no run": {}})]
 
 
@@ -64,6 +67,17 @@ def test_slower_transfers_show_in_means_and_medians(tmp_path: Path) -> None:
     run = testbed.simulate(TOPOLOGY, runs=tmp_path)
     transfers = _replay(run, TOPOLOGY)
     slower = transfers.assign(real=1.1 * transfers["virtual"])
-    found = figures([Measurement(run, run, slower, Counter())])
+    found = figures([Measurement(run, [run], slower, Counter())])
     assert found["downloads of a, mean"] == "+10.0 ± 0.0 %"
     assert found["uploads of b, median of ratios"] == "+10.0 %"
+
+
+def test_figures_are_compared_with_the_mean_of_the_virtual_runs(tmp_path: Path) -> None:
+    """The other run lasts half as long: its devices have about half of the updates."""
+    run = testbed.simulate(TOPOLOGY, runs=tmp_path)
+    half = testbed.simulate(TOPOLOGY, runs=tmp_path, stop={"after": "20s"})
+    found = figures([Measurement(run, [run, half], _replay(run, TOPOLOGY), Counter())])
+    difference, spread = found["updates per device, a"].removesuffix(" %").split(" ± ")
+    assert float(difference) == pytest.approx(100 / 3, abs=3)
+    # 1 and 0.5 of the run's updates: a standard deviation of 0.354, of a figure against the mean of two.
+    assert float(spread) == pytest.approx(196 * 0.354 * 1.5**0.5 / 0.75, rel=0.1)

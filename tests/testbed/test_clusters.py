@@ -44,12 +44,19 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("base.yaml").write_text(BASE)
 
 
-@pytest.fixture
-def dask(tmp_path: Path) -> Iterator[clusters.Dask]:
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Dask]:
     if why := clusters.why_no_dask():
         unavailable("dask", why)
-    with clusters.dask(tmp_path) as found:
+    with clusters.dask(tmp_path_factory.mktemp("dask")) as found:
         yield found
+
+
+@pytest.fixture
+def dask(scheduler: clusters.Dask) -> Iterator[clusters.Dask]:
+    """The scheduler, with workers that end with the test."""
+    with scheduler.programs:
+        yield scheduler
 
 
 def write_sweep(content: str) -> str:
@@ -72,35 +79,35 @@ def attempts() -> list[Path]:
 
 def cell_processes(worker: int) -> list[psutil.Process]:
     """Return the processes in which the worker with this pid runs cells."""
-    return psutil.Process(worker).children() if attempts() else []
+    children = psutil.Process(worker).children() if attempts() else []
+    return [child for child in children if "testbed.sweeps.worker" in child.cmdline()]
 
 
 def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     """A worker is killed in the middle: all cells are done, none is twice in the index. Ctrl-C ends a
     cell on the other worker."""
-    for _ in range(2):
-        dask.add_worker()
-    file = write_sweep("variants: {a: {stop: {after: 400s}}}\ngrid: {seed: [1, 2, 3, 4, 5, 6, 7, 8]}")
+    first, second = dask.add_worker(), dask.add_worker()
+    file = write_sweep("variants: {a: {stop: {after: 200s}}}\ngrid: {seed: [1, 2, 3, 4, 5]}")
     with started("sweep", file, "--on", dask.on) as running:
-        eventually(lambda: len(attempts()) >= 4)
-        dask.workers[0].kill()
+        eventually(lambda: len(attempts()) >= 3)
+        first.kill()
         output, _ = running.communicate(timeout=120)
     assert running.returncode == 0, output
-    assert "8 of 8  a, seed" in output
+    assert "5 of 5  a, seed" in output
     assert "left\n" in output
-    assert len(entries()) == 8
+    assert len(entries()) == 5
     assert {entry["run"] for entry in entries()} == run_folders()
     assert {entry["outcome"] for entry in entries()} == {"after"}
-    assert "8 of 8 runs done already" in cli("sweep", file, "--on", dask.on).stdout
+    assert "5 of 5 runs done already" in cli("sweep", file, "--on", dask.on).stdout
     file = write_sweep(f"variants: {{long: {LONG}}}")
     with started("sweep", file, "--on", dask.on) as running:
-        cells = eventually(lambda: cell_processes(dask.workers[1].pid))
+        cells = eventually(lambda: cell_processes(second.pid))
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
     assert "Interrupted: the same command makes the remaining runs" in output
     assert not any(cell.is_running() for cell in cells)
-    assert len(entries()) == 8
+    assert len(entries()) == 5
     assert {entry["run"] for entry in entries()} == run_folders()
 
 

@@ -108,6 +108,27 @@ def test_changed_and_cut_segment_applies_to_transfers_in_progress() -> None:
     assert uploads.play() == {"a": 5.0}
 
 
+def test_cut_comes_before_the_end_of_a_transfer_at_the_same_moment() -> None:
+    """The last bit would have passed at 2 s, when the segment is cut: the message waits until 4 s."""
+    cell = Segment("cell", up=10 * KBIT)
+    uploads = Uploads(cell)
+    uploads.send(0.0, _device("a", cell), 20 * 125)
+    uploads.at(2.0, lambda: uploads.network.cut("cell", is_cut=True))
+    uploads.at(4.0, lambda: uploads.network.cut("cell", is_cut=False))
+    assert uploads.play() == {"a": 4.0}
+
+
+def test_parent_that_becomes_slower_than_its_children_limits_them() -> None:
+    """The cell has 10 kbit/s for 1 s; then the backhaul has 6 kbit/s for two devices."""
+    backhaul = Segment("backhaul", up=30 * KBIT)
+    cell = Segment("cell", "backhaul", up=10 * KBIT)
+    uploads = Uploads(backhaul, cell)
+    uploads.send(0.0, _device("a", cell, backhaul), 16 * 125)
+    uploads.send(1.0, _device("b", backhaul), 6 * 125)
+    uploads.at(1.0, lambda: uploads.network.change("backhaul", {"up": 6 * KBIT}))
+    assert uploads.play() == {"a": 3.0, "b": 3.0}
+
+
 def test_constant_background_takes_its_rate_first() -> None:
     """Half of 10 kbit/s is left until the background is off at 2 s."""
     half = Background(0, "up", "constant", {"rate": 5.0 * KBIT})
@@ -191,7 +212,7 @@ def _trees(draw: st.DrawFn) -> tuple[_Tree, list[tuple[int, int, int, int]]]:
         st.integers(0, 4),
         st.integers(1, 30),
         st.integers(0, pipes - 1),
-        st.sampled_from([0, 0, 1, 2, 5]),
+        st.sampled_from([0, 0, 1, 2, 3, 4, 5]),
     )
     return _Tree(parents, rates), draw(st.lists(one, min_size=1, max_size=10))
 
@@ -306,3 +327,54 @@ def test_computed_rates_have_a_bottleneck_each(
         made[number] = shares.enter(bits, path, lambda: None, own=limit, device=str(number))
     rates = {number: one.in_class.rate for number, one in made.items() if one.in_class is not None}
     _check_bottlenecks(tree, transfers, rates)
+
+
+@given(_trees(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), max_size=5))
+def test_rates_stay_max_min_fair_when_pipes_and_transfers_change(
+    drawn: tuple[_Tree, list[tuple[int, int, int, int]]], changes: list[tuple[int, int]]
+) -> None:
+    """One change a second: a transfer begins, or a pipe gets another rate, or the oldest transfer is
+    taken out. Each time all rates are compared with those computed anew."""
+    tree, transfers = drawn
+    queue = EventQueue()
+    shares = FairShares(queue)
+    pipes = [shares.add(Pipe()) for _ in tree.rates]
+    for pipe, rate in zip(pipes, tree.rates, strict=True):
+        shares.set_rate(pipe, rate)
+    active: dict[int, tuple[int, int, int, int]] = {}
+    made = {}
+    steps: list[Any] = [*enumerate(transfers), *changes, *[None] * len(transfers)]
+    for at, step in enumerate(sorted(steps, key=repr)):  # an arbitrary order, the same each time
+        queue.now = from_seconds(float(at))
+        match step:
+            case (number, (_, _, leaf, own) as transfer):
+                path = tuple(pipes[k] for k in tree.path(leaf))
+                made[number] = shares.enter(1e9, path, lambda: None, own=float(own) or math.inf)
+                active[number] = transfer
+            case (int(place), int(rate)) if place < len(pipes):
+                tree.rates[place] = float(rate)
+                shares.set_rate(pipes[place], float(rate))
+            case None if made:
+                oldest = min(made)
+                shares.leave(made.pop(oldest))
+                del active[oldest]
+        rates = {number: one.in_class.rate for number, one in made.items() if one.in_class is not None}
+        assert rates == pytest.approx(_naive_rates(tree, active), abs=1e-9)
+
+
+def test_hundred_devices_with_limits_of_their_own_share_a_cell() -> None:
+    """100 bit/s ten times, and 1, 2, … 90 bit/s. In 10,000 bit/s all are at their limits. In 3,000 bit/s
+    those up to 36 are (666 bit/s together), and the other 64 have 2,334 / 64 = 36.47 bit/s each."""
+    queue = EventQueue()
+    shares = FairShares(queue)
+    cell = shares.add(Pipe())
+    shares.set_rate(cell, 10_000.0)
+    limits = [100.0] * 10 + [float(limit) for limit in range(1, 91)]
+    made = [shares.enter(1e9, (cell,), lambda: None, own=limit) for limit in limits]
+
+    def rates() -> list[float]:
+        return [one.in_class.rate for one in made if one.in_class is not None]
+
+    assert rates() == limits
+    shares.set_rate(cell, 3_000.0)
+    assert rates() == [min(2334 / 64, one) for one in limits]

@@ -144,6 +144,30 @@ def test_update_of_an_unlimited_real_device_can_be_compressed() -> None:
     assert [one.name for one in plan(read, "process", HOST).devices[0].steps] == ["compression"]
 
 
+class Late:
+    """A source of 8 chunks of 1000 bytes, one every 10 ms. Its reader takes the second to the fourth
+    together with the fifth."""
+
+    def __init__(self, clock: list[int]) -> None:
+        self._clock, self._chunk = clock, 0
+
+    def read1(self, size: int) -> bytes:
+        self._chunk += 1
+        late = 5 if 2 <= self._chunk <= 4 else self._chunk
+        self._clock[0] = 10_000_000 * late
+        return bytes(1000)
+
+
+def test_rate_of_a_shaped_link_is_right_though_it_is_read_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr("time.monotonic_ns", lambda: clock[0])
+    assert program.receive(Late(clock), 8000, is_shaped=True) == (8 * 100_000, 0.08)
+    clock[0] = 0
+    varying, _ = program.receive(Late(clock), 8000, is_shaped=False)
+    assert varying == 16 * 100_000  # 6 chunks after the second, in 30 ms
+    assert program.receive(Late([0]), 1000, is_shaped=True)[0] is None
+
+
 def test_machine_that_may_not_be_limited_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"server": "192.0.2.1", "link": True, "netem": False, "cpu": None, "ifb": "ifbx"}
     monkeypatch.setattr("os.getuid", lambda: 1000)

@@ -310,6 +310,20 @@ def test_background_transfer_shares_a_segment_packet_by_packet() -> None:
     assert scheduler.passed["cell"][""] / 1514 == pytest.approx(15, abs=2)
 
 
+def test_segment_that_becomes_faster_does_not_wait_for_tokens_at_the_old_rate() -> None:
+    """At 1 kbit/s a packet takes 12.1 s. At 1 s the segment gets 121,120 bit/s, 10 packets/s: by 2 s ten
+    more have passed, less what was missing in the bucket."""
+    scheduler = SegmentScheduler([Segment("cell", up=1_000)], {"a": "cell"}, "up", float)
+    for _ in range(30):
+        scheduler.put("a", lambda: None, 1448, now=0.0)
+    scheduler.advance(1.0)
+    before = scheduler.passed["cell"]["a"] / 1514
+    assert before <= 2
+    scheduler.change(Segment("cell", up=121_120), now=1.0)
+    scheduler.advance(2.0)
+    assert scheduler.passed["cell"]["a"] / 1514 - before == pytest.approx(10, abs=1)
+
+
 def test_cleared_scheduler_has_nothing_left() -> None:
     scheduler = SegmentScheduler([Segment("cell", up=121_120, rtt=1.0)], {"a": "cell"}, "up", float)
     for _ in range(30):

@@ -35,7 +35,6 @@ from tests.uml.table import (
     JITTER,
     JITTER_PACKETS,
     LIMITS,
-    LOSS_PACKETS,
     LOSSES,
     MODEL,
     MODEL_RATE,
@@ -213,10 +212,10 @@ def jitter(shaped: Shaped) -> None:
 
 
 def losses(shaped: Shaped) -> None:
-    for loss in LOSSES:
+    for loss, count in LOSSES.items():
         shaped.set(AccessLink(loss=loss))
         for way in WAYS:
-            tell("loss", f"{way} {loss}", LOSS_PACKETS - len(stream(way, LOSS_PACKETS)))
+            tell("loss", f"{way} {loss}", count - len(stream(way, count)))
 
 
 def change(shaped: Shaped) -> None:

@@ -20,8 +20,8 @@ RATES = (
 """Up and down, as in testbed/catalog/fidelity-links.yaml."""
 DELAYS = (0.005, 0.025, 0.085, 0.150, 0.300)
 """One way."""
-LOSSES = (0.0, 0.01, 0.1)
-LOSS_PACKETS = 5_000
+LOSSES = {0.0: 1_000, 0.01: 5_000, 0.1: 1_000}
+"""Loss -> number of packets: four standard errors are half of a loss of 1 %, and a third of 10 %."""
 JITTER = AccessLink(rtt=0.040, jitter=0.010)
 JITTER_PACKETS = 100
 WHOLE = AccessLink(up=4_000_000, down=8_000_000, rtt=0.020)

@@ -303,7 +303,7 @@ class RealDevice:
                             channel.sink.write(block[: size - begin])
                         channel.sink.flush()
                     case {"receive": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
-                        up = _received_rate(channel, size) or up
+                        up = _received_rate(channel, size, is_shaped=is_shaped) or up
                         channel.sink.write(b"received\n")
                         channel.sink.flush()
                     case {"measured": dict() as found}:
@@ -506,10 +506,10 @@ class RealDevice:
         self._reported = time.monotonic()
 
 
-def _received_rate(channel: Channel, size: int) -> float | None:
+def _received_rate(channel: Channel, size: int, *, is_shaped: bool) -> float | None:
     """Read `size` bytes from the device. Return the rate in bit/s; None if all came at once."""
     try:
-        rate, _ = program.receive(channel.source, size)
+        rate, _ = program.receive(channel.source, size, is_shaped=is_shaped)
     except program.RequestError as error:
         raise HostError(str(error)) from None
     return rate

@@ -37,11 +37,26 @@ def describe(hosts: Sequence[str]) -> dict[str, str | HostError]:
         found[host] = (
             f"Python {shown(str(report.get('python')))} on {shown(str(report.get('machine')))}, "
             f"{report['free'] / 2**30:.1f} GiB free; the environment {installed}. It sees this host at "
-            f"{address}: write server: {{address: {address}}} in the topology"
+            f"{address}: write server: {{address: {address}}} in the topology. "
+            f"{_shaping(connections, SshTarget(host), address)}"
         )
 
     in_parallel([partial(look, host) for host in hosts])
     return {host: found[host] for host in hosts}
+
+
+def _shaping(connections: Connections, target: SshTarget, address: str) -> str:
+    """Return a sentence on whether `shape: true` can limit the device, which sees this host at
+    `address`."""
+    shape = {"server": address, "link": True, "netem": False, "cpu": (100_000, 100_000)}
+    request = {"modules": [], "environment": "none", "servers": [], "shape": shape}
+    try:
+        why = connections.call(target, "check", request).get("unshapeable")
+    except HostError as error:
+        why = error
+    return (
+        "shape: true can limit it" if why is None else f"shape: true cannot limit it: {shown(str(why))}"
+    )
 
 
 def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
