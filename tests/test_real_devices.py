@@ -231,10 +231,10 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     limits = {"shape": True, "cpu": 0.5, "link": {"up": "20mbit", "down": "30mbit"}}
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable, **limits}
     devices = [{"name": "near", "cpu": 0.3}, pis]
-    file = topology(tmp_path, hosts, stop={"after": "12s"}, devices=devices)
+    file = topology(tmp_path, hosts, stop={"after": "6s"}, devices=devices)
     with started("up", file, "--runs", runs) as up:
         until_printed(up, "the run clock starts")
-        time.sleep(4)
+        time.sleep(2)
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
     (path,) = runs.iterdir()
@@ -483,7 +483,7 @@ def small_image(engine: docker.DockerClient, tmp_path: Path) -> Iterator[str]:
     shutil.copytree(bundle.AGENTS, folder / "agents")
     (folder / "Dockerfile").write_text(SMALL_IMAGE)
     tag = f"testbed-small:{secrets.token_hex(6)}"
-    engine.images.build(path=str(folder), tag=tag)
+    engine.images.build(path=str(folder), tag=tag, rm=True, forcerm=True)
     yield tag
     engine.images.remove(tag)
 
@@ -502,7 +502,7 @@ def test_image_is_sent_to_an_engine_that_lacks_it(
         {"name": "near", "cpu": 0.3},
         {"name": "pi", "hosts": ["root@pi1"], "container": "podman"},
     ]
-    file = topology(tmp_path, hosts, devices=devices, stop={"after": "15s"})
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "5s"})
     podman = ["env", f"CONTAINERS_STORAGE_CONF={hosts.machines[0].folder}/storage.conf", "podman"]
     done = testbed("up", file, "--runs", tmp_path / "runs")
     assert done.code == 0, done.out + done.err

@@ -303,22 +303,24 @@ def _network_state() -> list[str]:
     return [done.stdout for done in found]
 
 
-def test_twenty_devices_run_in_containers(
+def test_twelve_devices_run_in_containers(
     engine: docker.DockerClient,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
     """Started in parallel; the times are printed, not asserted. Only sums leave the devices, and what
     that costs them is theirs."""
-    privacy = {"secure": {"colluding": 8, "needed": 11}}
-    topology = write_topology(tmp_path, "twenty", stop={"updates": 20}, privacy=privacy)
+    privacy = {"secure": {"colluding": 4, "needed": 7}}
+    devices = [{"name": "sensor", "count": 12, "cpu": 0.06, "memory": "384MiB"}]
+    changes = {"devices": devices, "stop": {"updates": 20}, "privacy": privacy}
+    topology = write_topology(tmp_path, "twenty", **changes)
     run = run_to_its_end(topology, "docker")
-    assert len(run.manifest["devices"]) == 20
+    assert len(run.manifest["devices"]) == 12
     assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
     assert all(u.masking > 0 for u in run.updates)
     record = load(run.path)
     assert "mask" in set(timeline(record)["state"])
     updates = record.updates["bytes"].sum()
     sent = record.telemetry.groupby("device", observed=True)["sent"].agg(np.ptp).sum()
-    assert sent > 3 * updates  # shares to 19 others, each a third of a model
+    assert sent > 3 * updates  # shares to 11 others, each a third of a model
     assert left_in_docker(engine, run.path.name) == []
