@@ -393,6 +393,8 @@ def _to_json(value: Any) -> str:
         if not math.isfinite(value):
             return "null"
         return repr(round(value, 6)) if abs(value) >= 1 else repr(float(f"{value:.6g}"))
+    if value is None:
+        return "null"
     return str(value) if type(value) is int else _JSON.encode(value)
 
 

@@ -8,6 +8,7 @@ of PyTorch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import tempfile
@@ -259,6 +260,12 @@ def _check_patterns(topology: Topology, names: Sequence[str]) -> None:
         raise topology.source.error(problems)
 
 
+@functools.cache
+def _torch_version() -> str:
+    """Version of PyTorch. It is read once, because its metadata is long: 7 ms."""
+    return metadata.version("torch")
+
+
 def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
     """Return a hash that changes if the task's model may have changed, or if other parameters are
     frozen.
@@ -279,6 +286,6 @@ def fingerprint(task: Task, frozen: Sequence[str] = ()) -> str | None:
     facts = [
         repr((task, *frozen)) if frozen else repr(task),
         type(task).__qualname__,
-        metadata.version("torch"),
+        _torch_version(),
     ]
     return hashlib.sha256(b"\0".join([*map(str.encode, facts), *texts])).hexdigest()[:16]

@@ -324,7 +324,6 @@ class Simulation:
             stop,
             np.zeros(1, dtype),
             importance=dict.fromkeys(names, 1 / len(names)),
-            evaluate_every=1.0,
             patient=True,
         )
         self.state: Any = core.rule

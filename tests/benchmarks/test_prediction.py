@@ -34,7 +34,7 @@ TOPOLOGY: dict[str, Any] = {
 @pytest.mark.parametrize("own", [True, False])
 def test_virtual_runs_are_predicted_exactly(own: bool, tmp_path: Path) -> None:
     options = Options("virtual")
-    (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "10s"}}))
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(TOPOLOGY | {"stop": {"after": "5s"}}))
     variants = {"a": {}, "b": {"rule": {"name": "fedasync"}}}
     study = {"topology": "t.yaml", "variants": variants, "grid": {"seed": [1, 2]}}
     cells = cells_of(sweeps.from_mapping(study, "study", tmp_path, options))
