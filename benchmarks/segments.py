@@ -211,7 +211,7 @@ def _delayed(topology: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
     """Return one row per transfer of the run: `group`, `way`, its begin in seconds of device time, and
-    how many seconds it takes in the run (`real`) and in virtual time (`virtual`), where all transfers
+    how many seconds it takes in the run (`real`) and in virtual time (`replayed`), where all transfers
     begin at the same moments."""
     queue = EventQueue()
     seed = topology.seed
@@ -229,7 +229,7 @@ def replay(run: Run, topology: Topology, plan: Plan) -> pd.DataFrame:
         def arrive(at: int) -> None:
             first, last = _WAYS[way]
             real, virtual = update[last] - update[first], to_seconds(at - since)
-            row = {"group": update["group"], "way": way, "real": real, "virtual": virtual}
+            row = {"group": update["group"], "way": way, "real": real, "replayed": virtual}
             rows.append({"begin": update[first], **row})
 
         if way == "download":
@@ -261,8 +261,8 @@ def figures(found: Sequence[Measurement]) -> dict[str, str]:
             runs = np.array([each[group] for each in virtual])
             cells[f"{title}, {group}"] = _ratio_to_runs(real[group].to_numpy(), runs)
     for (way, name), some in transfers.groupby(["way", "group"]):
-        median = (some["real"] / some["virtual"]).median()
-        cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["virtual"])
+        median = (some["real"] / some["replayed"]).median()
+        cells[f"{way}s of {name}, mean"] = _ratio(some["real"], some["replayed"])
         cells[f"{way}s of {name}, median of ratios"] = f"{100 * median - 100:+.1f} %"
     losses = sum((one.losses for one in found), Counter())
     for loss in _LOSSES:
