@@ -390,6 +390,9 @@ class AggregatorConfig:
     """For each client, the seconds of device time that the client has to answer when the aggregator asks
     which dispatch the client works on. A client that does not answer in time counts as absent. A client
     without an entry has `silence_timeout()` seconds."""
+    clock_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """For each client on another clock than the aggregator's, the seconds by which its times may be
+    wrong."""
     patient: bool = False
     """Whether the run continues when no client is left, because clients will come back."""
     dilation: float = 1.0

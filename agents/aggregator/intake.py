@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agents import events
@@ -13,7 +13,7 @@ from agents.aggregator.inputs import UpdateArrived
 from agents.aggregator.progress import RunProgress
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
-from agents.aggregator.validation import MAX_COUNT, Validation
+from agents.aggregator.validation import MAX_COUNT, Validation, within_clock_error
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
 from agents.rules.client_half import sizes
@@ -81,6 +81,9 @@ class Intake:
         # While the run clock stands still, the times of a running client are ahead of it.
         end = epoch + event.arrived if clock_runs else MAX_COUNT
         base, begin = self._sending.bases.get(dispatch.version), epoch + dispatch.at
+        if error := self._settings.clock_errors.get(sender):
+            timed = within_clock_error(message, begin, end, error)
+            event = replace(event, message=timed)
         usable = self._validation.check(event, dispatch, base, begin, end)
         stall = self._progress.note_arrival(sender, event.arrived - dispatch.at, at)
         if isinstance(usable, str):

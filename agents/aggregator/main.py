@@ -136,6 +136,7 @@ class Aggregator:
             checkpoint_every=_CHECKPOINT_EVERY,
             silence={name: from_seconds(seconds) for name, seconds in cfg.silence.items()},
             patience={name: SECOND * seconds for name, seconds in cfg.patience.items()},
+            clock_errors={name: from_seconds(most) for name, most in cfg.clock_errors.items()},
             patient=cfg.patient,
             evaluate_after=cfg.evaluate_after,
             bounds=cfg.bounds,

@@ -56,6 +56,8 @@ class Settings:
     """Nanoseconds for which a client may be silent even if its rounds so far were shorter, by client.
     The time is infinite if the client's rounds vary at random and their mean is not known. Clients
     whose time the plan does not know have no entry."""
+    clock_errors: Mapping[str, Nanoseconds] = field(default_factory=dict)
+    """For each client on another clock than the aggregator's, the ns by which its times may be wrong."""
     patient: bool = False
     """Whether the run continues while no client is left."""
     evaluate_after: bool = False

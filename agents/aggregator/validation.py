@@ -149,6 +149,25 @@ class Validation:
         return vector
 
 
+def within_clock_error(
+    message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds, error: Nanoseconds
+) -> UpdateMessage:
+    """Return the update with the times that are before `begin` or after `end` by at most `error` moved
+    to them. All times are on the client's clock."""
+
+    def moved(at: Nanoseconds) -> Nanoseconds:
+        nearest = min(max(at, begin), end)
+        return nearest if abs(at - nearest) <= error else at
+
+    return replace(
+        message,
+        downloaded=moved(message.downloaded),
+        train_start=moved(message.train_start),
+        train_end=moved(message.train_end),
+        sent=moved(message.sent),
+    )
+
+
 def _impossible_field(message: UpdateMessage, begin: Nanoseconds, end: Nanoseconds) -> str | None:
     """Return why a field of an update has an impossible value; None if all values are possible. The work
     was done between `begin` and `end` on the client's clock. Rules divide by the fields or use them as

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+LARGEST_ERROR = 0.1
+"""Seconds by which times converted with an estimate may be wrong. On a busy host an estimate can be
+wrong by more than a message takes."""
 _SLOT = 10**9
 """Length of a slot, in ns. Only the exchange with the shortest round trip in each slot is used."""
 _SLOTS = 120

@@ -30,6 +30,7 @@ from agents.mqtt.topics import AGGREGATOR, ROUTER
 from agents.rules.client_half import ClientSide, elements
 from agents.tasks.interface import Task
 from agents.timing import durations
+from agents.timing.clock_sync import LARGEST_ERROR
 from testbed.broker import SOCKET, Account, BrokerLimits, init_user
 from testbed.host.cpusets import cpu_numbers
 from testbed.plan import model_check, planned_actions, rounds
@@ -249,18 +250,23 @@ def write(spec: RunSpec, accounts: Mapping[str, Account], places: Places) -> Non
     slowest, size = planned_actions.lowest_rates(topology, spec.plan), 4 * (parameters + downlink)
     aggregator = _aggregator(spec, accounts[AGGREGATOR], places, expected)
     silent = {name: longest_silence(size, rate) for name, rate in slowest.items()}
-    dump(replace(aggregator, silence=silent), file(AGGREGATOR))
+    seen = {
+        device.name: places if device.host is None or places.real is None else places.real
+        for device in spec.plan.devices
+    }
+    errors = {name: LARGEST_ERROR for name, own in seen.items() if own.clock is not None}
+    dump(replace(aggregator, silence=silent, clock_errors=errors), file(AGGREGATOR))
     absent, common = spec.plan.absent, topology.update_steps  # computed once: they may name every client
     buffers = model_check.buffers(topology)
     for index, device in enumerate(one.as_shaped for one in spec.plan.devices):
         setup = client_setup(spec, device, index, common)
-        seen = places if device.host is None or places.real is None else places.real
-        client = _client(spec, device, setup, accounts[device.name], seen, parameters - buffers)
+        own = seen[device.name]
+        client = _client(spec, device, setup, accounts[device.name], own, parameters - buffers)
         dump(replace(client, buffers=buffers, own_elements=downlink), file(device.name))
         account, present = accounts[init_user(device.name)], device.name not in absent
-        init = _device(spec, device, account, seen, present=present)
+        init = _device(spec, device, account, own, present=present)
         dump(
-            init if device.host is None else _on_real_device(init, device, seen),
+            init if device.host is None else _on_real_device(init, device, own),
             file(init_name(device.name)),
         )
 

@@ -205,6 +205,18 @@ def test_unusable_update_is_dropped_and_its_client_gets_a_model(
     assert list(server.clients) == ["a", "b"]
 
 
+def test_times_of_another_clock_may_be_wrong_by_its_error() -> None:
+    """The model was sent at 100 s, and the update arrived at 101 s. b has the aggregator's clock."""
+    core, _ = started(clock_errors={"a": from_seconds(0.1)})
+    late = {"downloaded": from_seconds(99.95), "sent": from_seconds(101.05)}
+    (applied, *_) = records(core.update("a", message("a", 1, **late), 4, 1.0))
+    assert isinstance(applied, events.UpdateApplied)
+    assert (applied.dispatched, applied.downloaded) == (0.0, 0.0)
+    assert (applied.sent, applied.arrived) == (1.0, 1.0)
+    (rejected, *_) = records(core.update("b", message("b", 2, **late), 4, 1.0))
+    assert isinstance(rejected, events.UpdateRejected)
+
+
 def test_samples_of_an_update_are_limited_by_the_shard() -> None:
     core, server = started(samples={"a": 10, "b": 20})
     log, *_, again = core.update("a", message("a", 1, samples=2**40), 4, 1.0)
