@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _NICE = 10
 """Niceness of the page's process: lower priority than a run in real time, but still some CPU on a busy
 host."""
-_STOP_TIMEOUT_SECONDS = 10.0
+_STOP_TIMEOUT_SECONDS = 30.0
 """Maximum number of seconds that the page's process may take to show the end of the run."""
 
 

@@ -34,7 +34,7 @@ TOPOLOGY: dict[str, Any] = {
         {"name": "b", "count": 2, "timing": "700ms", "segment": "backhaul"},
     ],
     "runtime": {"name": "virtual"},
-    "virtual": {"step_time": "1ms", "packets": True},
+    "replayed": {"step_time": "1ms", "packets": True},
     "evaluate": {"every": "10s"},
     "stop": {"after": "40s"},
 }
@@ -53,7 +53,7 @@ def test_transfers_of_a_virtual_run_are_repeated_exactly(share: str, tmp_path: P
     transfers = _replay(run, topology)
     assert len(transfers) == 2 * len(run.updates) > 100
     # Except where messages begin at the same moment, and beside models that reach no update by the end.
-    assert np.isclose(transfers["virtual"], transfers["real"], rtol=1e-4).mean() > 0.95
+    assert np.isclose(transfers["replayed"], transfers["real"], rtol=1e-4).mean() > 0.95
     early = (transfers["begin"] < 2).sum()
     found = figures(
         [Measurement(run, [run, run], transfers, Counter({"packets dropped by segments": 3}))]
@@ -66,7 +66,7 @@ def test_transfers_of_a_virtual_run_are_repeated_exactly(share: str, tmp_path: P
 def test_slower_transfers_show_in_means_and_medians(tmp_path: Path) -> None:
     run = testbed.simulate(TOPOLOGY, runs=tmp_path)
     transfers = _replay(run, TOPOLOGY)
-    slower = transfers.assign(real=1.1 * transfers["virtual"])
+    slower = transfers.assign(real=1.1 * transfers["replayed"])
     found = figures([Measurement(run, [run], slower, Counter())])
     assert found["downloads of a, mean"] == "+10.0 ± 0.0 %"
     assert found["uploads of b, median of ratios"] == "+10.0 %"
