@@ -22,8 +22,8 @@ from tests.running import Said, Testbed
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """With `-n auto`: half as many again as cores. Twice as many gain a minute in seventeen, and each test
-    takes a quarter longer."""
+    """With `-n auto`: half as many again as cores. Twice as many gain a minute in seventeen, and each
+    test takes a quarter longer."""
     return math.ceil(1.5 * len(os.sched_getaffinity(0)))
 
 
