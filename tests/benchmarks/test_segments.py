@@ -34,7 +34,7 @@ TOPOLOGY: dict[str, Any] = {
         {"name": "b", "count": 2, "timing": "700ms", "segment": "backhaul"},
     ],
     "runtime": {"name": "virtual"},
-    "replayed": {"step_time": "1ms", "packets": True},
+    "virtual": {"step_time": "1ms", "packets": True},
     "evaluate": {"every": "10s"},
     "stop": {"after": "40s"},
 }
