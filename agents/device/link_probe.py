@@ -120,15 +120,16 @@ def fastest(measured: Callable[[], float], rate: float) -> float:
 
 
 def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> list[float | None]:
-    """Return the duration in seconds of each of `count` round trips to `host`. A packet is sent every
-    `interval_s` seconds. The duration is None if the packet was lost, or if no answer arrived within
+    """Return the duration in seconds of each round trip to `host`. A packet is sent every `interval_s`
+    seconds, `count` in all. A process that gets too little CPU time for that sends fewer, in at most
+    twice the time. The duration is None if the packet was lost, or if no answer arrived within
     `timeout_s` seconds after the last packet was sent.
 
     A few echoes are sent before the measurement and do not count, because packets may be lost until a
     router knows their flow. Raises OSError.
     """
     sent: list[int] = []
-    found: list[float | None] = [None] * count
+    found: list[float | None] = []
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)) as sock:
         packet_times.enable_timestamps(sock)
         socket_buffers.enlarge_receive_buffer(sock, _ECHO_BUFFER_BYTES)
@@ -137,19 +138,27 @@ def round_trips(host: str, count: int, interval_s: float, timeout_s: float) -> l
             _send_echo(sock, count)
             if select.select([sock], [], [], timeout_s)[0]:
                 break
-        begin = time.monotonic()
-        end = begin + (count - 1) * interval_s + timeout_s
-        while (now := time.monotonic()) < end and (len(sent) < count or None in found):
-            if len(sent) < count and now >= begin + len(sent) * interval_s:
-                sent.append(time.clock_gettime_ns(time.CLOCK_REALTIME))
-                _send_echo(sock, len(sent) - 1)
+        due = time.monotonic()
+        last = due + 2 * count * interval_s
+        while True:
+            now = time.monotonic()
+            if is_sending := len(sent) < count and (not sent or now < last):
+                if now >= due:
+                    sent.append(time.clock_gettime_ns(time.CLOCK_REALTIME))
+                    found.append(None)
+                    _send_echo(sock, len(sent) - 1)
+                    due = now + interval_s
+                end = due + timeout_s
+            elif None not in found:
+                break
+            if not select.select([sock], [], [], max(0.0, (due if is_sending else end) - now))[0]:
+                if not is_sending:
+                    break
                 continue
-            due = begin + len(sent) * interval_s if len(sent) < count else end
-            if select.select([sock], [], [], max(0.0, due - now))[0]:
-                data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
-                kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
-                if kind == _REPLY and number < len(sent):
-                    found[number] = (packet_times.timestamp_in(ancillary) - sent[number]) / 1e9
+            data, ancillary, _, _ = sock.recvmsg(_ECHO_BYTES, packet_times.ANCILLARY_BYTES)
+            kind, _, _, _, number = _ECHO_HEADER.unpack_from(data)
+            if kind == _REPLY and number < len(sent):
+                found[number] = (packet_times.timestamp_in(ancillary) - sent[number]) / 1e9
     return found
 
 
