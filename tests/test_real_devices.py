@@ -123,7 +123,7 @@ def test_real_and_emulated_devices_share_a_run(
     code = str(TOPOLOGIES / "own" / "circle.py")
     scenario = [{"at": "2s", "leave": "pi-2"}, {"at": "3s", "join": "pi-2"}]
     scenario += [{"at": "2s", "crash": "pi-1", "restart_after": "1s"}]
-    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "12s"}, task=own, code=code)
+    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "20s"}, task=own, code=code)
     planned = testbed("plan", file)
     assert f"{hosts.address}, port {PORT}" in planned.out
     done = testbed("up", file, "--runs", tmp_path / "runs")
