@@ -26,7 +26,8 @@ from agents.wire.messages import CgroupLimits, UsageSample
 
 
 class RealMachine(DeviceMachine):
-    """The real device `device`. The client runs as the user who has started the init, and ends with it.
+    """The machine of the real device `device`. Its client runs as the init's user, and ends with the
+    init.
     `netem`: whether its shaped link has delay, jitter or loss. `is_limited`: whether the init is in a
     control group of its own, which limits the CPU."""
 

@@ -27,7 +27,7 @@ class SharedLimit:
 
     def __init__(self, free: float = math.inf) -> None:
         self.free = free
-        """Maximum sum of the senders' rates, in bit/s; infinite if there is no limit."""
+        """Capacity in bit/s for the rates of all senders together; infinite if it is not limited."""
         self.branches: list[Branch[Any, Any]] = []
         """Branches with the limit, when levels were last computed; none if it is infinite."""
         self.rising: list[Branch[Any, Any]] = []

@@ -704,8 +704,8 @@ def make_group(group: Path, quota: int, period: int) -> None:
 
 
 def lift(folder: Path) -> None:
-    """Remove the limits that the file LIMITS notes, as far as they are there. What others have set
-    since then stays."""
+    """Remove the limits of the device in `folder`, which its file LIMITS lists. Qdiscs that somebody
+    else has set stay."""
     try:
         noted = json.loads((folder / LIMITS).read_text())
     except FileNotFoundError:

@@ -217,6 +217,15 @@ def _trees(draw: st.DrawFn) -> tuple[_Tree, list[tuple[int, int, int, int]]]:
     return _Tree(parents, rates), draw(st.lists(one, min_size=1, max_size=10))
 
 
+def _shared(queue: EventQueue, tree: _Tree) -> tuple[FairShares, list[Pipe]]:
+    """Return the shares of a tree, and its pipes with their rates."""
+    shares = FairShares(queue)
+    pipes = [shares.add(Pipe()) for _ in tree.rates]
+    for pipe, rate in zip(pipes, tree.rates, strict=True):
+        shares.set_rate(pipe, rate)
+    return shares, pipes
+
+
 @given(_trees())
 def test_rates_are_max_min_fair_on_any_tree(
     drawn: tuple[_Tree, list[tuple[int, int, int, int]]],
@@ -225,10 +234,7 @@ def test_rates_are_max_min_fair_on_any_tree(
     bottleneck."""
     tree, transfers = drawn
     queue = EventQueue()
-    shares = FairShares(queue)
-    pipes = [shares.add(Pipe()) for _ in tree.rates]
-    for pipe, rate in zip(pipes, tree.rates, strict=True):
-        shares.set_rate(pipe, rate)
+    shares, pipes = _shared(queue, tree)
     ended = [-1.0] * len(transfers)
 
     def end(number: int) -> None:
@@ -316,10 +322,7 @@ def test_computed_rates_have_a_bottleneck_each(
 ) -> None:
     tree, transfers = drawn
     queue = EventQueue()
-    shares = FairShares(queue)
-    pipes = [shares.add(Pipe()) for _ in tree.rates]
-    for pipe, rate in zip(pipes, tree.rates, strict=True):
-        shares.set_rate(pipe, rate)
+    shares, pipes = _shared(queue, tree)
     made = {}
     for number, (_, bits, leaf, own) in enumerate(transfers):
         path = tuple(pipes[k] for k in tree.path(leaf))
@@ -337,10 +340,7 @@ def test_rates_stay_max_min_fair_when_pipes_and_transfers_change(
     taken out. Each time all rates are compared with those computed anew."""
     tree, transfers = drawn
     queue = EventQueue()
-    shares = FairShares(queue)
-    pipes = [shares.add(Pipe()) for _ in tree.rates]
-    for pipe, rate in zip(pipes, tree.rates, strict=True):
-        shares.set_rate(pipe, rate)
+    shares, pipes = _shared(queue, tree)
     active: dict[int, tuple[int, int, int, int]] = {}
     made = {}
     steps: list[Any] = [*enumerate(transfers), *changes, *[None] * len(transfers)]
