@@ -1,4 +1,7 @@
-"""Each task of a paper learns: its loss falls in virtual time, on real data where there is some.\n\nThe real data has its known shapes. It is decoded once per machine."""
+"""Each task of a paper learns: its loss falls in virtual time, on real data where there is some.
+
+The real data has its known shapes. It is decoded once per machine.
+"""
 
 from __future__ import annotations
 
