@@ -104,7 +104,8 @@ def test_energy_is_that_of_time_cpu_and_bytes(drained: Finished) -> None:
     assert consumed == pytest.approx(time + 10 * cpu + 5e-6 * sent + 2e-6 * received, rel=0.02)
     rounds = [r for r in drained.records if isinstance(r, events.RoundEnergy) and r.client == "mains"]
     updates = [r for r in drained.updates if r.client == "mains"]
-    assert {r.dispatch for r in rounds} >= {r.dispatch for r in updates[:-20]}
+    # Rounds of the last seconds may end after the last sample that the aggregator waits for.
+    assert {r.dispatch for r in rounds} >= {r.dispatch for r in updates if r.sent < 15.0}
     assert 0 < sum(r.energy_j for r in rounds) < last["energy"]["consumed"]
 
 
