@@ -9,7 +9,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ UsePAM no
 PermitRootLogin yes
 PidFile none
 SetEnv HOME={home}{environment}
+{chroot}
 """
 
 
@@ -47,11 +48,13 @@ class SshServer:
     """Further environment of all programs there, such as ` LD_PRELOAD=/clock.so`."""
     outside: tuple[str, ...] = ()
     """Prefix of commands in the network on this side of the cable."""
+    root: Path | None = None
+    """Folder with a file system of its own, such as that of another processor's programs."""
     _holder: subprocess.Popen[str] | None = field(default=None)
 
     @property
     def home(self) -> Path:
-        return self.folder / self.name
+        return self.folder / self.name if self.root is None else self.root / "root"
 
     def power_on(self) -> None:
         """Start the machine and its SSH server."""
@@ -78,13 +81,18 @@ class SshServer:
         _run(f"ip link set eth0 address {mac}", self._inside)  # the same after each start
         _run(f"ip address add {self.address}/24 dev eth0", self._inside)
         _run("ip link set eth0 up", self._inside)
+        if self.root is not None:
+            _run(f"mount -t proc proc {self.root}/proc", self._inside)
+            for folder in ("dev", "sys"):
+                _run(f"mount --rbind /{folder} {self.root}/{folder}", self._inside)
         conf = self.folder / f"{self.name}.conf"
         conf.write_text(
             _SSHD.format(
                 folder=self.folder,
                 address=self.address,
-                home=self.home,
+                home=self.home if self.root is None else "/root",
                 environment=self.environment,
+                chroot="" if self.root is None else f"ChrootDirectory {self.root}",
             )
         )
         _run(f"{_program('sshd')} -f {conf}", self._inside)
@@ -164,11 +172,15 @@ class SshServers:
 
 @contextmanager
 def servers(
-    folder: Path, names: tuple[str, ...], environment: str = "", beside: int | None = None
+    folder: Path,
+    names: tuple[str, ...],
+    environment: str = "",
+    beside: int | None = None,
+    roots: Mapping[str, Path] | None = None,
 ) -> Iterator[SshServers]:
     """Machines called `names`, in a context that switches them off. `environment`: as in SshServer.
-    `beside`: id of a process in the network that the machines are on; None for this process. Skips the
-    test where they cannot be had."""
+    `beside`: id of a process in the network that the machines are on; None for this process. `roots`:
+    `root` of some machines, by name. Skips the test where they cannot be had."""
     lacking = [name for name in _PROGRAMS if _program(name) is None]
     if os.geteuid() != 0 or lacking:
         unavailable("ssh", f"this takes root, and {', '.join(lacking or _PROGRAMS)}")
@@ -186,8 +198,9 @@ def servers(
         public = " ".join((folder / "host.pub").read_text().split()[:2])
         for number, name in enumerate(names, 2):
             interface, address = f"tb{mark}{number}", f"{network}.{number}"
-            machine = SshServer(name, address, folder, bridge, interface, environment, outside)
-            machine.home.mkdir()
+            root = (roots or {}).get(name)
+            machine = SshServer(name, address, folder, bridge, interface, environment, outside, root)
+            machine.home.mkdir(exist_ok=root is not None)
             stack.callback(machine.power_off)
             machine.power_on()
             machines.append(machine)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError
 from testbed import bundle
 from testbed.runtimes.ssh import container_image
 from tests.chaos import Outboxes, unaccounted
+from tests.platforms.arm_board import PYTHON, arm_board
 from tests.running import (
     TOPOLOGIES,
     Finished,
@@ -42,6 +44,9 @@ from tests.ssh_servers import SshServer, SshServers, servers
 from tests.waiting import eventually
 
 PORT = 18_890
+ARM64 = "TESTBED_ARM64" in os.environ
+"""Whether one machine more has another processor, which is emulated and slow (`make platforms`)."""
+SLOWNESS = 10 if ARM64 else 1
 STORAGE = """\
 [storage]
 driver = "overlay"
@@ -75,8 +80,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
     engine.write_text(PODMAN.format(volumes=", ".join(volumes)))
     podman = f" CONTAINERS_STORAGE_CONF={storage} CONTAINERS_CONF={engine}"
     one_thread = " OMP_NUM_THREADS=1"  # two would wait for each other where a core is busy
-    with servers(folder, ("pi1", "pi2"), podman + one_thread) as found:
-        yield found
+    with ExitStack() as stack:
+        roots = {"arm": stack.enter_context(arm_board())} if ARM64 else {}
+        names = ("pi1", "pi2", *roots)
+        yield stack.enter_context(servers(folder, names, podman + one_thread, roots=roots))
 
 
 @pytest.fixture(autouse=True)
@@ -153,23 +160,29 @@ def kill(machine: SshServer, pattern: str) -> None:
     assert before, pattern
     for process in before:
         process.kill()
-    eventually(lambda: machine.processes(pattern) not in ([], before), 40)
+    eventually(lambda: machine.processes(pattern) not in ([], before), 40 * SLOWNESS)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 * SLOWNESS)
 def test_containers_and_real_devices_outlive_kills_cut_links_and_a_resume(
     engine: docker.DockerClient, testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
     """Each device is killed in turn, and each link is cut for 30 s. Then the controller is killed, and
     the run is resumed. No finished update is lost or applied twice, and nothing is left anywhere."""
-    first, second = hosts.machines
-    runs, names = tmp_path / "runs", {"box-1", "box-2", "pi-1", "pi-2"}
+    first, second, *others = hosts.machines
+    runs, names = tmp_path / "runs", {"box-1", "box-2", "pi-1", "pi-2", *(one.name for one in others)}
     boxes = {"name": "box", "count": 2, "cpu": 0.15, "link": {"up": "5mbit", "rtt": "20ms"}}
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
+    devices = [boxes, pis, *({"name": "arm", "hosts": ["root@arm"], "python": PYTHON} for _ in others)]
     scenario = [{"at": f"{n}s", "crash": f"box-{n}", "restart_after": "1s"} for n in (1, 2)]
     scenario += [{"at": "8s", "disconnect": "box", "for": "30s"}]
-    changes = {"scenario": scenario, "stop": {"after": "10min"}, "runtime": {"name": "docker"}}
-    file = topology(tmp_path, hosts, devices=[boxes, pis], **changes)
+    times = {"stop": {"after": f"{10 * SLOWNESS}min"}, "start": {"timeout": f"{5 * SLOWNESS}min"}}
+    changes = {"scenario": scenario, "runtime": {"name": "docker"}, **times}
+    file = topology(tmp_path, hosts, devices=devices, **changes)
+
+    def each_since(kind: type[events.Record]) -> bool:
+        return since_last(Finished.only_one_in(runs), kind) == names
+
     with Outboxes(runs, sorted(names), [machine.home for machine in hosts.machines]) as outboxes:
         with started("up", file, "--runs", runs) as up:
             until_printed(up, "the run clock starts")
@@ -185,18 +198,22 @@ def test_containers_and_real_devices_outlive_kills_cut_links_and_a_resume(
             time.sleep(max(0.0, cut + 30 - time.monotonic()))
             second.plug()
             kill(second, "agents.client.main")
-            first.unplug()
+            for other in others:
+                kill(other, "agents.client.main")
+            for machine in (first, *others):
+                machine.unplug()
             time.sleep(30)
-            first.plug()
+            for machine in (first, *others):
+                machine.plug()
             (run,) = runs.iterdir()
             eventually(lambda: "no contact with pi-1" in reasons(Finished.only_one_in(runs)), 60)
-            eventually(lambda: since_last(Finished.only_one_in(runs), events.Disrupted) == names, 60)
+            eventually(lambda: each_since(events.Disrupted), 60 * SLOWNESS)
             os.kill(up.pid, signal.SIGKILL)
             up.wait()
         assert testbed("down", run.name, "--runs", runs).code == 0
         with started("up", "--resume", run.name, "--runs", runs) as up:
             until_printed(up, "the run clock starts")
-            eventually(lambda: since_last(Finished.only_one_in(runs), events.RunStarted) == names, 60)
+            eventually(lambda: each_since(events.RunStarted), 60 * SLOWNESS)
             _, output = interrupt(up)
         assert up.returncode == 130, output
     done = Finished.only_one_in(runs)

@@ -3,6 +3,7 @@ not used, because that time depends on the host's load and on the process's CPU 
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -31,9 +32,14 @@ that a clock was set."""
 
 def enable_timestamps(sock: socket.socket) -> None:
     """Let the kernel record the arrival times of packets at `sock`. No effect on other systems than
-    Linux."""
+    Linux, and where Linux is emulated without these times: packets then count as arrived when they are
+    read."""
     if sys.platform == "linux":
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        except OSError as error:
+            if error.errno != errno.ENOPROTOOPT:
+                raise
 
 
 def bytes_moved(sock: socket.socket) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+import time
 from contextlib import closing
 
 import pytest
 
-from agents.links import packet_train
+from agents.links import packet_times, packet_train
 from agents.links.packet_train import TrainArrivals
 
 
@@ -51,3 +54,21 @@ def test_rates_are_measured_in_both_directions(host: str) -> None:
     """Nothing limits it here: as fast as it was sent, a tenth faster than asked."""
     for measure in (packet_train.upload, packet_train.download):
         assert measure(host, 5_000_000, 1.0) > 4_000_000
+
+
+class EmulatedSocket(socket.socket):
+    """A socket of QEMU's user emulation, which knows no times of arrival."""
+
+    def setsockopt(self, *_: object) -> None:
+        raise OSError(errno.ENOPROTOOPT, os.strerror(errno.ENOPROTOOPT))
+
+
+def test_without_times_of_the_kernel_data_arrives_when_it_is_read() -> None:
+    """As on a real device whose processor is emulated."""
+    with EmulatedSocket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(("127.0.0.1", 0))
+        packet_times.enable_timestamps(receiver)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"late", receiver.getsockname())
+        begin = time.monotonic_ns()
+        assert begin <= packet_times.arrival_time(receiver) <= time.monotonic_ns()

@@ -37,6 +37,8 @@ class Check:
     needs_engine: bool = True
     needs_clone: bool = False
     """Whether it is run in the machine's clone of the project, which `{clone}` is."""
+    only_on: str = ""
+    """Name of the only platform that does it; empty for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,14 @@ CHECKS = (
         "tests/testbed/test_docker_engine.py tests/agents/test_bridge_ports.py",
     ),
     Check(
+        "arm64",
+        "TESTBED_ARM64=1 python -m pytest -n 0 -p no:cacheprovider -k outlive "
+        "tests/test_real_devices.py",
+        _END_OF_TESTS,
+        timeout=3600,
+        only_on="host",
+    ),
+    Check(
         "extras",
         "python -m tests.platforms.extras",
         r"extras: nothing wrong",
@@ -132,6 +142,8 @@ def run(
             if check.needs_engine and machine.facts["engine"] == "none":
                 continue
             if check.needs_clone and machine.clone is None:
+                continue
+            if check.only_on not in ("", name):
                 continue
             words = (check.emulated if machine.slowness > 1 else "") or check.command
             option = "--shared" if shared else ""

@@ -137,7 +137,7 @@ class ImageSpec:
     @property
     def is_foreign(self) -> bool:
         """Whether this host has to emulate its programs."""
-        return os.uname().machine != _MACHINES[self.architecture]
+        return _is_foreign(self.architecture)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -179,6 +179,10 @@ class Image:
         return (self.folder / "host_key.pub").read_text(encoding="utf-8")
 
 
+def _is_foreign(architecture: str) -> bool:
+    return os.uname().machine != _MACHINES[architecture]
+
+
 def ensure(spec: ImageSpec) -> Image:
     """The image, built if it is not in the cache. Raises HostError if it cannot be built."""
     name = f"{spec.suite}-{spec.architecture}"
@@ -201,7 +205,7 @@ def _replace(spec: ImageSpec, image: Image, scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed
     scratch.mkdir()
     try:
-        with _programs_of(spec):
+        with programs_of(spec.architecture):
             _build(spec, scratch)
         for old in image.folder.parent.glob(f"{spec.suite}-{spec.architecture}-*"):
             shutil.rmtree(old)
@@ -268,13 +272,13 @@ def _build(spec: ImageSpec, scratch: Path) -> None:
 
 
 @contextmanager
-def _programs_of(spec: ImageSpec) -> Iterator[None]:
-    """Let this host run the guest's programs, by QEMU's user emulation, while it is needed.
+def programs_of(architecture: str) -> Iterator[None]:
+    """Let this host run programs of an architecture, by QEMU's user emulation, while it is needed.
 
     Raises HostError if it cannot.
     """
-    emulator = f"qemu-{_MACHINES[spec.architecture]}"
-    if not spec.is_foreign or (_BINFMT / emulator).exists():
+    emulator = f"qemu-{_MACHINES[architecture]}"
+    if not _is_foreign(architecture) or (_BINFMT / emulator).exists():
         yield
         return
     is_mounted = (_BINFMT / "status").exists()
