@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import docker
+import hypothesis  # noqa: F401  (its plugin imports it at the end: then what is frozen confuses trio)
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -37,9 +39,12 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Import the tests without garbage collection: imports make almost no garbage."""
+    """Import the tests without garbage collection: imports make almost no garbage. Later collections
+    pass over what is imported."""
     with without_garbage_collection():
-        return (yield)
+        result = yield
+    gc.freeze()
+    return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -278,6 +278,13 @@ def module_names(page: Path) -> list[str]:
     return sorted(set(_MODULE.findall(prose(page))))
 
 
+def long_lines(page: Path) -> Iterator[str]:
+    """Yield lines of more than `LINE` characters, except in tables and with links."""
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if len(line) > LINE and line[0] != "|" and "://" not in line:
+            yield line
+
+
 def problems() -> Iterator[str]:
     """Yield all that is wrong with the documents."""
     yield from too_long()
@@ -291,6 +298,9 @@ def problems() -> Iterator[str]:
             yield from (f"{name}: {wrong}" for wrong in wrong_commands(document))
         absent = sorted(path for path in named_paths(document) if not (ROOT / path).exists())
         yield from (f"{name}: there is no {path}" for path in [*absent, *absent_tests(document)])
+    for page in (page for page in PAGES if page.parent.name != "papers"):
+        name = page.relative_to(ROOT)
+        yield from (f"{name}: line of over {LINE} characters: {line}" for line in long_lines(page))
     for page in (DOCS / "evidence").glob("*.md"):
         yield from (f"{page.relative_to(ROOT)}: no command, machine and date below {table}"
                     for table in unsourced_tables(page))  # fmt: skip

@@ -79,7 +79,9 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     complete."""
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
-    gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
+    frozen = gc.get_freeze_count() > 0
+    if not frozen:
+        gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
     try:
         with interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
@@ -93,7 +95,8 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         names = " and ".join(filter(user_code.is_user_code, parts))
         raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         recorder.close()
     if interrupted():
         raise KeyboardInterrupt

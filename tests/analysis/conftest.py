@@ -66,9 +66,13 @@ def with_records(directory: Path, *records: events.Record) -> Run:
     return load(directory)
 
 
+def write_by_hand(folder: Path) -> Path:
+    write_run(folder, EVENTS, "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n", MANIFEST)
+    sample = {"device": "fast", "at": 107.5, "cpu": 1.25, "memory": 300_000_000}
+    (folder / "telemetry.jsonl").write_text(json.dumps(sample) + '\n{"device": "fa')
+    return folder
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    write_run(tmp_path, EVENTS, "name: by-hand\nrule: {name: fedbuff, buffer_size: 1}\n", MANIFEST)
-    sample = {"device": "fast", "at": 107.5, "cpu": 1.25, "memory": 300_000_000}
-    (tmp_path / "telemetry.jsonl").write_text(json.dumps(sample) + '\n{"device": "fa')
-    return tmp_path
+    return write_by_hand(tmp_path)

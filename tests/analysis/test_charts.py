@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from bokeh.document import Document
 from bokeh.models.ranges import Range1d
 from bokeh.models.sources import ColumnDataSource
 from matplotlib.axes import Axes
-from PIL import Image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from agents import events
 from analysis import metrics
@@ -35,12 +34,13 @@ from analysis.charts.lanes import lanes
 from analysis.charts.learning_curves import curves, target_reached
 from analysis.load import Run, load
 from analysis.names import distinct
-from tests.analysis.conftest import EVENTS, with_records
+from tests.analysis.conftest import EVENTS, with_records, write_by_hand
 
 
-@pytest.fixture
-def run(directory: Path) -> Run:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run with a scenario and fidelity figures, so that every chart has data."""
+    directory = write_by_hand(tmp_path_factory.mktemp("run"))
     acted: list[events.Record] = [
         events.Acted(4.2, "slow", "scenario", 0.0, {"action": "set", "link": {"up": 1e5, "rtt": 0.2}}),
         events.Acted(4.3, "fast", "scenario", 0.0, {"action": "set", "cpu": 0.05}),
@@ -63,8 +63,9 @@ def run(directory: Path) -> Run:
     return load(directory)
 
 
-@pytest.fixture
-def empty(directory: Path) -> Run:
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = write_by_hand(tmp_path_factory.mktemp("empty"))
     (directory / "events.jsonl").write_text("")
     return load(directory)
 
@@ -430,9 +431,11 @@ def test_every_chart_is_drawn_with_matplotlib(run: Run, empty: Run, name: str) -
 
 
 def _picture(chart: Chart, theme: Theme) -> tuple[np.ndarray, np.ndarray]:
-    file = io.BytesIO()
-    paper.draw(chart, theme).savefig(file, dpi=50)
-    pixels = np.asarray(Image.open(file).convert("RGB"))
+    figure = paper.draw(chart, theme)
+    figure.set_dpi(50)
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
     return pixels, pixels[0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Datasets, their cache, and a run's data. Digits are bundled; MNIST and CIFAR-10 need TESTBED_DATA."""
+"""Datasets, their cache, and a run's data. `test_paper_tasks` has real MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -141,25 +141,6 @@ def test_digits_are_split_evenly_by_class() -> None:
     assert digits.train.x.max() * digits.train.scale == 1.0
     share = np.bincount(digits.test.y) / np.bincount(digits.train.y)
     assert share == pytest.approx(np.full(10, 360 / 1437), rel=0.05)
-
-
-def test_mnist_has_its_known_shapes(data_root: Path) -> None:
-    mnist = datasets.load("ylecun/mnist", data_root)
-    assert mnist.train.x.shape == (60_000, 28, 28)
-    assert mnist.test.x.shape == (10_000, 28, 28)
-    assert np.bincount(mnist.test.y).tolist() == [
-        980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
-    ]  # fmt: skip
-    assert mnist.train.x.mean() / 255 == pytest.approx(0.1307, abs=1e-4)  # the known mean of MNIST
-
-
-def test_cifar10_has_its_known_shapes(data_root: Path) -> None:
-    cifar = datasets.load("uoft-cs/cifar10", data_root)
-    assert cifar.train.x.shape == (50_000, 3, 32, 32)
-    assert np.bincount(cifar.train.y).tolist() == 10 * [5000]
-    assert np.bincount(cifar.test.y).tolist() == 10 * [1000]
-    means = cifar.train.x[::10].mean(axis=(0, 2, 3)) / 255
-    assert means == pytest.approx([0.491, 0.482, 0.447], abs=5e-3)  # known, of red, green and blue
 
 
 DIGITS = """

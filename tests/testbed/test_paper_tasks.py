@@ -1,4 +1,7 @@
-"""Each task of a paper learns: its loss falls in virtual time, on real data where there is some."""
+"""Each task of a paper learns: its loss falls in virtual time, on real data where there is some.
+
+The real data has its known shapes. It is decoded once per machine.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from testbed.data import datasets
 from testbed.data.datasets import DATASETS
 from tests.testbed.test_virtual_run import _run, _topology
 
@@ -46,3 +51,22 @@ def test_loss_of_a_paper_task_decreases(
     )
     losses = _run(topology, tmp_path, data=data_root).updates["loss"]
     assert losses.iloc[-2:].mean() < 0.95 * losses.iloc[:2].mean()
+
+
+def test_mnist_has_its_known_shapes(data_root: Path) -> None:
+    mnist = datasets.load("ylecun/mnist", data_root)
+    assert mnist.train.x.shape == (60_000, 28, 28)
+    assert mnist.test.x.shape == (10_000, 28, 28)
+    assert np.bincount(mnist.test.y).tolist() == [
+        980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009,
+    ]  # fmt: skip
+    assert mnist.train.x.mean() / 255 == pytest.approx(0.1307, abs=1e-4)  # the known mean of MNIST
+
+
+def test_cifar10_has_its_known_shapes(data_root: Path) -> None:
+    cifar = datasets.load("uoft-cs/cifar10", data_root)
+    assert cifar.train.x.shape == (50_000, 3, 32, 32)
+    assert np.bincount(cifar.train.y).tolist() == 10 * [5000]
+    assert np.bincount(cifar.test.y).tolist() == 10 * [1000]
+    means = cifar.train.x[::10].mean(axis=(0, 2, 3)) / 255
+    assert means == pytest.approx([0.491, 0.482, 0.447], abs=5e-3)  # known, of red, green and blue
