@@ -204,7 +204,7 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
     at, begins, owner = at[order], order < count, rows[order] % max(count, 1)
     state = spans["state"].to_numpy(np.int8)[owner]
     chosen = np.full_like(rows, -1)
-    for code in reversed(range(len(_PRECEDENCE))):
+    for code in reversed(np.unique(spans["state"])):
         mine = state == code
         changes = begins.astype(np.int8) * 2 - 1
         is_open = np.cumsum(changes * mine, dtype=np.int32) > 0  # all are closed before the next device

@@ -11,12 +11,12 @@ import numpy as np
 from analysis.charts import time_shares
 from analysis.charts.chart import COLORS, Axis, Chart, Layer, arrays, color, group_ticks
 from analysis.charts.learning_curves import curves
-from analysis.device_states import TRANSFER, timeline
+from analysis.device_states import STATES, TRANSFER, timeline
 from analysis.load import Run
 from analysis.names import by_settings
 from analysis.summary import verdicts
 
-_SHADES = {
+_OPACITY = {
     "train": 1.0,
     "mask": 0.85,
     "download": 0.35,
@@ -28,7 +28,8 @@ _SHADES = {
 }
 """Opacity of each state, from 0 to 1. Work for applied updates has the strip's colour; the other
 states are grey."""
-_APPLIED = ("train", "mask", *TRANSFER)
+_SHADES = np.array([_OPACITY.get(state, 0.0) for state in STATES])
+_IS_APPLIED = np.isin(STATES, ["train", "mask", *TRANSFER])
 _LANE = 0.022
 """Height of the lane of a device, relative to the usual height of a chart. A device's name needs about
 the same height. The height of a strip is from 0.1 to 0.5."""
@@ -72,19 +73,16 @@ def _title(name: str, runs: Sequence[Run]) -> str:
 def _strip(name: str, time: Axis, run: Run, hue: str) -> Chart:
     spans = timeline(run)
     spans = spans[spans["state"] != "wait"]
-    states = spans["state"].astype(str)
+    state = spans["state"].cat.codes
     columns = arrays(
         y=spans["device"].cat.codes,
         height=np.full(len(spans), 0.8),
         begin=spans["begin"],
         end=spans["end"],
-        color=np.where(states.isin(_APPLIED), COLORS.index(hue), COLORS.index("grey")),
-        shade=states.map(_SHADES).to_numpy(np.float64),
-        device=spans["device"].astype(str),
-        state=states,
+        color=np.where(_IS_APPLIED[state], COLORS.index(hue), COLORS.index("grey")),
+        shade=_SHADES[state],
     )
-    hover = {"device": "device", "state": "state", "from (s)": "begin", "to (s)": "end"}
-    layer = Layer("devices", "spans", columns, color=hue, legend=False, hover=hover)
+    layer = Layer("devices", "spans", columns, color=hue, legend=False)
     devices = [*spans["device"].cat.categories]
     height = float(np.clip(_LANE * len(devices), 0.1, 0.5))
     groups = [*run.devices["group"], *[""] * (len(devices) - len(run.devices))]

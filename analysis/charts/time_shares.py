@@ -60,31 +60,36 @@ def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
     The bars of a bin are stacked in the order of their colours in `PALETTE`. The first bar has the
     highest y."""
     begin, end = spans["begin"], spans["end"]
+    lanes, lane = np.unique(spans["y"], return_inverse=True)
+    shade = spans.get("shade", np.ones(len(begin)))
+    kinds, kind = np.unique(spans["color"] - shade / 2, return_inverse=True)  # a shade is at most 1
     first = np.floor(begin / step).astype(np.int64)
     count = np.maximum(np.ceil(end / step).astype(np.int64) - first, 1)
     row = np.repeat(np.arange(len(begin)), count)
     number = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     covered = np.minimum(end[row], (number + 1) * step) - np.maximum(begin[row], number * step)
-    shade = spans.get("shade", np.ones(len(begin)))
-    kind = np.stack([spans["y"][row], number, spans["color"][row], -shade[row]])
-    (lane, number, color, shade), place, which = np.unique(
-        kind, axis=1, return_index=True, return_inverse=True
-    )
+    size = len(lanes), int(number.max(initial=0)) + 1, len(kinds)
+    place = np.ravel_multi_index((lane[row], number, kind[row]), size)
+    span = np.full(np.prod(size), -1)
+    span[place] = row
+    bars = np.flatnonzero(span >= 0)
+    lane, number, _ = np.unravel_index(bars, size)
+    span = span[bars]
     left = np.maximum(number * step, begin.min(initial=0.0))
     right = np.minimum((number + 1) * step, end.max(initial=0.0))
-    share = np.bincount(which.ravel(), covered, len(lane)) / (right - left)
-    starts = np.ones(len(lane), bool)  # whether a bar is the first of its bin and lane
+    share = np.bincount(place, covered)[bars] / (right - left)
+    starts = np.ones(len(bars), bool)  # whether a bar is the first of its bin and lane
     starts[1:] = (lane[1:] != lane[:-1]) | (number[1:] != number[:-1])
     total = np.cumsum(share)
-    below = (total - share)[np.maximum.accumulate(np.where(starts, np.arange(len(lane)), 0))]
-    height = spans["height"][row[place]]
+    below = (total - share)[np.maximum.accumulate(np.where(starts, np.arange(len(bars)), 0))]
+    height = spans["height"][span]
     return arrays(
-        y=lane + height / 2 - height * (total - below - share / 2),
+        y=lanes[lane] + height / 2 - height * (total - below - share / 2),
         height=height * share,
         begin=left,
         end=right,
-        color=color.astype(np.int64),
-        shade=-shade,
+        color=spans["color"][span],
+        shade=shade[span],
     )
 
 
