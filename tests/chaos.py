@@ -60,7 +60,13 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 CLIENTS = ("a", "b", "c", "d")
 FILES = ("log", "checkpoint", "topology", "outbox")
 FAULTS = """
-import os, shutil, signal, socket, stat
+import os, random, shutil, signal, socket, stat, threading, time
+import paho.mqtt.client as paho
+made, clients = paho.Client.__init__, []
+def make(client, *args, **options):
+    clients.append(client)
+    made(client, *args, **options)
+paho.Client.__init__ = make
 def break_connections(*_):
     own = {}
     for number in map(int, os.listdir("/proc/self/fd")):
@@ -76,14 +82,13 @@ def break_connections(*_):
         one.close()
 signal.signal(signal.SIGUSR1, break_connections)
 def flood(*_):
-    import gc, threading, time, paho.mqtt.client as paho
-    gc.unfreeze()
-    client = next(one for one in gc.get_objects() if isinstance(one, paho.Client))
     topic = f"testbed/{os.environ['TESTBED_RUN']}/update/{os.environ['TESTBED_PART']}"
     def push():
         while True:
             try:
-                client.publish(topic, bytes(40_000)).wait_for_publish()
+                for _ in range(50):
+                    sent = clients[-1].publish(topic, bytes(4_000))
+                sent.wait_for_publish()
             except (RuntimeError, ValueError):  # there is no connection, for now
                 time.sleep(0.1)
     threading.Thread(target=push, daemon=True).start()
@@ -92,11 +97,10 @@ if os.environ.get("WITHOUT_MOSQUITTO"):
     which = shutil.which
     shutil.which = lambda name, **more: None if name == "mosquitto" else which(name, **more)
 if os.environ.get("MESSAGES_TWICE"):
-    import collections, random, paho.mqtt.client as paho
-    handle, recent = paho.Client._handle_on_message, collections.deque(maxlen=3)
+    handle, recent = paho.Client._handle_on_message, []
     def twice(client, message):
         handle(client, message)
-        recent.append(message)
+        recent[:] = [*recent[-2:], message]
         if random.random() < 0.2:
             for one in recent:
                 handle(client, one)

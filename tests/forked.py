@@ -22,6 +22,7 @@ import io
 import json
 import os
 import platform
+import runpy
 import signal
 import socket
 import subprocess
@@ -43,6 +44,7 @@ from testbed.host import die_with_parent, run_module
 from testbed.plan.agent_configs import THREAD_VARIABLES
 
 _ROOT, _PYTHON = Path(__file__).parent.parent, sys.executable
+_PATH = os.environ.get("PYTHONPATH", "")
 _MODULES = (
     "testbed.cli.main",
     "testbed.api.launching",
@@ -123,13 +125,13 @@ class Popen(subprocess.Popen[Any]):
 
 def _order(args: Any, environment: Mapping[str, str]) -> dict[str, Any] | None:
     """Return what is to be forked; None if the program is not ours, or has to be started as usual."""
-    imported = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": os.environ.get("PYTHONPATH")}
-    differ = any(environment.get(name, value) != value for name, value in imported.items())
-    if differ or _CLONE is None or not isinstance(args, list):
+    threads = any(environment.get(name, "1") != "1" for name in THREAD_VARIABLES)
+    customize = _customization(environment.get("PYTHONPATH"))
+    if threads or customize is None or _CLONE is None or not isinstance(args, list):
         return None
-    order: dict[str, Any] = {"parent": None, "cpus": None}
+    order: dict[str, Any] = {"parent": None, "cpus": None, "customize": customize}
     if args[:4] == [_PYTHON, "-I", "-S", die_with_parent.__file__]:
-        order = {"parent": int(args[4]), "cpus": [*map(int, args[5].split(","))]}
+        order |= {"parent": int(args[4]), "cpus": [*map(int, args[5].split(","))]}
         args = args[7:]
     order["command"] = args
     match args:
@@ -138,6 +140,15 @@ def _order(args: Any, environment: Mapping[str, str]) -> dict[str, Any] | None:
         case [python, "-P", run_module.__file__, module, *arguments] if python == _PYTHON:
             return order | {"module": module, "arguments": arguments}
     return None
+
+
+def _customization(path: str | None) -> str | None:
+    """Return the folder that PYTHONPATH has before those that the tests have; empty for none. A forked
+    program runs the `sitecustomize` there, as a new one does. None if PYTHONPATH differs otherwise."""
+    if (path or "") == _PATH:
+        return ""
+    folder, _, rest = (path or "").partition(os.pathsep)
+    return folder if rest == _PATH and Path(folder, "sitecustomize.py").is_file() else None
 
 
 class _Server:
@@ -173,7 +184,12 @@ def _server() -> _Server:
                 [sys.executable, "-m", __name__, str(theirs.fileno()), " " * _ROOM],
                 stdin=subprocess.DEVNULL,
                 cwd=_ROOT,
-                env={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "ROOM": " " * _ROOM},
+                env={
+                    **os.environ,
+                    **dict.fromkeys(THREAD_VARIABLES, "1"),
+                    "PYTHONPATH": _PATH,
+                    "ROOM": " " * _ROOM,
+                },
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -256,6 +272,8 @@ def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     sys.stderr = _stream(2, "w", unbuffered=True, errors="backslashreplace")
     mock.patch.object(subprocess, "Popen", Popen).start()
     try:
+        if order["customize"]:
+            runpy.run_path(str(Path(order["customize"], "sitecustomize.py")))
         if order["module"] is None:
             sys.path[0] = order["folder"]
             sys.argv = [str(program.__file__), *order["arguments"]]

@@ -97,8 +97,8 @@ def test_update_without_a_record_counts_as_lost() -> None:
 
 
 # Of seeds that kill no client: on a busy host it may not be back before so short a run is over.
-MORE: dict[int, list[Fault]] = {3: [], 10: [Fault(1.0, "flood", "d")]}
-"""Faults added to the drawn ones, by seed."""
+MORE: dict[int, list[Fault]] = {3: [], 10: [Fault(4.5, "flood", "d")]}
+"""Faults added to the drawn ones, by seed, after all of which a flood has some seconds."""
 
 
 @pytest.fixture(scope="module")
