@@ -93,10 +93,12 @@ class TrafficGenerator:
         waiting = b""
         while True:
             due = self._timers[0][0] - time.monotonic() if self._timers else None
-            for key, _ in self.selector.select(None if due is None else max(0.0, due)):
+            ready = self.selector.select(None if due is None else max(0.0, due))
+            for key, _ in ready:
                 if key.data is not None:
                     key.data()
-                    continue
+            # After the sockets, as an order ends transfers whose sockets are ready, too.
+            if any(key.data is None for key, _ in ready):
                 if not (data := os.read(orders, 65536)):
                     return
                 *lines, waiting = (waiting + data).split(b"\n")

@@ -146,15 +146,46 @@ PROGRAM = """
 """
 
 
+SWITCHED_OFF = """
+    import os, socket, subprocess, time
+    from agents.config import Background
+    from agents.router.background import RoutedTraffic, TrafficGenerator, TrafficStates, line
+
+    for command in (
+        "ip link set lo up", "ip address add 10.9.0.2 dev lo", "ip address add 198.18.255.253 dev lo",
+        "ip link add segup type veth peer name segdown", "ip link set segup up", "ip link set segdown up",
+    ):
+        subprocess.run(command.split(), check=True)
+    size = {"distribution": "constant", "params": {"value": 1e6}}
+    flows = Background(0, "up", "flows", {"arrivals": 20.0, "size": size})
+    generator = TrafficGenerator([RoutedTraffic("cell", flows, 1, ["10.9.0.2"])])
+    orders, user = socket.socketpair()
+    begun = line(TrafficStates(time.monotonic() - 5.0))  # so that a hundred transfers are due at once
+    # Longer than one reading: the next one is due together with the sockets of the transfers.
+    user.sendall(begun + b" " * 2**16 + line(TrafficStates(time.monotonic(), off=[0])))
+    user.close()
+    generator.serve(orders.fileno())
+"""
+
+
+def in_a_namespace(program: str) -> str:
+    """Run `program` in a network namespace of its own, and return what it printed."""
+    if os.geteuid() != 0 or shutil.which("tc") is None or shutil.which("unshare") is None:
+        unavailable("netns", "segments take root, tc and unshare of util-linux")
+    command = ["unshare", "--net", sys.executable, "-c", textwrap.dedent(program)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_transfers_end_whose_sockets_are_ready_together_with_the_order() -> None:
+    in_a_namespace(SWITCHED_OFF)
+
+
 @pytest.fixture(scope="module")
 def run() -> dict[str, Any]:
     """What a tree of two levels, with background traffic, did in a namespace of its own."""
-    if os.geteuid() != 0 or shutil.which("tc") is None or shutil.which("unshare") is None:
-        unavailable("netns", "segments take root, tc and unshare of util-linux")
-    command = ["unshare", "--net", sys.executable, "-c", textwrap.dedent(PROGRAM)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
+    found: dict[str, Any] = json.loads(in_a_namespace(PROGRAM))
     return found
 
 
