@@ -153,7 +153,8 @@ SWITCHED_OFF = """
 
     for command in (
         "ip link set lo up", "ip address add 10.9.0.2 dev lo", "ip address add 198.18.255.253 dev lo",
-        "ip link add segup type veth peer name segdown", "ip link set segup up", "ip link set segdown up",
+        "ip link add segup type veth peer name segdown",
+        "ip link set segup up", "ip link set segdown up",
     ):
         subprocess.run(command.split(), check=True)
     size = {"distribution": "constant", "params": {"value": 1e6}}
