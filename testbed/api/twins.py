@@ -384,6 +384,10 @@ class _Making:
             "dilation": 1.0 if self._simulated else "auto",
             "runtime": {"name": runtime},
         }
+        if self._run.ended is None or self._run.ended.reason not in self._run.topology["stop"]:
+            self._remark("the run was cut short: its twin lasts as long as the run did")
+            lasted = units.format_duration(round(self._run.duration, 6))
+            found["stop"] = {**self._run.topology["stop"], "after": lasted}
         if self._virtual is not None and self._simulated:
             found["virtual"] = self._virtual.model_dump(mode="json", exclude_none=True)
         return found

@@ -75,6 +75,17 @@ def test_twin_repeats_the_measured_rounds(testbed: Testbed) -> None:
     assert load(Path("runs") / told["twin"]).topology["name"] == "desk-twin"
 
 
+def test_twin_of_a_run_that_was_cut_short_lasts_as_long(testbed: Testbed) -> None:
+    run = _original(testbed)
+    records = run / "events.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(lines[: len(lines) // 2]))
+    made = twins.make(run, runtime="virtual")
+    assert "the run was cut short: its twin lasts as long as the run did" in made.remarks
+    stop = topologies.load(made.write(Path("twin"))).stop
+    assert stop.after == pytest.approx(load(run).duration, abs=1e-6) != 20.0
+
+
 def test_topology_has_the_measured_figures_with_their_source(
     testbed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
