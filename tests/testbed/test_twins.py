@@ -82,7 +82,7 @@ def test_twin_of_a_run_that_was_cut_short_lasts_as_long(testbed: Testbed) -> Non
     records.write_text("".join(lines[: len(lines) // 2]))
     made = twins.make(run, runtime="virtual")
     assert "the run was cut short: its twin lasts as long as the run did" in made.remarks
-    stop = topologies.load(made.write(Path("twin"))).stop
+    stop = topologies.load(made.write(Path("twin"))).stop.build()
     assert stop.after == pytest.approx(load(run).duration, abs=1e-6) != 20.0
 
 
