@@ -68,13 +68,14 @@ def shares(spans: Mapping[str, Column], step: float) -> dict[str, Column]:
     row = np.repeat(np.arange(len(begin)), count)
     number = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     covered = np.minimum(end[row], (number + 1) * step) - np.maximum(begin[row], number * step)
-    size = len(lanes), int(number.max(initial=0)) + 1, len(kinds)
-    place = np.ravel_multi_index((lane[row], number, kind[row]), size)
+    earliest = int(number.min())
+    size = len(lanes), int(number.max()) - earliest + 1, len(kinds)
+    place = np.ravel_multi_index((lane[row], number - earliest, kind[row]), size)
     span = np.full(np.prod(size), -1)
     span[place] = row
     bars = np.flatnonzero(span >= 0)
     lane, number, _ = np.unravel_index(bars, size)
-    span = span[bars]
+    number, span = number + earliest, span[bars]
     left = np.maximum(number * step, begin.min(initial=0.0))
     right = np.minimum((number + 1) * step, end.max(initial=0.0))
     share = np.bincount(place, covered)[bars] / (right - left)

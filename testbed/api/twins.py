@@ -384,6 +384,7 @@ class _Making:
             "dilation": 1.0 if self._simulated else "auto",
             "runtime": {"name": runtime},
         }
+        # The reason of a run that reached its end is the condition in `stop` that was met.
         if self._run.ended is None or self._run.ended.reason not in self._run.topology["stop"]:
             self._remark("the run was cut short: its twin lasts as long as the run did")
             lasted = units.format_duration(round(self._run.duration, 6))

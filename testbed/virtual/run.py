@@ -79,7 +79,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     complete."""
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
-    frozen = gc.get_freeze_count() > 0
+    frozen = gc.get_freeze_count() > 0  # by the caller, for longer than this run
     if not frozen:
         gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
     try:

@@ -186,6 +186,9 @@ def test_short_spans_become_shares_of_time() -> None:
     assert bars["height"] / 0.8 == pytest.approx(shares)
     bottom = bars["y"] + bars["height"] / 2  # the y axis of lanes points down
     assert bottom == pytest.approx([0.4, 0.0, 0.4, 0.4 - 0.8 * shares[2]])
+    late = {name: column[short] for name, column in drawn.items()}
+    late |= {name: late[name] + 2**40 for name in ("begin", "end")}
+    assert time_shares.shares(late, 4.0)["height"] == pytest.approx(bars["height"], abs=1e-3)
     assert time_shares.note(drawn) == ""
     assert not time_shares.crowded(spans((0, 3.0, 3.1, 0), (1, 0.0, 8.0, 3)), 1.0).any()  # one span
 
