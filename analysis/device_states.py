@@ -115,7 +115,9 @@ def _work(run: Run, since: float) -> list[pd.DataFrame]:
     order = np.argsort(device, kind="stable")  # in the order of `_flat`, so that it need not sort
     rows, device = rows[order], device[order]
     updates = {name: column.to_numpy()[rows] for name, column in run.updates[[*_TIMES]].items()}
-    begin, end = (np.column_stack([updates[name] for name in names]) for names in zip(*_WORK.values()))
+    begin, end = (
+        np.column_stack([updates[name] for name in names]) for names in zip(*_WORK.values(), strict=True)
+    )
     states = np.array([_PRECEDENCE.index(state) for state in _WORK], np.int8)
     spans = pd.DataFrame(
         {
