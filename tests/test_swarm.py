@@ -38,7 +38,7 @@ from testbed.topology import load
 from testbed.view import View
 from tests.conftest import unavailable
 from tests.running import TESTBED, Finished, cli, interrupt, started, until_printed, write_topology
-from tests.ssh_servers import in_network_of, servers, unhurried
+from tests.ssh_servers import in_network_of, servers
 from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
@@ -211,17 +211,16 @@ def test_real_devices_join_a_run_on_a_swarm(
         monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
         host = os.uname().nodename
         first, second = (
-            {"name": name, **PACE, "hosts": [f"{host}-{number}"]}
+            {"name": name, "cpu": 0.3, "hosts": [f"{host}-{number}"]}
             for number, name in enumerate(("first", "second"), 1)
         )
         real = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
         file = write_topology(
             tmp_path,
             devices=[first, second, real],
-            rule={"name": "fedasync"},
+            rule={"name": "fedfix", "period": "500ms"},  # clients wait for the next tick
             runtime={"name": "swarm"},
             server={"address": hosts.address, "port": PORT},
-            **unhurried(tmp_path),
             dilation=1,
             stop={"after": "10min"},
         )
