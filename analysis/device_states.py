@@ -3,6 +3,9 @@ and telemetry. The module uses neither I/O nor a clock."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -27,12 +30,22 @@ _PRECEDENCE = (
 )
 """States in order of precedence. If several states apply at the same moment, the first in this order is
 used."""
+_TYPES: Mapping[str, type[np.generic]] = {
+    "device": np.int32,
+    "state": np.int8,
+    "begin": np.float64,
+    "end": np.float64,
+    "update": np.int64,
+}
+"""Types of the columns of intervals."""
 _CODES = np.array([STATES.index(state) for state in _PRECEDENCE])
 _WORK = {
     "download": ("dispatched", "downloaded"),
     "train": ("train_start", "train_end"),
     "upload": ("sent", "arrived"),
 }
+_TIMES = (*itertools.chain(*_WORK.values()), "masking")
+"""Columns of `Run.updates` that states follow from."""
 _MIN_BUSY_SHARE = 0.5
 """A device that uses at least this fraction of its CPU share counts as training. During transfers, a
 device uses less."""
@@ -74,14 +87,9 @@ def timeline(run: Run, since: float = 0.0) -> pd.DataFrame:
     paused, train, mask, upload, download, unfinished is used.
     """
     clients = run.updates["client"].cat.categories  # starts with the planned devices
-    waiting = _spans(range(len(clients)), "wait", np.zeros(len(clients)), np.full(len(clients), np.inf))
-    spans = _flat(
-        _clipped(
-            pd.concat([waiting, *_work(run, since), *_rounds(run, clients), _away(run, clients)]),
-            since,
-            run.duration,
-        )
-    )
+    until = run.duration
+    work = pd.concat([*_work(run, since), *_rounds(run, clients), _away(run, clients)])
+    spans = _with_waiting(_flat(_clipped(work, since, until)), len(clients), since, until)
     return pd.DataFrame(
         {
             "device": pd.Categorical.from_codes(spans["device"], clients),
@@ -97,22 +105,33 @@ def _spans(device: object, state: str, begin: object, end: object, update: objec
     """Return a table with one row per interval. `device` is the index of the device in the list of
     clients. The column `state` has the index of the state in `_PRECEDENCE`."""
     columns = {"device": device, "state": _PRECEDENCE.index(state), "begin": begin, "end": end}
-    types = {"device": np.int64, "begin": np.float64, "end": np.float64}
-    return pd.DataFrame({**columns, "update": update}).astype(types)
+    return pd.DataFrame({**columns, "update": update}).astype(_TYPES)
 
 
 def _work(run: Run, since: float) -> list[pd.DataFrame]:
     """Return the intervals of the work for applied updates."""
     rows = np.flatnonzero(run.updates["arrived"] >= since)
-    updates = run.updates.iloc[rows]
-    device = updates["client"].cat.codes
-    spans = [
-        _spans(device, state, updates[begin], updates[end], rows)
-        for state, (begin, end) in _WORK.items()
-    ]
-    began = updates["train_start"] - updates["masking"]
-    masks = _spans(device, "mask", began, updates["train_start"], rows)
-    return [*spans, masks[updates["masking"].to_numpy() > 0]]
+    device = run.updates["client"].cat.codes.to_numpy()[rows]
+    order = np.argsort(device, kind="stable")  # in the order of `_flat`, so that it need not sort
+    rows, device = rows[order], device[order]
+    updates = {name: column.to_numpy()[rows] for name, column in run.updates[[*_TIMES]].items()}
+    begin, end = (
+        np.column_stack([updates[name] for name in names]) for names in zip(*_WORK.values(), strict=True)
+    )
+    states = np.array([_PRECEDENCE.index(state) for state in _WORK], np.int8)
+    spans = pd.DataFrame(
+        {
+            "device": np.repeat(device.astype(_TYPES["device"]), len(_WORK)),
+            "state": np.tile(states, len(rows)),
+            "begin": begin.ravel(),
+            "end": end.ravel(),
+            "update": np.repeat(rows, len(_WORK)),
+        }
+    )
+    masking = np.flatnonzero(updates["masking"] > 0)
+    start = updates["train_start"][masking]
+    masks = _spans(device[masking], "mask", start - updates["masking"][masking], start, rows[masking])
+    return [spans, masks]
 
 
 def _rounds(run: Run, clients: pd.Index) -> list[pd.DataFrame]:
@@ -180,7 +199,7 @@ def _away(run: Run, clients: pd.Index) -> pd.DataFrame:
     away = pd.DataFrame(rows, columns=["name", "state", "begin", "end"])
     device = _places(clients, away["name"])
     spans = _spans(device, "offline", away["begin"], away["end"])
-    spans = spans.assign(state=away["state"].map(_PRECEDENCE.index).astype(np.int64))
+    spans = spans.assign(state=away["state"].map(_PRECEDENCE.index).astype(_TYPES["state"]))
     return spans[device >= 0]
 
 
@@ -191,8 +210,29 @@ def _clipped(spans: pd.DataFrame, since: float, until: float) -> pd.DataFrame:
 
 
 def _flat(spans: pd.DataFrame) -> pd.DataFrame:
-    """Remove overlaps. At each moment, keep the span of the state that comes first in `_PRECEDENCE`. If
-    there are several spans of that state, keep the one that began last.
+    """Sort the intervals by device and begin, and remove overlaps. At each moment, keep the span of the
+    state that comes first in `_PRECEDENCE`. If there are several spans of that state, keep the one that
+    began last."""
+    spans = _sorted(spans)
+    device, begin, end = (spans[name].to_numpy() for name in ("device", "begin", "end"))
+    overlaps = (device[1:] == device[:-1]) & (begin[1:] < end[:-1])
+    if not overlaps.any():
+        return spans
+    mixed = np.isin(device, device[1:][overlaps])
+    return _sorted(pd.concat([spans[~mixed], _without_overlaps(spans[mixed])]))
+
+
+def _sorted(spans: pd.DataFrame) -> pd.DataFrame:
+    """Sort the intervals by device and begin. Usually most of them are in this order."""
+    device, begin = spans["device"].to_numpy(), spans["begin"].to_numpy()
+    ahead = device[1:] - device[:-1]
+    if ((ahead > 0) | ((ahead == 0) & (begin[1:] >= begin[:-1]))).all():
+        return spans
+    return spans.iloc[np.lexsort((begin, device))]
+
+
+def _without_overlaps(spans: pd.DataFrame) -> pd.DataFrame:
+    """Remove overlaps, as described in `_flat`.
 
     The function goes through all begins and ends in order of time. For each state, it counts the spans
     that are open, and tracks which of them began last.
@@ -202,7 +242,7 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
     at = np.concatenate([spans["begin"], spans["end"]])
     order = np.lexsort((at, np.tile(spans["device"].to_numpy(), 2)))
     at, begins, owner = at[order], order < count, rows[order] % max(count, 1)
-    state = spans["state"].to_numpy(np.int8)[owner]
+    state = spans["state"].to_numpy()[owner]
     chosen = np.full_like(rows, -1)
     for code in reversed(np.unique(spans["state"])):
         mine = state == code
@@ -212,12 +252,26 @@ def _flat(spans: pd.DataFrame) -> pd.DataFrame:
         np.copyto(chosen, owner[begun], where=is_open)
     stop = np.append(at[1:], 0.0)[: 2 * count]
     real = (chosen >= 0) & (stop > at)
-    return _merged(spans.iloc[chosen[real]].assign(begin=at[real], end=stop[real]))
+    return spans.iloc[chosen[real]].assign(begin=at[real], end=stop[real])
 
 
-def _merged(spans: pd.DataFrame) -> pd.DataFrame:
-    """Merge adjacent intervals of the same device, state and update."""
-    what = spans[["device", "state", "update"]].to_numpy()
-    first = np.ones(len(spans) + 1, bool)  # the row after the last one, too
-    first[1:-1] = (what[1:] != what[:-1]).any(axis=1)
-    return spans[first[:-1]].assign(end=spans["end"].to_numpy()[first[1:]])
+def _with_waiting(spans: pd.DataFrame, devices: int, since: float, until: float) -> pd.DataFrame:
+    """Fill the time between `spans` with intervals of waiting. Merge adjacent intervals of the same
+    device, state and update."""
+    if until <= since:
+        return spans
+    is_first = np.ones(len(spans) + 1, bool)  # the row after the last one, too
+    is_first[1:-1] = spans["begin"].to_numpy()[1:] > spans["end"].to_numpy()[:-1]
+    for name in ("device", "state", "update"):
+        column = spans[name].to_numpy()
+        is_first[1:-1] |= column[1:] != column[:-1]
+    spans = spans[is_first[:-1]].assign(end=spans["end"].to_numpy()[is_first[1:]])
+    device, begin, end = (spans[name].to_numpy() for name in ("device", "begin", "end"))
+    # The gaps of a device: before each of its spans, and after the last one.
+    places = np.searchsorted(device, np.arange(devices + 1))
+    start, stop = np.insert(end, places[:-1], since), np.insert(begin, places[1:], until)
+    owner = np.insert(device, places[1:], np.arange(devices))
+    real = np.flatnonzero(stop > start)
+    gaps = _spans(owner[real], "wait", start[real], stop[real])
+    order = np.concatenate([2 * (np.arange(len(spans)) + device) + 1, 2 * real])
+    return pd.concat([spans, gaps]).iloc[np.argsort(order, kind="stable")]

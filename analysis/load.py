@@ -274,8 +274,7 @@ class Follower:
     def _read_new(self) -> Iterator[tuple[str, pa.Table]]:
         """Read new records and keep them. Yield tables of new rows, each with its kind of record.
         Starts, ends and actions are kept, but not yielded."""
-        for block in self._events.blocks():
-            found = records.parse_events(self._events, block)
+        for found in records.read_events(self._events):
             for kind, table in found.tables.items():
                 self._hold(kind, table)
                 yield kind, table
@@ -290,8 +289,8 @@ class Follower:
                         self._ended = None
                     case events.RunEnded():
                         self._ended = record
-        for block in self._telemetry.blocks():
-            samples, self._zero = records.parse_samples(block, self._zero)
+        for lines in self._telemetry.blocks():
+            samples, self._zero = records.parse_samples(lines.text, self._zero)
             for kind, table in samples.items():
                 if table.num_rows:
                     self._hold(kind, table)

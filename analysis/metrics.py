@@ -390,9 +390,9 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))
-    from scipy import stats  # imported here, because it takes half a second
+    from scipy import special  # imported here, because it takes a while; `scipy.stats` takes longer
 
-    half = stats.t.ppf((1 + level) / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+    half = special.stdtrit(len(x) - 1, (1 + level) / 2) * x.std(ddof=1) / np.sqrt(len(x))
     return ConfidenceInterval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
 
 
@@ -446,11 +446,11 @@ def kaplan_meier(
     x, most = x[known], most[known]
     if not len(x):
         return np.empty(0), np.empty(0)
-    from scipy import stats  # imported here, because it takes half a second
-
     missed = ~np.isfinite(x)
-    left = stats.ecdf(stats.CensoredData.right_censored(np.where(missed, most, x), missed)).sf
-    return np.asarray(left.quantiles), 1 - np.asarray(left.probabilities)
+    costs, place, counts = np.unique(np.where(missed, most, x), return_inverse=True, return_counts=True)
+    at_risk = len(x) - np.cumsum(counts) + counts  # runs that had neither reached nor ended before
+    left = np.cumprod((at_risk - np.bincount(place, ~missed)) / at_risk)
+    return costs, np.asarray(1 - left, np.float64)
 
 
 def over_seeds(runs: Sequence[Run], metric: Callable[[Run], float], level: float = 0.95) -> pd.DataFrame:

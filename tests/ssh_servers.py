@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.conftest import unavailable
+from tests.running import TOPOLOGIES
 from tests.waiting import eventually
 
 _PROGRAMS = ("sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "ip")
@@ -29,8 +31,23 @@ UsePAM no
 PermitRootLogin yes
 PidFile none
 SetEnv HOME={home}{environment}
+KexAlgorithms curve25519-sha256
 {chroot}
 """
+"""Settings of a server. The usual key exchange takes twice the CPU time with each connection."""
+
+_UNHURRIED = f"""\
+{(TOPOLOGIES / "own" / "circle.py").read_text()}
+
+@dataclass(frozen=True)
+class Unhurried(Circle):
+    def loss(self, outputs, y):
+        import time
+
+        time.sleep(0.02)
+        return super().loss(outputs, y)
+"""
+"""Module with a task whose steps take 20 ms, most of which the client sleeps."""
 
 
 @dataclass(slots=True)
@@ -213,6 +230,16 @@ def servers(
         (folder / "known").write_text("\n".join(known) + "\n")
         (folder / "config").write_text("\n".join(config) + "\n")
         yield SshServers(f"{network}.1", tuple(machines), f"ssh -F {folder}/config")
+
+
+def unhurried(folder: Path) -> dict[str, Any]:
+    """Keys of a topology with a task of the user's own, whose code is put into `folder`: the clients
+    sleep most of the time. With other tasks, real devices take all the time of a core, as nothing limits
+    them."""
+    code = folder / "unhurried.py"
+    code.write_text(_UNHURRIED)
+    task = {"name": "unhurried:Unhurried", "local": {"steps": 20, "lr": 0.1}}
+    return {"task": task, "code": str(code)}
 
 
 def in_network_of(process: int | None) -> tuple[str, ...]:

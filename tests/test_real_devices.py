@@ -30,7 +30,6 @@ from testbed.runtimes.ssh import container_image
 from tests.chaos import Outboxes, unaccounted
 from tests.platforms.arm_board import PYTHON, arm_board
 from tests.running import (
-    TOPOLOGIES,
     Finished,
     Testbed,
     interrupt,
@@ -40,7 +39,7 @@ from tests.running import (
     until_printed,
     write_topology,
 )
-from tests.ssh_servers import SshServer, SshServers, servers
+from tests.ssh_servers import SshServer, SshServers, servers, unhurried
 from tests.waiting import eventually
 
 PORT = 18_890
@@ -91,15 +90,19 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
 
 
+NEAR = {"name": "near", "cpu": 0.3, "timing": "300ms"}
+"""Group of an emulated device that waits most of the time."""
+
+
 def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
     devices = [
-        {"name": "near", "cpu": 0.3},
+        NEAR,
         {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable},
     ]
-    task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
     server = {"address": hosts.address, "port": PORT}
-    rest = {"task": task, "rule": {"name": "fedasync"}, "dilation": 1, "runtime": {"name": "process"}}
-    return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
+    rest = {"rule": {"name": "fedasync"}, "dilation": 1, "runtime": {"name": "process"}}
+    whole = {"devices": devices, "server": server, **unhurried(folder), **rest, **changes}
+    return write_topology(folder, **whole)
 
 
 def left(hosts: SshServers) -> list[object]:
@@ -125,12 +128,10 @@ def assert_whole(run: Finished) -> None:
 def test_real_and_emulated_devices_share_a_run(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:
-    """With a task of the user's own. One of them leaves and joins again, by the scenario."""
-    own = {"name": "circle:Circle", "local": {"steps": 20, "lr": 0.1}}
-    code = str(TOPOLOGIES / "own" / "circle.py")
+    """One of them leaves and joins again, by the scenario."""
     scenario = [{"at": "2s", "leave": "pi-2"}, {"at": "3s", "join": "pi-2"}]
     scenario += [{"at": "2s", "crash": "pi-1", "restart_after": "1s"}]
-    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "20s"}, task=own, code=code)
+    file = topology(tmp_path, hosts, scenario=scenario, stop={"after": "20s"})
     planned = testbed("plan", file)
     assert f"{hosts.address}, port {PORT}" in planned.out
     done = testbed("up", file, "--runs", tmp_path / "runs")
@@ -171,7 +172,13 @@ def test_containers_and_real_devices_outlive_kills_cut_links_and_a_resume(
     the run is resumed. No finished update is lost or applied twice, and nothing is left anywhere."""
     first, second, *others = hosts.machines
     runs, names = tmp_path / "runs", {"box-1", "box-2", "pi-1", "pi-2", *(one.name for one in others)}
-    boxes = {"name": "box", "count": 2, "cpu": 0.15, "link": {"up": "5mbit", "rtt": "20ms"}}
+    boxes = {
+        "name": "box",
+        "count": 2,
+        "cpu": 0.15,
+        "timing": "400ms",
+        "link": {"up": "5mbit", "rtt": "20ms"},
+    }
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
     devices = [boxes, pis, *({"name": "arm", "hosts": ["root@arm"], "python": PYTHON} for _ in others)]
     scenario = [{"at": f"{n}s", "crash": f"box-{n}", "restart_after": "1s"} for n in (1, 2)]
@@ -247,7 +254,7 @@ def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
     runs = tmp_path / "runs"
     limits = {"shape": True, "cpu": 0.5, "link": {"up": "20mbit", "down": "30mbit"}}
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable, **limits}
-    devices = [{"name": "near", "cpu": 0.3}, pis]
+    devices = [NEAR, pis]
     file = topology(tmp_path, hosts, stop={"after": "6s"}, devices=devices)
     with started("up", file, "--runs", runs) as up:
         until_printed(up, "the run clock starts")
@@ -302,14 +309,14 @@ def lay_out(message):
 """Addition to `agents/wire/payloads.py` on a device whose owner means harm: its next updates are
 WAYS."""
 WAYS = {"pi-1": ("not finite", "too short", "", "other client"), "pi-3": ("no update",)}
-REASONS = ("not finite", "649 parameters, expected 650", "says it is from near", "unreadable header")
+REASONS = ("not finite", "81 parameters, expected 82", "says it is from near", "unreadable header")
 
 
 def test_interrupt_leaves_nothing_on_real_devices(hosts: SshServers, tmp_path: Path) -> None:
     """Before it, the broker refuses strangers, and the aggregator refuses hostile updates of a device
     that has its machine in common with another."""
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2", "root@pi1"], "python": sys.executable}
-    file = topology(tmp_path, hosts, devices=[{"name": "near", "cpu": 0.3}, pis])
+    file = topology(tmp_path, hosts, devices=[NEAR, pis])
     for stage in ("Preparing 3 real devices", "the run clock starts"):
         with started("up", file, "--runs", tmp_path / stage) as up:
             until_printed(up, stage)
@@ -365,7 +372,8 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     link = {"up": "4mbit", "down": "9mbit", "compression": {"kind": "int8"}}
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
-    file = topology(tmp_path, hosts, devices=devices, stop={"after": "12s"})
+    task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
+    file = topology(tmp_path, hosts, devices=devices, stop={"after": "12s"}, task=task)
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")
@@ -460,7 +468,7 @@ def test_contained_client_has_no_rights_and_is_removed_after_kills(
     """Kills of the keeper, of the client, and of the controller."""
     testbed("images", "build")
     devices = [
-        {"name": "near", "cpu": 0.3},
+        NEAR,
         {"name": "pi", "hosts": ["root@pi1"], "container": "docker"},
     ]
     file, runs = topology(tmp_path, hosts, devices=devices, stop={"after": "90s"}), tmp_path / "runs"
@@ -516,7 +524,7 @@ def test_image_is_sent_to_an_engine_that_lacks_it(
 ) -> None:
     monkeypatch.setattr(container_image, "tag", lambda _: small_image)
     devices = [
-        {"name": "near", "cpu": 0.3},
+        NEAR,
         {"name": "pi", "hosts": ["root@pi1"], "container": "podman"},
     ]
     file = topology(tmp_path, hosts, devices=devices, stop={"after": "5s"})

@@ -2,6 +2,7 @@
 these functions.
 
 launching       `plan_run`: plan a topology on this host; run the plan in this process
+reading         find and load finished runs
 running         `up`, `attach`, `load`, `ps`, `down`: start, find, read and end runs
 handle          `RunHandle`: a run as an object, to observe, change and end it
 background      start and end the process that controls a run in the background

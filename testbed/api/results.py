@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agents.events import COMPLETE
 from testbed import tracking
-from testbed.api.running import read
+from testbed.api.reading import locate, read
 from testbed.errors import BadInputError, writable_file, writable_folder
-from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
-from testbed.topology.units import share_as_typed as share_as_typed
 from testbed.tracking import TRACKERS as TRACKERS
 from testbed.tracking import processes
 
@@ -69,6 +67,13 @@ def read_slim(path: Path) -> Result:
     from analysis import comparison
 
     return comparison.slim(read(path))
+
+
+def share_as_typed(value: object) -> float:
+    """Read a target accuracy, such as `90%` or 0.9. Raises ValueError."""
+    from testbed.topology import units  # imports the whole schema of topologies
+
+    return units.share_as_typed(value)
 
 
 def compare(
@@ -246,7 +251,7 @@ def _directories(name: str, runs: Path) -> list[RunDirectory]:
     BadInputError."""
     folder = finding.folder_of_runs(name, runs)
     if folder is None:
-        return [live_runs.locate(name, runs)]
+        return [locate(name, runs)]
     found = [RunDirectory(path.parent) for path in sorted(folder.glob("*/manifest.json"))]
     ended = [one for one in found if one.read_manifest().get("outcome") in COMPLETE]
     if not ended:

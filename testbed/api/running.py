@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from testbed.api import background
 from testbed.api.handle import OnEvent, RunHandle
 from testbed.api.launching import Launch, plan_run
+from testbed.api.reading import read
 from testbed.api.topology_input import TopologyLike
 from testbed.dashboard import serving
-from testbed.errors import BadInputError, HostError, TestbedError, from_os_error, reading_run
+from testbed.errors import BadInputError, HostError, TestbedError, from_os_error
 from testbed.run import live_runs
 from testbed.rundir import finding
 from testbed.runtimes import LiveRun
@@ -102,14 +103,6 @@ def load(run: str | Path | RunHandle, *, runs: str | Path = "runs") -> Result:
     if isinstance(run, RunHandle):
         return run.result
     return read(live_runs.locate(str(run), Path(runs)).path)
-
-
-def read(path: Path) -> Result:
-    """Load the tables of the run directory `path`. Raises BadInputError if it cannot be read."""
-    from analysis import load
-
-    with reading_run(path):
-        return load.load(path)
 
 
 def ps(runs: str | Path = "runs") -> list[LiveRun]:

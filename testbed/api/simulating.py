@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from testbed.api.launching import plan_run
-from testbed.api.running import read
+from testbed.api.reading import read
 from testbed.api.topology_input import TopologyLike, text_of
 from testbed.view import View
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agents.texts import quantity
 from testbed.api import packing, results
 from testbed.api.packing import OpenedPack
-from testbed.api.running import read
+from testbed.api.reading import read
 from testbed.api.topology_input import data_root, plain_values
 from testbed.errors import BadInputError, RunFailedError, name_list
 from testbed.run.options import Options

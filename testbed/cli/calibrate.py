@@ -79,7 +79,7 @@ def _cores(*, force: bool, as_json: bool) -> None:
 
 
 def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
-    from testbed.api import machine, running
+    from testbed.api import machine, reading
     from testbed.view import View
 
     class _FidelityView(View):
@@ -94,7 +94,7 @@ def _fidelity(runtime: str, runs: Path, *, as_json: bool) -> None:
         console.verbosity = -1
     made = machine.measure_fidelity(runtime, runs=runs, view=_FidelityView())
     if as_json:
-        print_json([outcome.as_dict(running.read(path)) for path in made])
+        print_json([outcome.as_dict(reading.read(path)) for path in made])
 
 
 def _step_time(names: Sequence[str], runs: Path, *, as_json: bool) -> None:

@@ -413,7 +413,6 @@ def export(
     """
     from testbed.api import results
     from testbed.api.results import TRACKERS
-    from testbed.api.running import attach
 
     if version is not None and (not model or str(to) in TRACKERS):
         raise BadInputError("--version needs --model, and a file to write the model to")
@@ -431,6 +430,8 @@ def export(
             _print("\n".join(where))
         return
     if model:
+        from testbed.api.running import attach  # imports what starts runs
+
         handle = attach(run, runs=runs)
         path = handle.save_model(writable_file(to or handle.path / "model.pt"), version)
         print_files([path], as_json=as_json)

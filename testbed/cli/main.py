@@ -490,9 +490,9 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         if isinstance(sys.exc_info()[1], KeyboardInterrupt) and directory.checkpoint.exists():
             remark(f"Next: testbed up --resume {directory.run} · testbed dashboard {directory.run}")
     from analysis import summary  # imported late: pandas takes a second, which would delay the start
-    from testbed.api import running
+    from testbed.api import reading, running
 
-    run = running.read(directory.path)
+    run = reading.read(directory.path)
     verdict = summary.verdict(run)
     if as_json:
         print_json(outcome.as_dict(run))

@@ -18,7 +18,7 @@ from agents.events import COMPLETE
 from testbed.errors import BadInputError, HostError
 from testbed.run import resume_check
 from testbed.rundir import finding
-from testbed.rundir.directory import RunDirectory
+from testbed.rundir.directory import RunDirectory, find_run
 from testbed.runtimes import LiveRun, emulator
 from testbed.traits import RUNTIMES, emulated_runtime_names
 
@@ -83,25 +83,13 @@ def _is_of_this_host(directory: RunDirectory) -> bool:
     return True
 
 
-def directory_of(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
-    """Return the directory of `run`; None if there is none.
-
-    `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
-    several ids, prefer a live run. Raises BadInputError if several runs match.
-    """
-    path = finding.find_directory(
-        run, runs, lambda one: live and RunDirectory(one).controller() is not None
-    )
-    return None if path is None else RunDirectory(path.resolve())
-
-
 def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
     """Return the directory of `run`. Search in `runs`, then among the live runs of this machine.
 
     `run`: an id, a path, or the beginning of either. Raises BadInputError if there is no such run, or
     more than one.
     """
-    found = directory_of(run, runs, live=live)
+    found = find_run(run, runs, live=live)
     if found is None:
         everywhere = {one.run: one.directory for one in find_live_runs()}
         path = everywhere.get(finding.complete_id(run, everywhere) or "")
@@ -119,7 +107,7 @@ def prepare_resume(runs: Path, run: str) -> RunDirectory:
     """
     from agents.aggregator import snapshot  # imports all rules
 
-    directory = directory_of(run, runs)
+    directory = find_run(run, runs)
     for path in (runs / run, Path(run)) if directory is None else (directory.path,):
         _check_access(path)
     if directory is None:

@@ -18,6 +18,7 @@ from agents.disk import files
 from agents.texts import make_printable
 from analysis import manifest
 from testbed.errors import BadInputError, name_list, reading_run
+from testbed.rundir import finding
 
 _MAX_TAIL_BYTES = 4 * 2**20
 """Number of bytes at the end of a log that are searched for the log's last lines."""
@@ -227,6 +228,18 @@ class RunDirectory:
     def remove_state(self) -> None:
         """Remove the state for resuming, because the run is complete."""
         shutil.rmtree(self.state, ignore_errors=True)
+
+
+def find_run(run: str, runs: Path, *, live: bool = False) -> RunDirectory | None:
+    """Return the directory of `run`; None if there is none.
+
+    `run`: an id in `runs`, a path, or the beginning of either. `live`: if `run` is the beginning of
+    several ids, prefer a live run. Raises BadInputError if several runs match.
+    """
+    path = finding.find_directory(
+        run, runs, lambda one: live and RunDirectory(one).controller() is not None
+    )
+    return None if path is None else RunDirectory(path.resolve())
 
 
 def _lines(entries: dict[str, Any]) -> str:

@@ -21,11 +21,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from testbed.errors import BadInputError
-from testbed.tracking.facts import Facts
-from testbed.tracking.points import Point
+
+if TYPE_CHECKING:
+    from testbed.tracking.facts import Facts
+    from testbed.tracking.points import Point
 
 
 class Tracker(Protocol):

@@ -66,6 +66,16 @@ def test_unknown_record_with_known_field_names_is_skipped(directory: Path) -> No
     assert len(load(directory).updates) == 3
 
 
+def test_records_may_be_written_with_spaces(directory: Path) -> None:
+    lines = [json.dumps(json.loads(line)) if '"version"' in line else line for line in EVENTS]
+    assert lines != [*EVENTS]
+    expected = load(directory)
+    write(directory, *lines)
+    found = load(directory)
+    assert found.versions.equals(expected.versions)
+    assert found.updates.equals(expected.updates)
+
+
 def test_torn_last_line_is_skipped(directory: Path) -> None:
     assert load(directory).telemetry["cpu"].tolist() == [1.25]  # the fixture's second line is torn
     path = directory / "events.jsonl"

@@ -369,6 +369,13 @@ def test_confidence_intervals_by_hand() -> None:
     assert isnan(metrics.t_interval([1.0, nan]).mean)
 
 
+def test_kaplan_meier_by_hand() -> None:
+    """Of four runs one ends at 1.5 without the target, and two reach it at the same cost."""
+    costs, reached = metrics.kaplan_meier([1.0, 2.0, nan, 2.0], [5.0, 5.0, 1.5, 5.0])
+    assert costs.tolist() == [1.0, 1.5, 2.0]
+    assert reached.tolist() == pytest.approx([0.25, 0.25, 1.0])
+
+
 def test_over_seeds_groups_runs_that_differ_only_in_the_seed(tmp_path: Path) -> None:
     runs = []
     for number, (rule, seed, accuracy) in enumerate(

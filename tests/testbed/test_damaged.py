@@ -117,9 +117,8 @@ def test_no_line_crashes_the_process(line: bytes) -> None:
         tables, _ = records.parse_samples(block, None)
         assert tables["telemetry"]["cpu"].to_pylist() == [2.0] * block.count(whole)
         assert not len(tables["probe"])
-    tail = records.Tail(Path("events.jsonl"))
     with pytest.raises(ValueError, match=r"events\.jsonl:1"):
-        records.parse_events(tail, line + b"\n")
+        records.parse_events(Path("events.jsonl"), records.Lines(line + b"\n"))
 
 
 @pytest.mark.parametrize(
