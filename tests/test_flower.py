@@ -20,6 +20,7 @@ from testbed import BadInputError, simulate, topology, up
 from testbed.api.topology_input import text_of
 from tests.conftest import unavailable
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 APP = Path(__file__).parent / "flower_app"
 
 

@@ -177,6 +177,7 @@ def test_tensorboard_files_are_written(testbed: Testbed, run: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_failed_tracker_is_reported_without_disturbing_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,7 @@ def test_virtual_run_directory_has_the_usual_files(tmp_path: Path) -> None:
     assert not (run.path / "work").exists()
 
 
+@pytest.mark.usefixtures("forked_programs")
 def test_resolved_topology_reproduces_the_run(tmp_path: Path) -> None:
     """A measured step time is stored beside it."""
     devices = [{"name": "a", "cpu": 0.5}, {"name": "b", "cpu": 0.1}]
