@@ -1,4 +1,4 @@
-"""Imports without the garbage collector."""
+"""Imports without the garbage collector, and objects that it passes over."""
 
 from __future__ import annotations
 
@@ -18,3 +18,30 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+_frozen = False
+"""Whether the objects that existed at some time are frozen. gc.get_freeze_count would count them all."""
+
+
+def freeze() -> None:
+    """Have the garbage collector pass over all present objects until the process ends."""
+    global _frozen
+    gc.freeze()
+    _frozen = True
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Context manager in which the garbage collector passes over the objects that exist at its begin.
+    It changes nothing if objects are frozen already, for longer."""
+    global _frozen
+    if _frozen:
+        yield
+        return
+    freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _frozen = False

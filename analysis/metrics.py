@@ -209,21 +209,19 @@ def contributions(run: Run) -> pd.DataFrame:
     """
     grouped = run.updates.groupby("client", observed=False)
     updates, weights = grouped.size(), grouped["weight"].sum()
-    planned = run.devices.set_index("device")
+    names = pd.Index(updates.index.astype(object), name="device")
+    planned = run.devices.set_index("device")[["group", "importance"]].reindex(names)
     with np.errstate(invalid="ignore"):
         return pd.DataFrame(
             {
-                "group": planned["group"]
-                .astype(object)
-                .reindex(updates.index.astype(object))
-                .to_numpy(),
+                "group": planned["group"].astype(object).to_numpy(),
                 "updates": updates.to_numpy(),
                 "share": updates.to_numpy() / np.float64(updates.sum()),
                 "weight": weights.to_numpy() / np.float64(len(_aggregations(run))),
                 "effective": weights.to_numpy() / np.float64(weights.sum()),
-                "importance": planned["importance"].reindex(updates.index.astype(object)).to_numpy(),
+                "importance": planned["importance"].to_numpy(),
             },
-            index=pd.Index(updates.index.astype(object), name="device"),
+            index=names,
         )
 
 

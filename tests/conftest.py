@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -15,7 +14,7 @@ import hypothesis  # noqa: F401  (its plugin imports it at the end: then what is
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from agents.imports import without_garbage_collection
+from agents.imports import freeze, without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
@@ -43,7 +42,7 @@ def pytest_collection() -> Generator[None, object, object]:
     pass over what is imported."""
     with without_garbage_collection():
         result = yield
-    gc.freeze()
+    freeze()
     return result
 
 

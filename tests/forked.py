@@ -38,7 +38,7 @@ from unittest import mock
 import typer.main
 
 import testbed.__main__ as program
-from agents.imports import without_garbage_collection
+from agents.imports import freeze, without_garbage_collection
 from agents.process import exit_now
 from testbed.host import die_with_parent, run_module
 from testbed.plan.agent_configs import THREAD_VARIABLES
@@ -218,7 +218,7 @@ def main() -> NoReturn:
         build_command_line_once()
         typer.main.get_command(sys.modules["testbed.cli.main"].app)
         gc.collect()
-        gc.freeze()  # garbage collection in forks does not write to shared memory
+        freeze()  # garbage collection in forks does not write to shared memory
     while True:
         data, descriptors, _, _ = socket.recv_fds(orders, _MESSAGE_BYTES, _MOST_DESCRIPTORS)
         if not data:

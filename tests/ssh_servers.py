@@ -29,8 +29,10 @@ UsePAM no
 PermitRootLogin yes
 PidFile none
 SetEnv HOME={home}{environment}
+KexAlgorithms curve25519-sha256
 {chroot}
 """
+"""Settings of a server. The usual key exchange takes twice the CPU time with each connection."""
 
 
 @dataclass(slots=True)

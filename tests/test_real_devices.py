@@ -91,6 +91,11 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
 
 
+UNHURRIED = {"name": "fedfix", "period": "500ms"}
+"""Rule whose clients wait for the next tick. With others, real devices, which nothing limits, take all
+the time of a core."""
+
+
 def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
     devices = [
         {"name": "near", "cpu": 0.3},
@@ -98,7 +103,7 @@ def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
     ]
     task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
     server = {"address": hosts.address, "port": PORT}
-    rest = {"task": task, "rule": {"name": "fedasync"}, "dilation": 1, "runtime": {"name": "process"}}
+    rest = {"task": task, "rule": UNHURRIED, "dilation": 1, "runtime": {"name": "process"}}
     return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
 
 
@@ -365,7 +370,8 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     link = {"up": "4mbit", "down": "9mbit", "compression": {"kind": "int8"}}
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
-    file = topology(tmp_path, hosts, devices=devices, stop={"after": "12s"})
+    rule = {"name": "fedasync"}
+    file = topology(tmp_path, hosts, devices=devices, rule=rule, stop={"after": "12s"})
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")

@@ -43,11 +43,13 @@ from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
+PACE = {"cpu": 0.3, "timing": "400ms"}
+"""Devices start quickly, and wait most of the time."""
 DEVICES: list[dict[str, Any]] = [
-    {"name": "first", "cpu": 0.2, "link": LINK, "hosts": ["ENGINE-1"]},
-    {"name": "second", "count": 2, "cpu": 0.15, "link": LINK, "hosts": ["ENGINE-2"]},
+    {"name": "first", **PACE, "link": LINK, "hosts": ["ENGINE-1"]},
+    {"name": "second", "count": 2, **PACE, "link": LINK, "hosts": ["ENGINE-2"]},
 ]
-"""Topology to be completed with the names of the nodes, which share one host name."""
+"""Devices of a topology, to be completed with the names of the nodes, which share one host name."""
 KINDS = ("agent", "broker", "base")
 NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 """Prefix that hides other processes, so that `down --all` ends no run of other tests."""
@@ -209,14 +211,14 @@ def test_real_devices_join_a_run_on_a_swarm(
         monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
         host = os.uname().nodename
         first, second = (
-            {"name": name, "cpu": 0.2, "hosts": [f"{host}-{number}"]}
+            {"name": name, "cpu": 0.3, "hosts": [f"{host}-{number}"]}
             for number, name in enumerate(("first", "second"), 1)
         )
         real = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
         file = write_topology(
             tmp_path,
             devices=[first, second, real],
-            rule={"name": "fedasync"},
+            rule={"name": "fedfix", "period": "500ms"},  # clients wait for the next tick
             runtime={"name": "swarm"},
             server={"address": hosts.address, "port": PORT},
             dilation=1,

@@ -168,7 +168,7 @@ def test_only_sums_leave_the_clients_under_secure_aggregation(testbed: Testbed, 
     own; one of three is ended in the middle and comes back, and any two open a sum."""
     topology = write_topology(
         tmp_path,
-        devices=[{"name": "d", "count": 3, "cpu": 0.2}],
+        devices=[{"name": "d", "count": 3, "cpu": 0.2, "timing": "150ms"}],
         rule={"name": "fedbuff", "buffer_size": 2},
         privacy={
             "secure": {"colluding": 1, "needed": 2},
@@ -197,7 +197,10 @@ def test_malicious_client_only_spoils_the_sums_it_takes_part_in(
     each wrong sum is reported with its suspects."""
     topology = write_topology(
         tmp_path,
-        devices=[{"name": "d", "count": 3, "cpu": 0.2}, {"name": "evil", "cpu": 0.1}],
+        devices=[
+            {"name": "d", "count": 3, "cpu": 0.2, "timing": "150ms"},
+            {"name": "evil", "cpu": 0.1},
+        ],
         rule={"name": "fedbuff", "buffer_size": 2},
         privacy={"secure": {"colluding": 1, "needed": 3}},
         scenario=[{"at": "1h", "join": "evil"}],

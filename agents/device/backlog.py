@@ -34,13 +34,18 @@ class Backlog:
     def __init__(self) -> None:
         self._last: _QueueReading | None = None
         self._busy, self._left, self._allowed = 0.0, 0, 0.0
+        self._since_departure: tuple[float, float] | None = None
+        """Seconds, and bytes that the rate allows in them, since a packet left that had waited; None if
+        the queue may have been empty since then."""
         self._still_since = 0.0
         """Last time at which a packet left the queue, the queue was empty, or the link's rate
         changed."""
 
     def read(self, at: float, left: int, waiting: float, rate: int | None, behind: int = 0) -> None:
-        """Add a reading of the counters. The time since the previous reading counts only if packets
-        waited during all of it.
+        """Add a reading of the counters. Time counts only if packets waited during all of it, and only
+        from one departure of packets that had waited to another. At such a departure the link's token
+        bucket is empty, and the next packet's time begins. On a slow link, whose packets take longer
+        than the time between readings, other times would be wrong by a packet.
 
         Packets certainly waited all the time if fewer bytes have left the queue than waited at the
         previous reading. On the sending host, TCP keeps the queue short and refills it from its sockets.
@@ -55,17 +60,28 @@ class Backlog:
         if last is None or rate != last.rate or left != last.left or not last.waiting:
             self._still_since = at
         if last is None or last.rate is None:
+            self._since_departure = None
             return
         passed = left - last.left
         certain = last.waiting + (last.behind if last.waiting and waiting else 0)
-        if 0 <= passed < certain:
-            self._busy += at - last.at
-            self._left += passed
-            self._allowed += last.rate / 8 * (at - last.at)
+        if not 0 <= passed < certain:
+            self._since_departure = None
+            return
+        since = self._since_departure
+        if since is not None:
+            elapsed = at - last.at
+            since = since[0] + elapsed, since[1] + last.rate / 8 * elapsed
+        if passed:
+            if since is not None:
+                self._busy += since[0]
+                self._left += passed
+                self._allowed += since[1]
+            since = 0.0, 0.0
+        self._since_departure = since
 
     def pause(self) -> None:
         """Do not count the time until the next reading, e.g. during an ordered outage."""
-        self._last = None
+        self._last = self._since_departure = None
 
     @property
     def stuck_since(self) -> float | None:
@@ -79,5 +95,5 @@ class Backlog:
 
     @property
     def use(self) -> QueueUse:
-        """Totals of the queue over the time during which packets waited."""
+        """Totals of the queue over the time that counts (`read`)."""
         return QueueUse(self._busy, self._left, round(self._allowed))

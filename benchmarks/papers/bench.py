@@ -1,12 +1,13 @@
 """Run an experiment: the sweep in its file.
 
 The first seed chooses each rule's step size; the other seeds compare the rules, also with step sizes
-that are nearly as good. Finished runs in the experiment's folder are not repeated.
+that are nearly as good. For a claim on tolerance, three seeds run the whole grid. Finished runs in the
+experiment's folder are not repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,37 +46,32 @@ class Bench:
         study, grid = self._study(experiment)
         first, *others = grid["seed"]
         whole = any(claim.figure == "tolerance" for claim in experiment.claims)
-        found, scores = self._tuned(experiment, study, first, whole=whole)
-        chosen = results.of_runs(tuple(found))
-        near = {variant: judging.steps(experiment, chosen, variant) for variant in scores}
-        grids = {variant: tuple(sorted(tried)) for variant, tried in scores.items()}
-        few = others[: honest.SEEDS - 1] if whole else []  # tolerance compares the first seed, too
-        for steps, seeds in ((near, others), (grids, few)):
-            found += self._cells(experiment, study, steps, seeds, experiment.runtime) if seeds else []
+        found = self._tuned(experiment, study, grid["seed"][: honest.SEEDS] if whole else [first])
+        chosen = results.of_runs(tuple(cell for cell in found if cell.seed == first))
+        near = {variant: judging.steps(experiment, chosen, variant) for variant in study["variants"]}
+        if others:
+            found += self._cells(experiment, study, near, others, experiment.runtime)
         return results.of_runs(tuple({(c.variant, c.lr, c.seed): c for c in found}.values()))
 
     def _tuned(
-        self, experiment: Experiment, study: Mapping[str, Any], seed: int, *, whole: bool
-    ) -> tuple[list[Cell], dict[str, dict[float, float]]]:
-        """Run `seed` until each rule's best step size is inside its grid; if `whole`, until the largest
-        tolerated step size is, too. Return the runs, and their scores by variant and step size."""
+        self, experiment: Experiment, study: Mapping[str, Any], seeds: Sequence[int]
+    ) -> list[Cell]:
+        """Run `seeds` until each rule's best step size with the first seed is inside its grid. If there
+        are several seeds, also until with each of them the largest tolerated step size is."""
         given = tuple(study["grid"][LR])
         found: list[Cell] = []
-        scores: dict[str, dict[float, float]] = {variant: {} for variant in study["variants"]}
-        wanted = dict.fromkeys(scores, given)
+        wanted = dict.fromkeys(study["variants"], given)
         while wanted:
-            new = self._cells(experiment, study, wanted, [seed], "virtual")
-            for cell in new:
-                scores[cell.variant][cell.lr] = MEASURES[experiment.figure].choice(cell)
-            found += new
-            wanted = {}
-            for variant, tried in scores.items():
-                further = honest.step_to_try(tried, len(given))
-                if whole and further is None:
-                    further = honest.step_beyond(tried, len(given), TOLERATED)
-                if further is not None:
-                    wanted[variant] = (further,)
-        return found, scores
+            found += self._cells(experiment, study, wanted, seeds, "virtual")
+            done, wanted = results.of_runs(tuple(found)), {}
+            for variant in study["variants"]:
+                tried = [done.of_seed(variant, s, MEASURES[experiment.figure].choice) for s in seeds]
+                further = [honest.step_to_try(tried[0], len(given))]
+                if len(seeds) > 1:
+                    further += [honest.step_beyond(one, len(given), TOLERATED) for one in tried]
+                if (step := next((step for step in further if step is not None), None)) is not None:
+                    wanted[variant] = (step,)
+        return found
 
     def so_far(self, experiment: Experiment) -> Result | None:
         """Return the result of the finished runs of the sweep, as its file is now, with all step sizes

@@ -317,7 +317,8 @@ def _carried_traffic(queues: Iterable[_QueueAt]) -> Carried:
         if after.busy - first.busy >= _SLOW_SECONDS and after.allowed > first.allowed:
             share = (after.left - first.left) / (after.allowed - first.allowed)
             if share < _SLOW_SHARE and (slow is None or share < slow[2]):
-                slow = first.at, after.at, share
+                # A wait for one packet counts when it leaves, perhaps seconds after the wait began.
+                slow = min(first.at, after.at - (after.busy - first.busy)), after.at, share
     return Carried(busy, left / allowed if allowed else None, slow)
 
 

@@ -38,7 +38,7 @@ from typing import Any
 
 import psutil
 
-from agents.imports import without_garbage_collection
+from agents.imports import freeze, without_garbage_collection
 from testbed.errors import HostError
 from testbed.host import die_with_parent, run_module
 from testbed.host.cpusets import cpu_numbers
@@ -174,7 +174,7 @@ def main() -> None:
         for module in modules:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # garbage collection in forks does not write to shared memory
+        freeze()  # garbage collection in forks does not write to shared memory
     order = _serve(socket.socket(fileno=int(number)), variable)
     if order is not None:
         importlib.import_module(order["module"]).main()

@@ -191,7 +191,7 @@ def _within(time: float | None, limit: float) -> bool:
 
 def _charged(topology: Topology) -> Iterator[str]:
     """Yield the devices that the scenario charges, or whose battery it sets."""
-    by_name = scenario.devices_by_name(topology.devices)
+    by_group = scenario.devices_by_group(topology.devices)
     for entry in topology.scenario:
         if entry.acts_on_battery and entry.verb != "unplug":
-            yield from scenario.expand(entry.targets, by_name)
+            yield from scenario.expand(entry.targets, by_group)

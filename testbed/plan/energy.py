@@ -52,13 +52,13 @@ def energy_problems(topology: Topology, profiles: Mapping[str, DeviceProfile]) -
 def _scenario_problems(entries: Sequence[ScenarioEntry], topology: Topology) -> Iterator[Problem]:
     if not any(entry.acts_on_battery for entry in entries):
         return
-    by_name = scenario.devices_by_name(topology.devices)
+    by_group = scenario.devices_by_group(topology.devices)
     groups = {device: group for group in topology.devices for device in group.device_names}
     for index, entry in enumerate(entries):
         if not entry.acts_on_battery:
             continue
         where: Where = ("scenario", index, entry.verb)
-        for device in scenario.expand(entry.targets, by_name):
+        for device in scenario.expand(entry.targets, by_group):
             energy = groups[device].energy
             if energy is None or energy.battery is None:
                 message = f"{device} has no battery: add energy with a battery to its group"

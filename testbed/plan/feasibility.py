@@ -265,12 +265,12 @@ def too_much_later(
     `capacity`: cores that all devices together can have. `begin`: device -> CPU share at the start.
     `node`: name of the node with these devices; empty if one machine has all devices.
     """
-    by_name, where = scenario.devices_by_name(topology.devices), node and f" on {node}"
+    by_group, where = scenario.devices_by_group(topology.devices), node and f" on {node}"
     shares = dict(begin)
     for index, entry in sorted(enumerate(topology.scenario), key=lambda each: each[1].at):
         if entry.cpu is None:
             continue
-        changed = [name for name in scenario.expand(entry.targets, by_name) if name in shares]
+        changed = [name for name in scenario.expand(entry.targets, by_group) if name in shares]
         shares |= dict.fromkeys(changed, entry.cpu)
         if changed and (why := too_much(shares.values(), capacity)) is not None:
             yield topology.source.problem(

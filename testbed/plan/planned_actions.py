@@ -53,11 +53,11 @@ def lowest_rates(topology: Topology, plan: Plan) -> dict[str, float]:
         ]
         for device in plan.devices
     }
-    by_name = scenario.devices_by_name(topology.devices)
+    by_group = scenario.devices_by_group(topology.devices)
     below = plan.devices_below
     for entry in topology.scenario:
         if entry.link is not None:
-            for target in scenario.expand(entry.targets, by_name):
+            for target in scenario.expand(entry.targets, by_group):
                 for name in below.get(target, (target,)):
                     rates[name] += [entry.link.changes.get(way) for way in ("up", "down")]
     return {

@@ -36,6 +36,8 @@ from testbed.topology import Topology
 
 _MAX_NAMED = 4
 """Maximum number of devices that a sentence names."""
+_ID_SUFFIX, _SCHEMA = "-20260101-120000-abcd", "0123456789ab"
+"""Texts as long as the end of a run's id and the hash of a model's schema. Each message has both."""
 _PATIENCE = 20
 """Longest expected round, as a multiple of the mean round. An exponentially distributed duration exceeds
 20 times its mean once in 5e8 times."""
@@ -81,7 +83,8 @@ def estimate_rounds(
         if repr(device.steps) not in sizes:
             names = topology.device_names
             steps = [*device.steps, *common]
-            down, up = message_sizes("run", "0" * 64, w, steps=steps, clients=names, side=side)
+            run = topology.name + _ID_SUFFIX
+            down, up = message_sizes(run, _SCHEMA, w, steps=steps, clients=names, side=side)
             sizes[repr(device.steps)] = down + exchanged, up + exchanged
     server = AccessLink() if topology.server.link is None else topology.server.link.plain()
     one_step = side.kind == "gradient"

@@ -54,7 +54,7 @@ from testbed.topology.scenario import (
     Churn,
     ScenarioEntry,
     absent_at_start,
-    devices_by_name,
+    devices_by_group,
     expand,
     movements,
 )
@@ -109,9 +109,9 @@ def timeline(
     under churn. The iterator's memory grows with the number of devices and the size of the file, not
     with time. The same arguments give the same steps.
     """
-    by_name = devices_by_name(groups)
-    ends = _ends(scenario, by_name)
-    scripted = _scenario_steps(scenario, by_name)
+    by_group = devices_by_group(groups)
+    ends = _ends(scenario, by_group)
+    scripted = _scenario_steps(scenario, by_group)
     streams: list[Iterable[_CausedStep]] = [scripted, _heat_steps(scripted, heat)]
     streams += [
         _listed_steps(group.actions, device)
@@ -119,7 +119,7 @@ def timeline(
         if group.actions
         for device in group.device_names
     ]
-    for device, drawn in _random_steps(churn, groups, by_name, seed):
+    for device, drawn in _random_steps(churn, groups, by_group, seed):
         # No random steps after a device has left for good: dropping them one by one would never end.
         streams.append(_before(ends.get(device), drawn))
     merged = heapq.merge(*streams, key=_time)
@@ -135,20 +135,20 @@ def _before(end: Nanoseconds | None, dues: Iterator[_CausedStep]) -> Iterator[_C
 
 
 def _ends(
-    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+    scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, Nanoseconds]:
     """Map each device that leaves or crashes for good to the time of that action."""
-    last = {device: entries[-1] for device, entries in movements(scenario, by_name).items()}
+    last = {device: entries[-1] for device, entries in movements(scenario, by_group).items()}
     return {device: from_seconds(entry.at) for device, entry in last.items() if entry.verb != "join"}
 
 
 def _scenario_steps(
-    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+    scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> list[_CausedStep]:
     dues: list[_CausedStep] = []
     for entry in scenario:
         at = from_seconds(entry.at)
-        for device in expand(entry.targets, by_name):
+        for device in expand(entry.targets, by_group):
             if entry.cpu is not None:
                 dues.append(_CausedStep(Step(at, device, SetCpu(entry.cpu))))
             if entry.link is not None:
@@ -210,13 +210,16 @@ def _listed_steps(actions: Sequence[tuple[float, str]], device: str) -> list[_Ca
 
 
 def _random_steps(
-    churn: Churn | None, groups: Sequence[DeviceGroup], by_name: Mapping[str, tuple[str, ...]], seed: int
+    churn: Churn | None,
+    groups: Sequence[DeviceGroup],
+    by_group: Mapping[str, tuple[str, ...]],
+    seed: int,
 ) -> Iterator[tuple[str, Iterator[_CausedStep]]]:
     """Yield each device with its random steps. The churn of all devices comes first, and then the
     availability of all devices."""
     if churn is not None:
-        named = by_name if churn.devices is None else churn.devices
-        churned = frozenset(expand(named, by_name))
+        named = by_group if churn.devices is None else churn.devices
+        churned = frozenset(expand(named, by_group))
         for device in (device for group in groups for device in group.device_names):
             if device in churned:
                 yield device, _churn_steps(churn, seed, device)

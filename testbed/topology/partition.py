@@ -518,8 +518,9 @@ def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) 
 
 def _check_enough(labels: Indices, clients: Sequence[str], least: int) -> None:
     if len(labels) < least * len(clients):
+        most = len(labels) // least
+        fewer = f"at most {quantity(most, 'device')}, " if most else ""
         raise BadInputError(
             f"{quantity(len(clients), 'device')} for {len(labels)} training samples: each needs at "
-            f"least {least}. Use at most {len(labels) // least} devices, a larger dataset, or "
-            "task.partition: {scheme: resampled}."
+            f"least {least}. Use {fewer}a larger dataset, or task.partition: {{scheme: resampled}}."
         )

@@ -68,9 +68,9 @@ def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
         )
     if topology.dilation != 1:
         yield ("dilation",), "real devices run in real time: remove this, or the real devices"
-    by_name = scenario.devices_by_name(topology.devices)
+    by_group = scenario.devices_by_group(topology.devices)
     for index, entry in enumerate(topology.scenario):
-        named = [name for name in scenario.expand(entry.targets, by_name) if name in real]
+        named = [name for name in scenario.expand(entry.targets, by_group) if name in real]
         if named and entry.verb in _VERBS:
             yield (
                 ("scenario", index, entry.verb),

@@ -235,31 +235,29 @@ class Churn(Model):
     )
 
 
-def devices_by_name(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
-    """Map the name of each group to its devices, and the name of each device to this device alone."""
-    groups = tuple(groups)
+def devices_by_group(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]]:
+    """Map the name of each group to its devices."""
     members: dict[str, list[str]] = {}
     for group in groups:
         members.setdefault(group.group_name, []).extend(group.device_names)
-    found = {name: tuple(devices) for name, devices in members.items()}
-    return found | {device: (device,) for group in groups for device in group.device_names}
+    return {name: tuple(devices) for name, devices in members.items()}
 
 
-def expand(targets: Iterable[str], by_name: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the devices that `targets` name, without duplicates. The name of a segment stands for the
-    segment. `by_name` is the result of `devices_by_name`."""
-    return tuple(dict.fromkeys(device for name in targets for device in by_name.get(name, (name,))))
+def expand(targets: Iterable[str], by_group: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the devices that `targets` name, without duplicates. A name of no group stands for itself:
+    it is that of a device or of a segment. `by_group` is the result of `devices_by_group`."""
+    return tuple(dict.fromkeys(device for name in targets for device in by_group.get(name, (name,))))
 
 
 def movements(
-    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+    scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[ScenarioEntry]]:
     """Map each device to its movements, in the order of time. A movement is an entry in which the device
     joins, leaves, or crashes without a restart. Devices without movements are left out."""
     found: dict[str, list[ScenarioEntry]] = {}
     for entry in sorted(scenario, key=lambda entry: from_seconds(entry.at)):
         if entry.verb in ("crash", "leave", "join") and entry.duration is None:
-            for device in expand(entry.targets, by_name):
+            for device in expand(entry.targets, by_group):
                 found.setdefault(device, []).append(entry)
     return found
 
@@ -269,14 +267,14 @@ def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGr
     is to join."""
     groups = tuple(groups)
     joining = {device for group in groups if group.joins_first for device in group.device_names}
-    return frozenset(joining).union(_join_times(scenario, devices_by_name(groups)))
+    return frozenset(joining).union(_join_times(scenario, devices_by_group(groups)))
 
 
 def _join_times(
-    scenario: Iterable[ScenarioEntry], by_name: Mapping[str, tuple[str, ...]]
+    scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, float]:
     """Map each device that is absent at the start to the time in seconds at which it joins."""
-    first = {device: entries[0] for device, entries in movements(scenario, by_name).items()}
+    first = {device: entries[0] for device, entries in movements(scenario, by_group).items()}
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
 
@@ -290,7 +288,8 @@ def problems(
     """Yield the problems of the keys `scenario` and `churn` in a topology read from `source`. Problems
     are too many actions, unknown or ambiguous names, and actions on devices that are absent, or that do
     not apply to segments. `segments`: names of the segments."""
-    by_name = devices_by_name(groups)
+    by_group = devices_by_group(groups)
+    by_name = by_group | {device: (device,) for group in groups for device in group.device_names}
     named: list[tuple[Where, tuple[str, ...]]] = [
         (("scenario", index, entry.verb), entry.targets) for index, entry in enumerate(scenario)
     ]
@@ -329,7 +328,7 @@ def problems(
                     "or remove background",
                 )
     if not unknown:
-        yield from _too_early(scenario, groups, by_name, source)
+        yield from _too_early(scenario, groups, by_group, source)
 
 
 def _segment_problem(entry: ScenarioEntry, segment: str) -> str | None:
@@ -342,14 +341,14 @@ def _segment_problem(entry: ScenarioEntry, segment: str) -> str | None:
 def _too_early(
     scenario: Sequence[ScenarioEntry],
     groups: Sequence[DeviceGroup],
-    by_name: Mapping[str, tuple[str, ...]],
+    by_group: Mapping[str, tuple[str, ...]],
     source: Source,
 ) -> Iterator[Problem]:
     """Yield a problem for each crash, pause or disconnection that would happen while all its devices are
     still absent. Yield one more problem if no device is present when the run starts."""
-    joins = _join_times(scenario, by_name)
+    joins = _join_times(scenario, by_group)
     for index, entry in enumerate(scenario):
-        devices = expand(entry.targets, by_name)
+        devices = expand(entry.targets, by_group)
         if (
             entry.verb in ("crash", "pause", "disconnect")
             and devices
@@ -358,7 +357,7 @@ def _too_early(
             reason = f"{devices[0]} is absent until it joins at {joins[devices[0]]:g} s"
             yield source.problem(("scenario", index, "at"), f"{reason}: write a later time")
     absent = absent_at_start(scenario, groups)
-    if len(absent) == len({device for devices in by_name.values() for device in devices}):
+    if len(absent) == len({device for devices in by_group.values() for device in devices}):
         yield source.problem(
             ("scenario",) if joins else ("devices",),
             "every device joins later, expected at least one that is present from the start",

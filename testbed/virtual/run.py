@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
 from collections import defaultdict
@@ -23,6 +22,7 @@ from agents.client.core import Train
 from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
+from agents.imports import frozen
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
 from agents.models.vectors import Vector
@@ -79,11 +79,8 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     complete."""
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
-    frozen = gc.get_freeze_count() > 0  # by the caller, for longer than this run
-    if not frozen:
-        gc.freeze()  # existing objects stay, so that the garbage collector need not scan them
     try:
-        with interrupt_flag() as interrupted:
+        with frozen(), interrupt_flag() as interrupted:
             simulation = _simulation(spec, prepared, view, recorder)
             simulation.run(time.time(), interrupted)
     except Exception as error:
@@ -95,8 +92,6 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
         names = " and ".join(filter(user_code.is_user_code, parts))
         raise RunFailedError(f"{names} failed:\n{user_code.user_traceback(error)}") from error
     finally:
-        if not frozen:
-            gc.unfreeze()
         recorder.close()
     if interrupted():
         raise KeyboardInterrupt

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
-from agents.imports import without_garbage_collection
+from agents.imports import frozen, without_garbage_collection
+
+FROZEN_FOR_A_WHILE = """
+import gc
+from agents.imports import frozen
+try:
+    with frozen():
+        print(gc.get_freeze_count() > 0)
+        raise KeyError
+except KeyError:
+    print(gc.get_freeze_count())
+"""
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -24,3 +37,12 @@ def test_garbage_collector_is_restored_after_a_failed_import(enabled: bool) -> N
 def _fail(collecting: bool) -> None:
     assert not collecting
     raise ImportError
+
+
+def test_objects_are_frozen_for_a_while_unless_they_are_for_longer() -> None:
+    """In this process, the tests' imports are frozen."""
+    command = [sys.executable, "-c", FROZEN_FOR_A_WHILE]
+    assert subprocess.check_output(command, text=True).split() == ["True", "0"]
+    with frozen():
+        pass
+    assert gc.get_freeze_count() > 0

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -362,6 +363,27 @@ def test_step_sizes_are_chosen_in_virtual_time(tmp_path: Path) -> None:
     assert {one.seed for one in done.cells} == {1, 2}
 
 
+def test_tolerance_extends_the_grid_for_each_of_its_seeds(tmp_path: Path) -> None:
+    """With seed 1 a step size of 1 costs 20 points, with seed 3 only one: whether 3 is tolerated has to
+    be tried with all three seeds. Seed 4 only compares the best step size."""
+
+    class Recorded(Bench):
+        def _cells(self, *arguments: Any) -> list[Cell]:
+            _, _, steps, seeds, _ = arguments
+            costs = {0.1: 4, 0.3: 0, 1: 20, 3: 40}
+            return [
+                cell(variant, seed, 80 - (1 if (seed, lr) == (3, 1) else costs[lr]), lr)
+                for variant, own in steps.items()
+                for lr in own
+                for seed in seeds
+            ]
+
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("[0.1, 0.3]", "[0.1, 0.3, 1]"))
+    done = Recorded(tmp_path / "runs", None, print, files=tmp_path).run(EXPERIMENT)
+    tried = [set(done.of_seed("A", seed, lambda one: one.accuracy)) for seed in (1, 2, 3, 4)]
+    assert tried == [{0.1, 0.3, 1, 3}] * 3 + [{0.3}]
+
+
 def test_invalid_sweep_is_reported(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(BASE)
     bench = Bench(tmp_path / "runs", None, print, files=tmp_path, jobs=1)
@@ -375,7 +397,7 @@ def test_invalid_sweep_is_reported(tmp_path: Path) -> None:
     greedy = "task: {partition: {scheme: dirichlet, alpha: 0.1, min_samples: 9999}, "
     (tmp_path / "base.yaml").write_text(BASE.replace("task: {", greedy))
     with pytest.raises(RunFailedError, match="4 of 4 runs of tiny failed"):
-        bench.run(EXPERIMENT)
+        bench.run(replace(EXPERIMENT, claims=()))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.name)

@@ -422,6 +422,8 @@ def test_link_slow_for_two_seconds_is_detected() -> None:
     assert pi(slow).carried["up"].slow == (1.0, 3.0, 0.8)
     short = carrying((0, 0, 0, 0), (1, 1, 100, 100), (2, 2, 180, 200), (3, 2.5, 200, 250))
     assert pi(short).carried["up"].slow is None
+    stood_still = carrying((0, 0, 0, 0), (4, 0, 0, 0), (5, 5, 100, 500))
+    assert pi(stood_still).carried["up"].slow == (0.0, 5.0, 0.2)
     restarted = carrying((0, 5, 500, 500), (1, 6, 500, 600), (2, 0, 0, 0), (3, 1, 0, 100))
     assert pi(restarted).carried["up"].slow is None
 

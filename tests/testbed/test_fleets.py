@@ -193,7 +193,7 @@ def test_scenario_acts_on_a_drawn_group_and_on_its_devices(tmp_path: Path) -> No
     file = _write(tmp_path, {"from": "survey.csv"}, 3)
     scenario = "scenario: [{at: 1s, pause: phones, for: 1s}, {at: 2s, crash: phones-2}]\n"
     topology = topologies.parse(file.read_text() + scenario, str(file))
-    assert topologies.scenario.devices_by_name(topology.devices)["phones"] == topology.device_names
+    assert topologies.scenario.devices_by_group(topology.devices)["phones"] == topology.device_names
 
 
 @pytest.fixture(scope="module")
