@@ -36,6 +36,7 @@ from tests.running import (
     until_printed,
 )
 
+pytestmark = pytest.mark.usefixtures("forked_programs")
 OWN = TOPOLOGIES / "own"
 STEPS, LR, L2, ALPHA, SERVER_LR = 4, 0.2, 1e-4, 0.3, 0.7
 N = 4
