@@ -81,8 +81,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     try:
         with frozen(), interrupt_flag() as interrupted:
-            simulation = _simulation(spec, prepared, view, recorder)
-            simulation.run(time.time(), interrupted)
+            _simulation(spec, prepared, view, recorder).run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
         if not user_code.is_caused_by_user_code(error, task):
