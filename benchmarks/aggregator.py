@@ -140,7 +140,7 @@ class Aggregator:
         """Handle updates: this is what is measured."""
         for client, payload in updates:
             message = payloads.decode_update(payload)
-            self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message))
+            self._handle(inputs.UpdateArrived(_NOW, client, len(payload), _NOW, message), payload)
             if self._recording is not None:
                 self._recording.flush()
             self._outbox.waiting.clear()
