@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -21,9 +22,11 @@ from tests import forked, leaks
 from tests.running import Said, Testbed
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """With `-n auto`: twice as many as cores, because many tests wait for devices that wait."""
-    return 2 * len(os.sched_getaffinity(0))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """With `-n auto`: twice as many as cores, because many tests wait for devices that wait; fewer for
+    tests that measure times."""
+    cores = len(os.sched_getaffinity(0))
+    return math.ceil(1.5 * cores) if config.option.markexpr == "timed" else 2 * cores
 
 
 def pytest_configure() -> None:
