@@ -273,5 +273,7 @@ def _with_waiting(spans: pd.DataFrame, devices: int, since: float, until: float)
     owner = np.insert(device, places[1:], np.arange(devices))
     real = np.flatnonzero(stop > start)
     gaps = _spans(owner[real], "wait", start[real], stop[real])
+    # Gaps have even places, each interval the odd one after the gap before it. Each device has one gap
+    # more than intervals.
     order = np.concatenate([2 * (np.arange(len(spans)) + device) + 1, 2 * real])
     return pd.concat([spans, gaps]).iloc[np.argsort(order, kind="stable")]
