@@ -33,6 +33,8 @@ function look(root) {
 look(document);
 return found.join("\\n");
 """
+_SCRIPT_SECONDS = 120.0
+"""Maximum number of seconds that a script takes. Beside other tests, the browser gets little CPU."""
 _DRAWN = "!!window.Bokeh && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
 
 
@@ -76,8 +78,7 @@ class Browser:
 
     def words(self, name: str) -> str:
         """The text of a part of the page."""
-        text: str = self.run(f"return {_FIGURE}.text", name)
-        return text
+        return str(self.model(name, "text"))
 
     def hover(self, figure: str, x: float, y: float) -> str:
         """The words that appear where the pointer is moved to this place of the figure; or none."""
@@ -88,6 +89,10 @@ class Browser:
         time.sleep(0.3)
         words: str = self.run(_TOOLTIPS)
         return words
+
+    def model(self, name: str, attribute: str) -> Any:
+        """An attribute of a model of the page."""
+        return self.run(f"return {_FIGURE}[arguments[1]]", name, attribute)
 
     def header(self) -> str:
         return self.words("header-0")
@@ -119,6 +124,7 @@ def opened(
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+    driver.set_script_timeout(_SCRIPT_SECONDS)
     try:
         media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)

@@ -80,6 +80,7 @@ def test_page_follows_a_running_run(tmp_path: Path) -> None:
             before = drawn(page, "accuracy", "fedbuff"), lanes(page)
             eventually(lambda: len(drawn(page, "accuracy", "fedbuff")) > len(before[0]))
             eventually(lambda: len(lanes(page)) > len(before[1]))
+            eventually(lambda: not page.model("sent", "active"))  # the server sends the next state
             assert "sequence" in eventually(lambda: hovered(page))
             eventually(lambda: "working" in page.words("table-0"))
             assert {"fast", "slow"} <= set(eventually(lambda: page.layers("cpu-over-time-0")))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
 
 from bokeh.document import Document
-from bokeh.events import ConnectionLost
+from bokeh.events import ConnectionLost, DocumentReady
 from bokeh.models import CustomJS
 from bokeh.models.css import InlineStyleSheet
-from bokeh.models.widgets import Div, Select, TextInput
+from bokeh.models.widgets import Div, Select, TextInput, Toggle
 
 from analysis import comparison, metrics
 from analysis.charts import screen
@@ -27,6 +28,10 @@ from testbed.traits import is_simulated
 
 _REFRESH_INTERVAL_MS = 150
 """Milliseconds between two checks whether the board has changed."""
+_MAX_WAIT_SECONDS = 10.0
+"""Maximum number of seconds to wait until the browser has drawn the last state. Its answer may be lost,
+and a page in a hidden tab is not drawn."""
+_DRAWN = "if (sent.active) requestAnimationFrame(() => setTimeout(() => { sent.active = false; }))"
 _RETRY_MS = 1000
 """Milliseconds until the page asks again whether a run has a plan."""
 _FEW_DEVICES = 8
@@ -85,6 +90,13 @@ class _PageView:
         if len(board.feeds) > 1:
             self._events.append(self._div("events"))
         self._compared = self._div("compared")
+        self._sent, self._sent_at = Toggle(name="sent", active=True), time.monotonic()
+        """Active until the browser has drawn the state that was sent last. Without it, a browser that
+        draws slowly would fall behind more and more."""
+        self._compared.tags = [self._sent]  # thereby it is part of the document
+        drawn = CustomJS(args={"sent": self._sent}, code=_DRAWN)
+        self._sent.js_on_change("active", drawn)
+        document.js_on_event(DocumentReady, drawn)
         self._many = any(len(table.devices) > _FEW_DEVICES for table in board.tables)
         self._controls()
         wrap = _COLUMN_WRAP[max(1, len(board.columns))]
@@ -106,11 +118,18 @@ class _PageView:
             logs=[not is_simulated(run.manifest.get("runtime")) for run in board.runs],
         )
 
-    def refresh(self) -> None:
+    def refresh(self, *, at_once: bool = False) -> None:
+        """Show the newest state. If the browser has not drawn the last one yet, do so only if `at_once`
+        is set, or if that takes too long."""
+        now = time.monotonic()
+        if self._sent.active and now < self._sent_at + _MAX_WAIT_SECONDS and not at_once:
+            return
         self._board.refresh()
         if self._shown != self._board.generation:
             self._shown = self._board.generation
             self._write()
+            self._sent.active = False  # so that the next line is a change in any case
+            self._sent_at, self._sent.active = now, True
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -202,7 +202,7 @@ async def _end(server: BaseServer, site: Site) -> None:
     site.refresh()
     for session in server.get_sessions():
         for callback in session.document.session_callbacks:
-            shown: Any = session.with_document_locked(callback.callback)
+            shown: Any = session.with_document_locked(callback.callback, at_once=True)
             await shown  # wait until it was sent
     await asyncio.sleep(_FLUSH_SECONDS)
     server.io_loop.stop()

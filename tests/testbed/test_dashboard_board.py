@@ -163,9 +163,32 @@ def test_new_data_reuses_the_existing_bokeh_models(directory: RunDirectory) -> N
     before = {model.id for model in document.models}
     append(directory.events, UPDATE)
     board.refresh(at_once=True)
+    document.get_model_by_name("sent").active = False  # type: ignore[union-attr]  # as the browser does
     callback.callback()
     assert "4 (0.4/s)" in document.get_model_by_name("header-0").text  # type: ignore[union-attr]
     assert {model.id for model in document.models} == before
+
+
+def test_slow_browser_gets_the_next_state_when_it_has_drawn_the_last(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the states that it has not drawn yet would pile up."""
+    board, document = Board([Feed(directory.path)]), Document()
+    page.fill(document, board, "light")
+    (callback,), sent = document.session_callbacks, document.get_model_by_name("sent")
+
+    def shown() -> str:
+        append(directory.events, UPDATE)
+        board.refresh(at_once=True)
+        callback.callback()
+        return str(document.get_model_by_name("header-0").text)  # type: ignore[union-attr]
+
+    assert "3 (0.3/s)" in shown()
+    sent.active = False  # type: ignore[union-attr]  # as the browser does
+    assert "5 (0.5/s)" in shown()
+    assert "5 (0.5/s)" in shown()
+    monkeypatch.setattr(page, "_MAX_WAIT_SECONDS", 0.0)
+    assert "7 (0.7/s)" in shown()
 
 
 def test_server_imports_rarely_needed_modules_late() -> None:
