@@ -28,7 +28,10 @@ def test_limits_are_read_back_and_outside_changes_make_the_run_not_valid(
 ) -> None:
     topology = write_topology(
         tmp_path,
-        devices=[{"name": name, "cpu": 0.1, "memory": "300MiB"} for name in ("kept", "set", "other")],
+        devices=[
+            {"name": name, "cpu": 0.1, "timing": "1s", "memory": "300MiB"}
+            for name in ("kept", "set", "other")
+        ],
         scenario=[{"at": "2s", "set": "set", "cpu": 0.2}],
         evaluate={"every": "5s"},
         stop={"after": "10s"},
