@@ -27,6 +27,9 @@ from tests import forked
 
 TOPOLOGIES = Path(__file__).parent.parent / "topologies"
 TESTBED = [sys.executable, "-m", "testbed"]
+UNHURRIED = {"name": "fedfix", "period": "500ms"}
+"""Rule whose clients wait for the next tick. With others, real devices, which nothing limits, take all
+the time of a core."""
 
 
 def cli(

@@ -31,6 +31,7 @@ from tests.chaos import Outboxes, unaccounted
 from tests.platforms.arm_board import PYTHON, arm_board
 from tests.running import (
     TOPOLOGIES,
+    UNHURRIED,
     Finished,
     Testbed,
     interrupt,
@@ -89,11 +90,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServers]:
 @pytest.fixture(autouse=True)
 def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
-
-
-UNHURRIED = {"name": "fedfix", "period": "500ms"}
-"""Rule whose clients wait for the next tick. With others, real devices, which nothing limits, take all
-the time of a core."""
 
 
 def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
@@ -371,7 +367,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
     rule = {"name": "fedasync"}
-    file = topology(tmp_path, hosts, devices=devices, rule=rule, stop={"after": "12s"})
+    file = topology(tmp_path, hosts, devices=devices, rule=rule, stop={"after": "6s"})
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")

@@ -16,7 +16,7 @@ import pytest
 
 from agents.timing.clock_sync import Estimate
 from tests.conftest import unavailable
-from tests.running import Finished, Testbed, started, until_printed, write_topology
+from tests.running import UNHURRIED, Finished, Testbed, started, until_printed, write_topology
 from tests.ssh_servers import SshServers, servers
 from tests.waiting import eventually
 
@@ -111,7 +111,7 @@ def topology(folder: Path, hosts: SshServers, python: str, **changes: Any) -> Pa
     devices = [{"name": "near", "cpu": 0.3}, {"name": "pi", "hosts": ["root@pi1"], "python": python}]
     server = {"address": hosts.address, "port": PORT}
     task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
-    rest = {"task": task, "rule": {"name": "fedasync"}, "dilation": 1, "runtime": {"name": "process"}}
+    rest = {"task": task, "rule": UNHURRIED, "dilation": 1, "runtime": {"name": "process"}}
     return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
 
 

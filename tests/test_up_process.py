@@ -175,7 +175,7 @@ def test_only_sums_leave_the_clients_under_secure_aggregation(testbed: Testbed, 
             "differential": {"clip": 5.0, "noise": 0.01, "at": "server"},
         },
         scenario=[{"at": "2s", "crash": "d-1", "restart_after": "2s"}],
-        stop={"after": "10s"},
+        stop={"after": "7s"},
         durability="recording",
     )
     run = run_to_its_end(topology, "process")

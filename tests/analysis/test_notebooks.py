@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 NOTEBOOKS = Path(__file__).parents[2] / "analysis" / "notebooks"
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 SHORTER = {
-    "2-who-waits-for-whom.ipynb": {"90s": "30s"},
+    "2-who-waits-for-whom.ipynb": {"90s": "30s", "48s": "24s"},
     "3-staleness-and-bias.ipynb": {"{after: 60s}": "{after: 20s}", '"updates": 1000': '"updates": 100'},
     "4-comparing-rules.ipynb": {"range(4)": "range(2)"},
 }
@@ -31,7 +31,7 @@ def executions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Executed]:
     """All notebooks, in a copy of their folder, which also receives their runs."""
     folder = copytree(NOTEBOOKS, tmp_path_factory.mktemp("all") / "notebooks")
     predicted = folder / "docker" / "topology.yaml"
-    predicted.write_text(predicted.read_text(encoding="utf-8").replace("after: 40s", "after: 12s"))
+    predicted.write_text(predicted.read_text(encoding="utf-8").replace("after: 40s", "after: 6s"))
     return asyncio.run(_executed(folder))
 
 

@@ -25,7 +25,7 @@ PLENTY: dict[str, dict[str, Any]] = {
     "shakespeare-lstm": {"lr": 0.5},
     "sst2-bert-lora": {"steps": 40, "lr": 0.2},
 }
-"""Settings of local training on 16 samples, so that two rounds are enough."""
+"""Settings of local training on 16 samples, so that two rounds are enough (of a small BERT, three)."""
 
 
 @pytest.mark.parametrize("task", PLENTY)
@@ -47,7 +47,7 @@ def test_loss_of_a_paper_task_decreases(
         rule={"name": "fedavg"},
         devices=[{"name": "d", "count": 2, "timing": "1s"}],
         evaluate={"every": "1min", "samples": 10},
-        stop={"updates": 6},
+        stop={"updates": 6 if task == "sent140-tinybert" else 4},
     )
     losses = _run(topology, tmp_path, data=data_root).updates["loss"]
     assert losses.iloc[-2:].mean() < 0.95 * losses.iloc[:2].mean()

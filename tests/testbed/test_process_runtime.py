@@ -239,7 +239,7 @@ def test_device_is_limited_and_pinned_to_its_cpus(make: Make, tmp_path: Path) ->
     assert set(device.cpu_affinity() or []) == cpu_numbers(run.plan.device_cpus)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_stop_is_quick_with_twenty_unresponsive_processes(make: Make, tmp_path: Path) -> None:
     run = spec(tmp_path, devices=20, cpu=0.01)
     runtime = make(run, STUBBORN)
