@@ -24,6 +24,13 @@ def names(cores: int) -> list[str]:
     return [f"turn-{number}" for number in range(_PER_CORE * cores)]
 
 
+def make(folder: Path, cores: int) -> None:
+    """Create the files in `folder`, readable for the inits of all devices, whatever the umask is."""
+    for name in names(cores):
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+
+
 def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | None:
     """Wait until one of the files in `folder` can be locked, and lock it. Return its file descriptor.
     The turn ends when this process and those that inherit the descriptor have closed it or ended.
