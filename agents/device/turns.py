@@ -36,7 +36,8 @@ def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | Non
     The turn ends when this process and those that inherit the descriptor have closed it or ended.
 
     Return None without a turn after `seconds`, because a client that hangs, or means harm, keeps its
-    turn. Also return None if there are no files, or if `is_over` returns true.
+    turn. Also return None if there are no files, if the file system does not lock them, or if `is_over`
+    returns true.
     """
     deadline = time.monotonic() + seconds
     while (files := sorted(folder.glob("turn-*"))) and time.monotonic() < deadline and not is_over():
@@ -46,6 +47,9 @@ def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | Non
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
+            except OSError:  # NFS locks only what may be written
+                os.close(descriptor)
+                return None
             else:
                 return descriptor
         time.sleep(_POLL_SECONDS)

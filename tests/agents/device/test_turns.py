@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import threading
@@ -68,6 +70,16 @@ def test_every_init_may_read_the_files(tmp_path: Path) -> None:
     assert {path.name: oct(path.stat().st_mode)[-3:] for path in tmp_path.iterdir()} == {
         f"turn-{number}": "644" for number in range(4)
     }
+
+
+def test_clients_start_at_once_where_files_cannot_be_locked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert take(folder, PATIENCE) is None
 
 
 def test_nobody_waits_without_turns_or_after_sigterm(tmp_path: Path, folder: Path) -> None:
