@@ -162,7 +162,10 @@ class Init:
         for path, digest in self._config.hashes.items():
             if files.sha256(Path(path)) != digest:
                 raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
-        self._start_wanted(self._take_turn())
+        turn = self._take_turn()
+        if self._stopped:
+            return 0
+        self._start_wanted(turn)
         self._connection.open(self._config.timeout_s)
         if self._config.probed is not None:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()

@@ -24,12 +24,20 @@ def names(cores: int) -> list[str]:
     return [f"turn-{number}" for number in range(_PER_CORE * cores)]
 
 
+def make(folder: Path, cores: int) -> None:
+    """Create the files in `folder`, readable for the inits of all devices, whatever the umask is."""
+    for name in names(cores):
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+
+
 def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | None:
     """Wait until one of the files in `folder` can be locked, and lock it. Return its file descriptor.
     The turn ends when this process and those that inherit the descriptor have closed it or ended.
 
     Return None without a turn after `seconds`, because a client that hangs, or means harm, keeps its
-    turn. Also return None if there are no files, or if `is_over` returns true.
+    turn. Also return None if there are no files, if the file system does not lock them, or if `is_over`
+    returns true.
     """
     deadline = time.monotonic() + seconds
     while (files := sorted(folder.glob("turn-*"))) and time.monotonic() < deadline and not is_over():
@@ -39,6 +47,9 @@ def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | Non
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(descriptor)
+            except OSError:  # NFS locks only what may be written
+                os.close(descriptor)
+                return None
             else:
                 return descriptor
         time.sleep(_POLL_SECONDS)

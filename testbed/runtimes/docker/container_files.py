@@ -82,8 +82,7 @@ def prepare(
     directory, devices = spec.directory, [device.name for device in spec.plan.emulated_devices]
     directory.control.mkdir(exist_ok=True)
     (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from an earlier segment
-    for name in turns.names(len(spec.plan.cpus)):
-        (directory.control / name).touch()
+    turns.make(directory.control, len(spec.plan.cpus))
     give_to_containers(owner, *directory.work.iterdir())
     for device in devices:
         for path in (directory.config(device), directory.shard(device)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import threading
@@ -20,8 +22,7 @@ PATIENCE = 60.0
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the turns of a host with one core: two."""
-    for name in turns.names(1):
-        (tmp_path / name).touch()
+    turns.make(tmp_path, 1)
     return tmp_path
 
 
@@ -57,6 +58,28 @@ def test_turn_ends_when_the_client_is_killed(folder: Path) -> None:
         clients[0].kill()
         free = eventually(lambda: take(folder))
         os.close(free)
+
+
+def test_every_init_may_read_the_files(tmp_path: Path) -> None:
+    """In a container it is another user than the one of `testbed up`, without the right to read all."""
+    before = os.umask(0o077)
+    try:
+        turns.make(tmp_path, 2)
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode)[-3:] for path in tmp_path.iterdir()} == {
+        f"turn-{number}": "644" for number in range(4)
+    }
+
+
+def test_clients_start_at_once_where_files_cannot_be_locked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert take(folder, PATIENCE) is None
 
 
 def test_nobody_waits_without_turns_or_after_sigterm(tmp_path: Path, folder: Path) -> None:
