@@ -553,6 +553,8 @@ class DeviceConfig:
     isolated: str
     """Path of a file that is created when the device is isolated or, on a real device, when its clock
     has been compared. No client starts before that."""
+    turns: str | None
+    """Folder with the files of `agents.device.turns`; None on a real device, which starts at once."""
     user: int | None
     """Numeric id of the client process's user and group; None on a real device, where the client runs as
     the user of the init."""

@@ -3,11 +3,11 @@
     python -m tests.forked SOCKET      the process that forks, a child of the one that starts programs
 
 In a process that called `use`, `subprocess.Popen` forks `python -m testbed` and what
-`run_module.command` names. Otherwise each program would spend one to three seconds of CPU time on
-imports. A forked program is a child of the process that starts it, and has its own session, arguments,
-environment, working directory and standard streams, which other processes see, too. It also starts
-programs in this way. Whoever tests the start itself starts `running.TESTBED` by a process that did not
-call `use`.
+`run_module.command` names, also after `ssh_servers.in_network_of`. Otherwise each program would spend
+one to three seconds of CPU time on imports. A forked program is a child of the process that starts it,
+and has its own session, arguments, environment, working directory, standard streams and perhaps network,
+which other processes see, too. It also starts programs in this way. Whoever tests the start itself
+starts `running.TESTBED` by a process that did not call `use`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ _MOST_DESCRIPTORS = 16
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 """Number of the system call; None where it is not known here."""
 _CLONE_PARENT = 0x8000
+_CLONE_NEWNET = 0x40000000
 _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)
 """Indices in /proc/PID/stat of start and end, counted from the field after the program's name."""
 
@@ -129,7 +130,10 @@ def _order(args: Any, environment: Mapping[str, str]) -> dict[str, Any] | None:
     customize = _customization(environment.get("PYTHONPATH"))
     if threads or customize is None or _CLONE is None or not isinstance(args, list):
         return None
-    order: dict[str, Any] = {"parent": None, "cpus": None, "customize": customize}
+    order: dict[str, Any] = {"parent": None, "cpus": None, "network": None, "customize": customize}
+    if args[:1] == ["nsenter"] and args[2:3] == ["--net"]:
+        order["network"] = int(args[1].removeprefix("--target="))
+        args = args[3:]
     if args[:4] == [_PYTHON, "-I", "-S", die_with_parent.__file__]:
         order |= {"parent": int(args[4]), "cpus": [*map(int, args[5].split(","))]}
         args = args[7:]
@@ -229,6 +233,9 @@ def main() -> NoReturn:
                 os.close(descriptor)
             continue
         orders.close()
+        order = json.loads(data)
+        if order["network"] is not None:
+            _enter_network(order["network"])
         ours, orders = _pair()
         if os.fork() == 0:  # this process forks what the program starts
             ours.close()
@@ -236,7 +243,7 @@ def main() -> NoReturn:
             continue
         orders.close()
         _of_this_process = _Server(ours)
-        _become(json.loads(data), descriptors)
+        _become(order, descriptors)
 
 
 def _fork_sibling() -> int:
@@ -246,6 +253,14 @@ def _fork_sibling() -> int:
     pid: int = libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     (python.PyOS_AfterFork_Parent if pid else python.PyOS_AfterFork_Child)()
     return pid
+
+
+def _enter_network(process: int) -> None:
+    """Move this process, whose only thread this is, into the network of `process`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/proc/{process}/ns/net").open() as namespace:
+        if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _become(order: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:

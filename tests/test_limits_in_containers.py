@@ -1,18 +1,74 @@
-"""Limits of a device's container in a whole run: read back from the kernel by its init."""
+"""Limits of devices' containers in a whole run: read back from the kernel, changed from outside, met."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
 
+from agents import events
 from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from tests.running import Finished, left_in_docker, started, until_printed, write_topology
 
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
 MIB = 2**20
+GREEDY = """
+from dataclasses import dataclass
+
+import torch
+from agents.tasks.logreg import DigitsLogreg
+
+kept = []
+
+@dataclass(frozen=True)
+class Greedy(DigitsLogreg):
+    \"\"\"Its sixth step takes 400 MiB.\"\"\"
+
+    def loss(self, outputs, y):
+        if outputs.requires_grad:  # it trains
+            kept.append(None)
+            if len(kept) == 6:
+                kept.append(torch.ones(100 * 2**20))
+        return super().loss(outputs, y)
+"""
+
+
+@pytest.fixture(scope="module")
+def limited(
+    engine: docker.DockerClient, built: object, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    """Run in which `small` has too little memory, and `other` is given more from outside."""
+    folder = tmp_path_factory.mktemp("limited")
+    (folder / "code").mkdir()
+    (folder / "code" / "greedy.py").write_text(GREEDY)
+    enough = {"cpu": 0.1, "timing": "300ms", "memory": "1GiB"}
+    topology = write_topology(
+        folder,
+        code="code",
+        task={"name": "greedy:Greedy", "local": {"steps": 2, "batch_size": 32, "lr": 0.1}},
+        rule={"name": "fedasync"},
+        devices=[
+            {"name": "small", "cpu": 0.5, "timing": "300ms", "memory": "400MiB"},
+            *({"name": name, **enough} for name in ("kept", "set", "other")),
+        ],
+        scenario=[{"at": "2s", "set": "set", "cpu": 0.2}],
+        evaluate={"every": "5s"},
+        stop={"after": "12s"},
+    )
+    runs = folder / "runs"
+    with started("up", topology, "--runtime", "docker", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (run,) = runs.iterdir()
+        labels = [f"{RUN_LABEL}={run.name}", f"{COMPONENT_LABEL}=other"]
+        (other,) = engine.containers.list(filters={"label": labels})
+        time.sleep(3)
+        other.update(mem_limit=1500 * MIB, memswap_limit=1600 * MIB)
+        output, _ = up.communicate(timeout=120)
+    assert up.returncode == 0, output
+    return Finished.only_one_in(runs)
 
 
 def last_limits(run: Finished, device: str) -> dict[str, Any]:
@@ -21,39 +77,29 @@ def last_limits(run: Finished, device: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_limits_are_read_back_and_outside_changes_make_the_run_not_valid(
-    engine: docker.DockerClient, built: object, tmp_path: Path
-) -> None:
-    topology = write_topology(
-        tmp_path,
-        devices=[
-            {"name": name, "cpu": 0.1, "timing": "1s", "memory": "300MiB"}
-            for name in ("kept", "set", "other")
-        ],
-        scenario=[{"at": "2s", "set": "set", "cpu": 0.2}],
-        evaluate={"every": "5s"},
-        stop={"after": "10s"},
-    )
-    runs = tmp_path / "runs"
-    with started("up", topology, "--runs", runs) as up:
-        until_printed(up, "the run clock starts")
-        (run,) = runs.iterdir()
-        labels = [f"{RUN_LABEL}={run.name}", f"{COMPONENT_LABEL}=other"]
-        (other,) = engine.containers.list(filters={"label": labels})
-        time.sleep(3)
-        other.update(mem_limit=500 * MIB, memswap_limit=600 * MIB)
-        up.wait(timeout=120)
-    ended = Finished.only_one_in(runs)
-    kept, changed, wrong = (last_limits(ended, name) for name in ("kept", "set", "other"))
-    assert (kept["quota"], kept["period"], kept["memory"]) == (5_000, 50_000, 300 * MIB)
+def test_limits_are_read_back_and_outside_changes_make_the_run_not_valid(limited: Finished) -> None:
+    kept, changed, wrong = (last_limits(limited, name) for name in ("kept", "set", "other"))
+    assert (kept["quota"], kept["period"], kept["memory"]) == (5_000, 50_000, 1024 * MIB)
     assert kept.get("swap", 0) == 0
     assert changed["quota"] / changed["period"] == pytest.approx(0.2)
-    assert wrong["memory"] == 500 * MIB
-    (reason,) = (r for r in ended.manifest["validity"]["reasons"] if "other limits" in r)
+    assert wrong["memory"] == 1500 * MIB
+    (reason,) = (r for r in limited.manifest["validity"]["reasons"] if "other limits" in r)
     assert reason.startswith(
-        "the kernel has other limits for other: its memory limit is 524288000 bytes"
+        "the kernel has other limits for other: its memory limit is 1572864000 bytes"
     )
     assert "(and" not in reason
-    assert left_in_docker(engine, run.name) == []
+
+
+def test_device_killed_for_lack_of_memory_is_reported_as_such(limited: Finished) -> None:
+    """Another device, which has enough memory, continues."""
+    notes = [record.message for record in limited.records if isinstance(record, events.Note)]
+    told = "out of memory: its client was killed, because it needed more than the device's 400 MiB"
+    assert [note for note in notes if note.startswith("small") and told in note]
+    assert not [note for note in notes if note.startswith("kept")]
+    assert len(limited.of_group("small")) < 6 < len(limited.of_group("kept"))
+
+
+def test_nothing_is_left_of_a_run_with_changed_limits(
+    limited: Finished, engine: docker.DockerClient
+) -> None:
+    assert left_in_docker(engine, limited.path.name) == []

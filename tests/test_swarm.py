@@ -201,6 +201,7 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("forked_programs")
 def test_real_device_joins_a_run_on_a_swarm(
     on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,9 +269,9 @@ def test_real_device_joins_a_run_on_a_swarm(
 def test_device_that_exits_during_the_launch_ends_the_run_and_is_named(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
-    first, second = DEVICES
-    second = second | {"count": 1}
-    file = topology(tmp_path, [first, second], stop={"after": "5min"})
+    here = {"name": "first", **PACE, "hosts": ["ENGINE-1"]}
+    there = {"name": "second", "count": 1, **PACE, "hosts": ["ENGINE-2"]}
+    file = topology(tmp_path, [here, there], stop={"after": "5min"})
     worker = on_swarm[1]
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs") as up:
         eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)], 90)
@@ -303,7 +304,7 @@ def test_node_lost_since_the_plan_is_reported_and_a_new_one_is_ignored(
     on_swarm: tuple[Engine, Engine], tmp_path: Path
 ) -> None:
     here, other = nodes(on_swarm[0].client)
-    read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2, "link": LINK}]))
+    read = load(write_topology(tmp_path, devices=[{"name": "first", "cpu": 0.2}]))
 
     def planned(name: str, *known: Node) -> RunSpec:
         made = plan(read, "swarm", HostResources((0, 1), 2**34, nodes=known))

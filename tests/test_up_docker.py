@@ -224,52 +224,6 @@ def test_large_model_of_a_paper_runs_in_containers(
     assert (buffers.integers > 0).all()  # batches that were counted
 
 
-GREEDY = """
-from dataclasses import dataclass
-
-import torch
-from agents.tasks.logreg import DigitsLogreg
-
-kept = []
-
-@dataclass(frozen=True)
-class Greedy(DigitsLogreg):
-    \"\"\"Its sixth step takes 400 MiB.\"\"\"
-
-    def loss(self, outputs, y):
-        if outputs.requires_grad:  # it trains
-            kept.append(None)
-            if len(kept) == 6:
-                kept.append(torch.ones(100 * 2**20))
-        return super().loss(outputs, y)
-"""
-
-
-def test_device_killed_for_lack_of_memory_is_reported_as_such(tmp_path: Path) -> None:
-    """The other device, which has enough memory, continues."""
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "greedy.py").write_text(GREEDY)
-    topology = write_topology(
-        tmp_path,
-        code="code",
-        task={"name": "greedy:Greedy", "local": {"steps": 2, "batch_size": 32, "lr": 0.1}},
-        rule={"name": "fedasync"},
-        devices=[
-            {"name": "small", "cpu": 0.5, "timing": "300ms", "memory": "400MiB"},
-            {"name": "large", "cpu": 0.2, "timing": "300ms", "memory": "1GiB"},
-        ],
-        stop={"after": "12s"},
-    )
-    done = cli("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = Finished.only_one_in(tmp_path / "runs")
-    notes = [record.message for record in run.records if isinstance(record, events.Note)]
-    told = "out of memory: its client was killed, because it needed more than the device's 400 MiB"
-    assert [note for note in notes if note.startswith("small") and told in note]
-    assert not [note for note in notes if note.startswith("large")]
-    assert len(run.of_group("small")) < 6 < len(run.of_group("large"))
-
-
 def test_same_topology_runs_with_another_rule_and_runtime(data_root: Path, tmp_path: Path) -> None:
     """Another rule and another runtime: the topology is the same, and the run ends well."""
     changes = {"rule": {"name": "fedasync"}, "evaluate": EVALUATE, "stop": {"updates": 8}}

@@ -1,11 +1,14 @@
 """The client process: MQTT, clock and torch around `ClientCore`.
 
-python -m agents.client.main CONFIG
+python -m agents.client.main CONFIG [TURN]
+
+TURN: file descriptor that the client closes when it is ready (`agents.device.turns`).
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import queue
 import signal
 import sys
@@ -45,6 +48,8 @@ def main() -> None:
         client = ClientProcess(cfg)
     except ConnectionFailedError as error:
         sys.exit(f"client {cfg.setup.client}: {error}")
+    for turn in sys.argv[2:]:
+        os.close(int(turn))
     try:
         client.run()
     except Exception as error:

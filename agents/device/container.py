@@ -72,8 +72,10 @@ class DeviceContainer(DeviceMachine):
     def cores(self) -> float | None:
         return self._group.cores()
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command, user=self._user, group=self._user, extra_groups=[])
+    def start(self, command: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command, user=self._user, group=self._user, extra_groups=[], pass_fds=inherited
+        )
 
     def close(self) -> None:
         self._link.close()

@@ -61,8 +61,8 @@ class DeviceMachine(Protocol):
     def cores(self) -> float | None:
         """Return the CPU quota as a number of cores; None if there is no quota."""
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start a process with the rights of the client."""
+    def start(self, command: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        """Start a process with the rights of the client and the file descriptors `inherited`."""
 
     def close(self) -> None:
         """Release all files and sockets."""

@@ -30,7 +30,7 @@ from typing_extensions import assert_never
 
 from agents import config
 from agents.config import BEGUN, AccessLink, DeviceConfig
-from agents.device import bound, link, resource_usage
+from agents.device import bound, link, resource_usage, turns
 from agents.device.container import DeviceContainer
 from agents.device.energy_meter import CounterReading, EnergyMeter
 from agents.device.machine import DeviceMachine
@@ -162,7 +162,10 @@ class Init:
         for path, digest in self._config.hashes.items():
             if files.sha256(Path(path)) != digest:
                 raise OSError(f"{path} differs from the file that was sent (SHA-256 mismatch)")
-        self._start_wanted()
+        turn = self._take_turn()
+        if self._stopped:
+            return 0
+        self._start_wanted(turn)
         self._connection.open(self._config.timeout_s)
         if self._config.probed is not None:
             threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
@@ -172,6 +175,15 @@ class Init:
         finally:
             self._connection.close()
             self._machine.close()
+
+    def _take_turn(self) -> int | None:
+        """Wait for the turn to start the client; return its descriptor. Return None if the client starts
+        without a turn, or later."""
+        cfg = self._config
+        if cfg.turns is None or not self._wanted or self._paused:
+            return None
+        # Half of the time to start: then the clients behind one that hangs can still become ready.
+        return turns.take(Path(cfg.turns), cfg.timeout_s / 2, lambda: self._stopped)
 
     def _probe(self, requested: AccessLink) -> None:
         """Measure the link while the client starts, and publish the result. End the device if the
@@ -405,10 +417,14 @@ class Init:
         self._wanted = True
         self._start_wanted()
 
-    def _start_wanted(self) -> None:
-        """Start the client if it should run, has power, and does not run yet."""
+    def _start_wanted(self, turn: int | None = None) -> None:
+        """Start the client if it should run, has power, and does not run yet. `turn`: descriptor of its
+        turn, which the client inherits; it is closed in this process."""
+        inherited = () if turn is None else (turn,)
         if self._wanted and self._powered and self._client is None:
-            self._start()
+            self._start(inherited)
+        for descriptor in inherited:
+            os.close(descriptor)
 
     def _resume(self) -> None:
         self._paused = False
@@ -418,13 +434,13 @@ class Init:
         self._wanted, self._ending = False, True
         self._signal(*signals)
 
-    def _start(self) -> None:
+    def _start(self, inherited: tuple[int, ...] = ()) -> None:
         self._ending = False
         if self._memory_lost:
             self._memory_lost = False
             self._erase_memory()
         command = [sys.executable, "-m", "agents.client.main", self._config.client_config]
-        self._client = self._machine.start(command)
+        self._client = self._machine.start([*command, *map(str, inherited)], inherited)
         if self._paused:  # paused while no client was running
             self._signal(signal.SIGSTOP)
 

@@ -103,9 +103,9 @@ class RealMachine(DeviceMachine):
     def cores(self) -> float | None:
         return None if self._group is None else self._group.cores()
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def start(self, command: Sequence[str], inherited: Sequence[int] = ()) -> subprocess.Popen[bytes]:
         bound = [sys.executable, "-m", "agents.device.bound", str(os.getpid())]
-        started = subprocess.Popen([*bound, *command])
+        started = subprocess.Popen([*bound, *command], pass_fds=inherited)
         self._client = started.pid
         return started
 

@@ -143,8 +143,9 @@ class Connection:
         deadline = time.monotonic() + timeout
         host, port = self._broker.host, self._broker.port
         try:
-            retry(lambda: self._paho.connect(host, port, self._keepalive), timeout)
+            retry(lambda: self._paho.connect(host, port, self._keepalive), timeout, self._is_late)
         except OSError as error:
+            self.close()
             raise ConnectionFailedError(f"cannot reach the broker at {host}:{port}: {error}") from error
         self._paho.loop_start()
         answered = self._answered.wait(max(1.0, deadline - time.monotonic()))
@@ -152,6 +153,10 @@ class Connection:
             self.close()
             reason = self._refusal or "no answer"
             raise ConnectionFailedError(f"the broker did not accept {self._broker.username}: {reason}")
+
+    def _is_late(self, error: OSError) -> None:
+        to = f"{self._broker.host}:{self._broker.port}"
+        sys.stderr.write(f"{self._broker.username}: no connection to the broker at {to} yet: {error}\n")
 
     def moved(self, port: int) -> None:
         """Use `port` for all further reconnects, because the broker has moved. Call this while the

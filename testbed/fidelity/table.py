@@ -27,6 +27,8 @@ from testbed.fidelity.real_devices import RealDeviceFigures
 
 _MAX_ROWS = 20  # more devices are shown by group, as in the other tables
 _NONE = "–"
+_SHORT_SECONDS = 0.05
+"""Seconds of waiting below which the share of the rate is not shown: it is that of a few packets."""
 _UNITS = {
     "up": ("up Mbit/s", 1e-6),
     "down": ("down Mbit/s", 1e-6),
@@ -219,6 +221,8 @@ def _carried_table(shown: Iterable[DeviceFidelity]) -> Table:
             carried = one.carried.get(way)
             if carried is None or carried.share is None:
                 cells += [_NONE, _NONE]
+            elif carried.busy < _SHORT_SECONDS:
+                cells += [_NONE, f"{carried.busy:.1f}"]
             else:
                 cells += [f"{carried.share:.1%}", f"{carried.busy:.1f}"]
         table.add_row(console.shorten(one.device), *cells)

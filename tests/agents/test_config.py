@@ -72,6 +72,7 @@ EXAMPLES: list[Any] = [
         probed=LINK,
         client_config="/config",
         isolated="/isolated",
+        turns="/turns",
         user=1000,
     ),
     config.DeviceConfig(
@@ -83,6 +84,7 @@ EXAMPLES: list[Any] = [
         probed=None,
         client_config="/config",
         isolated="/isolated",
+        turns="/turns",
         user=1000,
         telemetry_every=0.5,
     ),

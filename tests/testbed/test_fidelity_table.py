@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from testbed.fidelity import table as fidelity_table
-from testbed.fidelity.figures import DeviceFidelity, Fidelity, Figure
+from testbed.fidelity.figures import Carried, DeviceFidelity, Fidelity, Figure
 
 
 def device(
@@ -156,6 +156,19 @@ def test_many_devices_are_shown_by_group_with_the_worst() -> None:
 )
 def test_summary_line_names_what_was_not_measured(one: DeviceFidelity, line: str) -> None:
     assert fidelity_table.summary(Fidelity((one,))) == line
+
+
+def test_share_of_a_few_packets_is_not_shown() -> None:
+    shares = {"slow": Carried(12.4, 0.979), "brief": Carried(0.04, 1.047), "idle": Carried(0.0, None)}
+    devices = (replace(device(name), carried={"up": one}) for name, one in shares.items())
+    text = io.StringIO()
+    Console(file=text, width=100).print(fidelity_table.render(Fidelity(tuple(devices))))
+    lines = [line.split() for line in text.getvalue().splitlines()]
+    assert [line for line in lines if len(line) == 3 and line[0] in shares] == [
+        ["slow", "97.9%", "12.4"],
+        ["brief", "–", "0.0"],
+        ["idle", "–", "–"],
+    ]
 
 
 def test_devices_on_several_nodes_are_grouped_by_node() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import docker
 
+from agents.device import turns
 from testbed import broker as brokers
 from testbed import images
 from testbed.broker import BROKER, SOCKET, TLS_SOCKET, Listeners
@@ -81,6 +82,7 @@ def prepare(
     directory, devices = spec.directory, [device.name for device in spec.plan.emulated_devices]
     directory.control.mkdir(exist_ok=True)
     (directory.control / agent_configs.ISOLATED).unlink(missing_ok=True)  # from an earlier segment
+    turns.make(directory.control, len(spec.plan.cpus))
     give_to_containers(owner, *directory.work.iterdir())
     for device in devices:
         for path in (directory.config(device), directory.shard(device)):

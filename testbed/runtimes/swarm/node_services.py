@@ -132,16 +132,16 @@ class NodeAgents:
                 name = self._context.names.get(node, node)
                 raise HostError(f"the node agent of {name} has ended: see its log")
 
-    def put_file(self, node: str, name: str, content: bytes) -> None:
-        """Write a file into the control folder of a node."""
+    def put_files(self, node: str, files: Mapping[str, bytes]) -> None:
+        """Write `files`, name -> content, into the control folder of a node, in this order."""
         engine, where = self._context.proxies.engines[node], agent_configs.CONTROL_FOLDER
-        executor.put_files(engine, self._containers[node], where, {name: content})
+        executor.put_files(engine, self._containers[node], where, files)
 
     def await_clocks(self, nodes: Sequence[str]) -> None:
         """Wait until each of `nodes` has an estimate of this node's clock. The estimate of the agent on
         this node is exact. Raises HostError if an estimate takes too long."""
         exact = {"at": 0, "offset": 0, "drift": 0.0, "uncertainty": 0}
-        self.put_file(self._context.proxies.here, agent_configs.CLOCK, json.dumps(exact).encode())
+        self.put_files(self._context.proxies.here, {agent_configs.CLOCK: json.dumps(exact).encode()})
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         for node in nodes:
             while self._clock(node) is None:

@@ -34,6 +34,7 @@ from typing import Any
 import docker
 
 from agents.config import BrokerAccess
+from agents.device import turns
 from agents.device_actions import DeviceAction, SetCpu
 from agents.mqtt.topics import CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, EnergyStart
@@ -283,8 +284,11 @@ class SwarmRuntime:
                 self._pool.submit(self._isolate, node).result()
             self._routers.send_configs(self._containers, accounts, places, certificate)
             self._node_agents.await_clocks(used)
-            for node in used:
-                self._node_agents.put_file(node, agent_configs.ISOLATED, b"")
+            for planned in self._spec.plan.nodes:
+                if planned.id in used:
+                    cores = len({*planned.infrastructure, *planned.devices})
+                    started = (*turns.names(cores), agent_configs.ISOLATED)
+                    self._node_agents.put_files(planned.id, dict.fromkeys(started, b""))
         if server is not None:
             self._open_port(server)
         return accounts[CONTROLLER].at(self._broker_socket(), MQTT_PORT)

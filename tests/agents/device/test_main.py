@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from agents.config import AccessLink, BrokerAccess, DeviceConfig
-from agents.device import link
+from agents.device import link, turns
 from agents.device.container import DeviceContainer
 from agents.device.energy_meter import EnergyMeter
 from agents.device.main import Init
@@ -54,6 +54,7 @@ CONFIG = DeviceConfig(
     probed=None,
     client_config="client.json",
     isolated="isolated",
+    turns=None,
     user=1000,
     timeout_s=0.1,
 )
@@ -184,7 +185,7 @@ def test_client_starts_only_after_the_device_is_isolated(
     monkeypatch.setattr("agents.device.main.Connection", Connection)
     isolated = tmp_path / "isolated"
     started: list[bool] = []
-    monkeypatch.setattr(Init, "_start", lambda _: started.append(isolated.exists()))
+    monkeypatch.setattr(Init, "_start", lambda *_: started.append(isolated.exists()))
     init = Init(replace(CONFIG, isolated=str(isolated)))
     launch = threading.Timer(4 * CONFIG.timeout_s, isolated.touch)
     launch.start()
@@ -200,6 +201,29 @@ def test_client_starts_only_after_the_device_is_isolated(
     end.join()
     init._machine.close()
     assert started == [True]
+
+
+def test_client_inherits_its_turn(
+    monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
+) -> None:
+    """The init closes its own descriptor, so that the client ends the turn."""
+    monkeypatch.setattr(link, "interface", lambda: "eth0")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("agents.device.main.Connection", Connection)
+    init = Init(replace(CONFIG, turns=str(tmp_path)))
+    started: list[tuple[str, Path]] = []
+
+    def start(command: Sequence[str], inherited: Sequence[int]) -> None:
+        started.append((command[-1], Path(f"/proc/self/fd/{inherited[0]}").readlink()))
+
+    monkeypatch.setattr(init._machine, "start", start)
+    file = tmp_path / turns.names(1)[0]
+    file.touch()
+    turn = init._take_turn()
+    init._start_wanted(turn)
+    init._machine.close()
+    assert started == [(str(turn), file)]
+    assert not Path(f"/proc/self/fd/{turn}").is_symlink()
 
 
 def test_client_stopped_from_outside_is_reported(init: Init, monkeypatch: pytest.MonkeyPatch) -> None:

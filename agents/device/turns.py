@@ -1,0 +1,56 @@
+"""Turns in which the clients of a host start.
+
+If all clients import PyTorch at the same time, each import takes more CPU time, because they displace
+each other from the caches of the cores. So a client starts when one of a few files is locked for it, and
+unlocks the file when it is ready. The kernel unlocks the files of a process that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PER_CORE = 2
+"""Number of clients per core that start at the same time. While one waits for the disk or the broker,
+another has the core."""
+_POLL_SECONDS = 0.1
+
+
+def names(cores: int) -> list[str]:
+    """Return the names of the files, for a host with `cores` cores for the run."""
+    return [f"turn-{number}" for number in range(_PER_CORE * cores)]
+
+
+def make(folder: Path, cores: int) -> None:
+    """Create the files in `folder`, readable for the inits of all devices, whatever the umask is."""
+    for name in names(cores):
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+
+
+def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | None:
+    """Wait until one of the files in `folder` can be locked, and lock it. Return its file descriptor.
+    The turn ends when this process and those that inherit the descriptor have closed it or ended.
+
+    Return None without a turn after `seconds`, because a client that hangs, or means harm, keeps its
+    turn. Also return None if there are no files, if the file system does not lock them, or if `is_over`
+    returns true.
+    """
+    deadline = time.monotonic() + seconds
+    while (files := sorted(folder.glob("turn-*"))) and time.monotonic() < deadline and not is_over():
+        for file in files:
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            except OSError:  # NFS locks only what may be written
+                os.close(descriptor)
+                return None
+            else:
+                return descriptor
+        time.sleep(_POLL_SECONDS)
+    return None
