@@ -68,6 +68,8 @@ _INBOX_BYTES = 8 * 2**20
 """Maximum size of the messages that wait to be handled, in bytes."""
 _END_TIMEOUT_SECONDS = 3.0
 """Seconds within which a container must end after its client."""
+_LAST_SECONDS = 1.0
+"""Seconds that devices have to end after the aggregator."""
 _TRACEBACK_LINES = 40
 """Number of log lines to show if the user's own code raised an exception."""
 _ASKING_INTERVAL_SECONDS, _LIMITS_TIMEOUT_SECONDS = 0.5, 3.0
@@ -401,6 +403,7 @@ class Controller:
         )
 
     def _follow(self, connection: Connection) -> events.RunEnded:
+        until = math.inf
         for _ in self._ticks():
             self._read_records()
             if self.epoch is not None:  # before that, an action has no device time
@@ -418,8 +421,12 @@ class Controller:
                 else:
                     self._send(connection, order)
             self._view.refresh(time.monotonic() / self._dilation)
+            if self._ended is not None:
+                self._check_processes()  # now, as the aggregator ends in a moment, and then the devices
             if AGGREGATOR in self._exit_codes:
-                break
+                until = min(until, time.monotonic() + _LAST_SECONDS)
+                if self._devices <= self._exit_codes.keys() or time.monotonic() >= until:
+                    break
         self._sample_other_hosts()
         self._read_records()
         if self._ended is None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agents import user_code
+from agents import events, user_code
 from agents.config import AccessLink, BrokerAccess
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
@@ -316,6 +316,28 @@ def test_no_actions_are_done_while_the_last_evaluation_is_awaited(
     controller._handle_message(ReceivedMessage(names.status("aggregator"), b"over", 0), lambda _: None)
     with pytest.raises(BadInputError, match="is over except for its last evaluation"):
         controller._execute({"device": "d-1", "action": "crash"})
+
+
+class Ending(Idle):
+    """A runtime whose aggregator has ended at the second look, and its devices at the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = [{}, {"aggregator": 0}, {"aggregator": 0, "d-1": 0, "d-2": 0}]
+
+    def exit_codes(self) -> dict[str, int]:
+        return self.codes.pop(0)
+
+
+def test_run_ends_as_soon_as_its_processes_have_ended(tmp_path: Path) -> None:
+    """Otherwise processes are looked at once per second."""
+    run = spec(tmp_path)
+    controller = Controller(run, Ending(), Lines())
+    controller._ended = events.RunEnded(at=1.0, reason="after", version=0, updates=0)
+    begin = time.monotonic()
+    assert controller._follow(Asked(controller, Topics(run.directory.run), {})).reason == "after"
+    assert time.monotonic() - begin < 0.9
+    assert controller._exit_codes.keys() == {"aggregator", "d-1", "d-2"}
 
 
 def test_run_clock_starts_after_all_links_are_measured(tmp_path: Path) -> None:
