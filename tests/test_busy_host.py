@@ -40,7 +40,7 @@ def busy(core: int, count: int = 2) -> Iterator[Loops]:
             loop.wait()
 
 
-def run(folder: Path, runtime: str, loops: Loops, after: str = "8s") -> Finished:
+def run(folder: Path, runtime: str, loops: Loops, after: str = "6s") -> Finished:
     """A run beside the busy processes. They rest while it is launched, which
     beside them would take much longer."""
     task = {"name": "digits-logreg", "local": {"steps": 500, "lr": 0.01}}  # they hardly ever wait

@@ -23,10 +23,11 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         rule={"name": "fedbuff", "buffer_size": 1},
         devices=[
             {"name": "far", "cpu": 0.2, "link": FAR},
-            {"name": "cut", "cpu": 0.2, "link": {"rtt": "20ms"}},
+            {"name": "cut", "cpu": 0.2, "timing": "200ms", "link": {"rtt": "20ms"}},
             {
                 "name": "bus",
                 "cpu": 0.2,
+                "timing": "200ms",
                 "availability": {"trace": [["0s", "on"], ["2s", "off"], ["4s", "on"]]},
             },
             {"name": "a", "cpu": 0.2, "access": wifi},

@@ -15,12 +15,13 @@ from tests.running import Finished, Testbed, cli, left_in_docker, write_topology
 
 pytestmark = [pytest.mark.docker, pytest.mark.timed]
 
+MID = {"up": "2mbit", "down": "5mbit", "rtt": "60ms"}
 FAR = {"up": "256kbit", "down": "1mbit", "rtt": "300ms"}
 DEVICES = [
     {"name": "near", "cpu": 0.2},
-    {"name": "mid", "cpu": 0.2, "link": {"up": "2mbit", "down": "5mbit", "rtt": "60ms"}},
+    {"name": "mid", "cpu": 0.2, "timing": "200ms", "link": MID},
     {"name": "far", "cpu": 0.15, "link": FAR},
-    {"name": "late", "cpu": 0.2},
+    {"name": "late", "cpu": 0.2, "timing": "200ms"},
 ]
 SCENARIO = [
     {"at": "2s", "set": "near", "cpu": 0.05},

@@ -198,7 +198,7 @@ def test_malicious_client_only_spoils_the_sums_it_takes_part_in(
     topology = write_topology(
         tmp_path,
         devices=[
-            {"name": "d", "count": 3, "cpu": 0.2, "timing": "150ms"},
+            {"name": "d", "count": 3, "cpu": 0.2, "timing": "300ms"},
             {"name": "evil", "cpu": 0.1},
         ],
         rule={"name": "fedbuff", "buffer_size": 2},

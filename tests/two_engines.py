@@ -36,11 +36,13 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 mkdir -p /run/lock "$folder/data"
 [ -z "$in_memory" ] || mount -t tmpfs tmpfs "$folder/data"
-copy() { tar --xattrs --xattrs-include='*' -C "$1" -T "$folder/images/files" -c |
-    tar --xattrs --xattrs-include='*' -C "$folder/data" -x; }
 if [ -n "$store" ]; then
-    copy "$store"
+    tar -C "$store" -T "$folder/images/files" -c | tar -C "$folder/data" -x
     cp "$folder/images/repositories.json" "$folder/data/image/overlay2/"
+    while read -r content; do
+        mkdir "$folder/data/$content"
+        mount --bind -o ro "$store/$content" "$folder/data/$content"
+    done < "$folder/images/contents"
 fi
 ip link set lo up
 [ -z "$root" ] || mount --bind "$root/etc" /etc
@@ -77,7 +79,9 @@ class StoredImages:
 
     store: Path
     files: list[str]
-    """Paths within the store."""
+    """Paths within the store of what is copied."""
+    contents: list[str]
+    """Paths within the store of the layers' contents, which are mounted: engines only read them."""
     repositories: dict[str, dict[str, str]]
     """What the engine knows of names: repository -> tag or digest -> image."""
 
@@ -89,7 +93,7 @@ class StoredImages:
             inspected = {image: engine.images.get(image).attrs for image in images}
         known, layers = store / "image/overlay2", dict[str, None]()
         repositories: dict[str, dict[str, str]] = {}
-        files = list[str]()
+        files, contents = list[str](), list[str]()
         for image, found in inspected.items():
             repositories.setdefault(image.partition(":")[0], {})[image] = found["Id"]
             kind, _, name = found["Id"].partition(":")
@@ -103,15 +107,19 @@ class StoredImages:
             for layer in layers:
                 folder = "overlay2/" + (known / "layerdb" / layer / "cache-id").read_text()
                 link = (store / folder / "link").read_text()
-                files += [f"image/overlay2/layerdb/{layer}", folder, f"overlay2/l/{link}"]
+                files += [f"image/overlay2/layerdb/{layer}", f"overlay2/l/{link}"]
+                about = ("link", "lower", "committed")
+                files += [f"{folder}/{name}" for name in about if (store / folder / name).exists()]
+                contents.append(f"{folder}/diff")
         except OSError:
             return None
-        return cls(store, files, repositories)
+        return cls(store, files, contents, repositories)
 
     def hand_to(self, folder: Path) -> None:
-        """Write what is to be copied, for the start of an engine."""
+        """Write what is to be copied and mounted, for the start of an engine."""
         (folder / "images").mkdir()
         (folder / "images/files").write_text("\n".join(self.files))
+        (folder / "images/contents").write_text("".join(f"{one}\n" for one in self.contents))
         (folder / "images/repositories.json").write_text(json.dumps({"Repositories": self.repositories}))
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,9 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     with started("sweep", file, "--on", dask.on) as running:
         eventually(lambda: len(attempts()) >= 3)
         first.kill()
+        second.send_signal(signal.SIGSTOP)
+        time.sleep(3)  # which makes the sweep long enough for an estimate of what is left
+        second.send_signal(signal.SIGCONT)
         output, _ = running.communicate(timeout=120)
     assert running.returncode == 0, output
     assert "5 of 5  a, seed" in output

@@ -256,16 +256,19 @@ def flood(shaped: Shaped, way: str) -> Flood:
 def stream(
     way: str, count: int, gap: float = 0.0, size: int = NUMBERED.size, patience: float = 0.1
 ) -> list[Packet]:
-    """Send `count` UDP packets, `gap` seconds apart; those that arrived `patience` after the last."""
+    """Send `count` UDP packets, `gap` seconds apart; those that arrived `patience` after the last.
+    Without a gap, packets do not have the time when they were sent, because each look at the clock takes
+    as long as a packet here."""
     with ends(way, socket.SOCK_DGRAM) as (sender, receiver, address):
         receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 28)
         receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         receiver.setblocking(False)
         begin = time.monotonic()
         for number in range(count):
-            if (wait := begin + gap * number - time.monotonic()) > 0:
+            if gap and (wait := begin + gap * number - time.monotonic()) > 0:
                 time.sleep(wait)
-            sender.sendto(NUMBERED.pack(number, time.time_ns()).ljust(size), address)
+            now = time.time_ns() if gap else 0
+            sender.sendto(NUMBERED.pack(number, now).ljust(size), address)
         time.sleep(patience)
         return list(_received(receiver))
 
