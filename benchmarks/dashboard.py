@@ -185,6 +185,9 @@ def visit(url: str) -> None:
     while session.connected:
         with suppress(RuntimeError):  # the connection was closed
             session.force_roundtrip()
+            sent: Any = session.document.get_model_by_name("sent")
+            sent.active = True  # this client does not apply what it receives
+            sent.active = False  # as a browser that has drawn it
         time.sleep(0.2)
 
 

@@ -121,10 +121,10 @@ class _PageView:
     def refresh(self, *, at_once: bool = False) -> None:
         """Show the newest state. If the browser has not drawn the last one yet, do so only if `at_once`
         is set, or if that takes too long."""
+        self._board.refresh()
         now = time.monotonic()
         if self._sent.active and now < self._sent_at + _MAX_WAIT_SECONDS and not at_once:
             return
-        self._board.refresh()
         if self._shown != self._board.generation:
             self._shown = self._board.generation
             self._write()
