@@ -367,7 +367,7 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, "shape": True, "link": link}
     devices = [{"name": "near", "cpu": 0.2}, {**pi, "cpu": 0.2, "local": {"steps": 800}}]
     rule = {"name": "fedasync"}
-    file = topology(tmp_path, hosts, devices=devices, rule=rule, stop={"after": "6s"})
+    file = topology(tmp_path, hosts, devices=devices, rule=rule, stop={"after": "8s"})
     first = hosts.machines[0]
     first.output("tc qdisc add dev eth0 root handle 7: pfifo limit 900")
     refused = testbed("up", file, "--runs", tmp_path / "runs")
