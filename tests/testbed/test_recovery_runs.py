@@ -69,17 +69,18 @@ def test_replay_equals_the_run(recovered: Outcome) -> None:
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """A run whose aggregator, broker and controller are stopped by a signal, one after the other."""
-    faults = [Fault(at, "freeze", part) for at, part in ((1, AGGREGATOR), (7, BROKER), (13, CONTROLLER))]
+    at = {AGGREGATOR: 1, BROKER: 7, CONTROLLER: 16}  # it sees first that the broker is back
+    faults = [Fault(begin, "freeze", part) for part, begin in at.items()]
     folder = tmp_path_factory.mktemp("frozen")
-    return chaos.run(folder, chaos.RULES["fedbuff"], faults, after=24.0, calm=4.0)
+    return chaos.run(folder, chaos.RULES["fedbuff"], faults, after=27.0, calm=4.0)
 
 
 def test_suspended_processes_are_recorded_and_judged(frozen: Outcome) -> None:
     assert frozen.wrong == [], frozen.output
     reasons = "\n".join(frozen.reasons)
     assert re.search(r"the aggregator stood still from [01]\.\d to [67]\.\d s", reasons), reasons
-    assert re.search(r"the broker stood still from [78]\.\d to 1[23]\.\d s", reasons), reasons
-    assert re.search(r"the controller stood still from 1[234]\.\d to 1[89]\.\d s", reasons), reasons
+    assert re.search(r"the broker stood still from [78]\.\d to 1[234]\.\d s", reasons), reasons
+    assert re.search(r"the controller stood still from 1[567]\.\d to 2[12]\.\d s", reasons), reasons
 
 
 def test_update_without_a_record_counts_as_lost() -> None:
