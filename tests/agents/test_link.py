@@ -21,8 +21,6 @@ from agents.device import link
 from tests.conftest import unavailable
 from tests.namespaces import inside, joined
 
-pytestmark = pytest.mark.timed
-
 GOLDEN = """\
 tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000 \
 peakrate 200000000000bit mtu 1514
@@ -35,6 +33,7 @@ peakrate 200000000000bit mtu 1514
 """
 
 
+@pytest.mark.timed
 def test_tc_commands_of_a_link() -> None:
     both = link.commands(AccessLink(up=2_000_000, down=20_000_000), "eth0")
     assert "".join(" ".join(command) + "\n" for command in both) == GOLDEN
@@ -43,6 +42,7 @@ def test_tc_commands_of_a_link() -> None:
     assert link.commands(AccessLink(), "eth0") == []
 
 
+@pytest.mark.timed
 def test_change_only_runs_the_commands_it_needs() -> None:
     before = AccessLink(up=2_000_000, down=20_000_000)
     slower = "tbf rate 1000000bit burst 1514 limit 25000 peakrate 200000000000bit mtu 1514"
@@ -61,6 +61,7 @@ def test_change_only_runs_the_commands_it_needs() -> None:
         (1_000_000_000, 250_000),
     ],
 )
+@pytest.mark.timed
 def test_bucket_size_by_rate(rate: int, size: int) -> None:
     assert link.burst(rate) == size
 
@@ -127,6 +128,7 @@ def network() -> Iterator[Network]:
         yield network
 
 
+@pytest.mark.timed
 def test_link_limits_both_directions(network: Network) -> None:
     network.apply(AccessLink(up=2_000_000, down=10_000_000))
     up = network.upload(250_000)
@@ -136,6 +138,7 @@ def test_link_limits_both_directions(network: Network) -> None:
     assert 0.95 < down < 1.5
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_small_model_is_limited_despite_the_bucket(network: Network, direction: str) -> None:
     """128 KiB at 2 Mbit/s is 0.52 s of payload."""
@@ -246,6 +249,7 @@ def _bytes_by(frames: list[str], begin: float, width: float) -> list[int]:
     return found
 
 
+@pytest.mark.alone
 def test_change_during_a_transfer_lets_no_burst_through(network: Network) -> None:
     """10 Mbit/s are 62,500 bytes in 50 ms, 1 Mbit/s 6,250: one frame more may fall into a stretch."""
     before, after = AccessLink(up=10_000_000), AccessLink(up=1_000_000)
@@ -325,6 +329,7 @@ for rate in rates:
 """Rates carried in each direction for each requested rate, as the device's init measures them."""
 
 
+@pytest.mark.timed
 def test_queued_packets_are_sent_after_the_rate_falls(network: Network) -> None:
     """At 13.6 Mbit/s a bucket holds two full packets and at 9 Mbit/s one: pairs that wait must not be
     too large for the new bucket."""
@@ -362,6 +367,7 @@ print(*netlink.connections()[0], flush=True)
 """
 
 
+@pytest.mark.timed
 def test_connection_without_acknowledgements_is_detected(network: Network) -> None:
     """The other end goes away in silence: its address is taken from it, while its interface stays."""
     with _running(network.broker, SINK) as sink:
@@ -380,6 +386,7 @@ def test_connection_without_acknowledgements_is_detected(network: Network) -> No
             told.kill()
 
 
+@pytest.mark.timed
 def test_packets_larger_than_the_bucket_are_dropped(network: Network) -> None:
     """For example those of a network with jumbo frames."""
     for holder in (network.device, network.broker):
@@ -389,6 +396,7 @@ def test_packets_larger_than_the_bucket_are_dropped(network: Network) -> None:
     assert 0.45 < network.download(500_000) < 1.0
 
 
+@pytest.mark.timed
 def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> None:
     """A line of the trace is an opportunity to deliver 1,500 bytes."""
     per_second = [160, 500, 40, 330]
@@ -425,6 +433,7 @@ def test_delivered_bytes_follow_a_trace(network: Network, tmp_path: Path) -> Non
         assert 0.9 * low < got[second] < 1.1 * high, (second, got)
 
 
+@pytest.mark.timed
 def test_kernel_refusals_are_reported(network: Network) -> None:
     network.python(
         "from agents.config import AccessLink\n"
@@ -438,11 +447,13 @@ def test_kernel_refusals_are_reported(network: Network) -> None:
     )
 
 
+@pytest.mark.timed
 def test_rate_of_fractional_bytes_is_set(network: Network) -> None:
     """A dilated clock divides rates into such values."""
     network.apply(AccessLink(up=333_333, down=884_956))
 
 
+@pytest.mark.timed
 def test_rate_other_than_requested_is_an_error(network: Network) -> None:
     network.python(
         "from agents.config import AccessLink\n"
