@@ -212,9 +212,10 @@ def test_containers_and_real_devices_outlive_kills_cut_links_and_a_resume(
             os.kill(up.pid, signal.SIGKILL)
             up.wait()
         assert testbed("down", run.name, "--runs", runs).code == 0
+        before = Finished.only_one_in(runs).updates[-1].applied
         with started("up", "--resume", run.name, "--runs", runs) as up:
             until_printed(up, "the run clock starts")
-            eventually(lambda: each_since(events.RunStarted), 60 * SLOWNESS)
+            eventually(lambda: names <= {*begun_after(runs, before)}, 60 * SLOWNESS)
             _, output = interrupt(up)
         assert up.returncode == 130, output
     done = Finished.only_one_in(runs)
@@ -239,6 +240,11 @@ def since_last(run: Finished, kind: type[events.Record]) -> set[str]:
     later = run.records[last:]
     begun = getattr(run.records[last], "at", 0.0)
     return {r.client for r in later if isinstance(r, events.UpdateApplied) and r.dispatched > begun}
+
+
+def begun_after(runs: Path, at: float) -> list[str]:
+    """Client of each update of a model that was sent after `at` (s)."""
+    return [one.client for one in Finished.only_one_in(runs).updates if one.dispatched > at]
 
 
 def test_killed_controller_is_cleaned_up_after_and_its_run_resumed(
