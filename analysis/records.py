@@ -191,7 +191,8 @@ class Tail:
         self._offset = 0
 
     def blocks(self) -> Iterator[Lines]:
-        """Yield the lines that are complete since the last call, in blocks; none if there is no file."""
+        """Yield, in blocks, the lines that were completed since the last call. Yield nothing if there is
+        no file."""
         while block := self._next():
             lines = Lines(block, self._lines)
             self._offset += len(block)

@@ -32,8 +32,8 @@ def make(folder: Path, cores: int) -> None:
 
 
 def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | None:
-    """Wait until one of the files in `folder` can be locked, and lock it. Return its file descriptor.
-    The turn ends when this process and those that inherit the descriptor have closed it or ended.
+    """Take a turn: lock one of the files in `folder`, and return its file descriptor. Wait while all are
+    locked. The turn ends when each process that has the descriptor has closed it or ended.
 
     Return None without a turn after `seconds`, because a client that hangs, or means harm, keeps its
     turn. Also return None if there are no files, if the file system does not lock them, or if `is_over`

@@ -79,7 +79,15 @@ def cables(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.fixture
-def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
+def outside(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> None:
+    """Stand-ins for all that an init meets outside of its container."""
+    monkeypatch.setattr(link, "interface", lambda: "eth0")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("agents.device.main.Connection", Connection)
+
+
+@pytest.fixture
+def init(monkeypatch: pytest.MonkeyPatch, outside: None) -> Iterator[Init]:
     """Init with a running client."""
     start = subprocess.Popen
 
@@ -90,9 +98,6 @@ def init(monkeypatch: pytest.MonkeyPatch, cables: list[bool]) -> Iterator[Init]:
             child.stdout.readline()
         return child
 
-    monkeypatch.setattr(link, "interface", lambda: "eth0")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("agents.device.main.Connection", Connection)
     monkeypatch.setattr(subprocess, "Popen", client)
     init = Init(CONFIG)
     init._start()
@@ -178,11 +183,8 @@ def test_unreadable_order_is_reported_and_the_client_continues(init: Init) -> No
 
 
 def test_client_starts_only_after_the_device_is_isolated(
-    monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, outside: None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(link, "interface", lambda: "eth0")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("agents.device.main.Connection", Connection)
     isolated = tmp_path / "isolated"
     started: list[bool] = []
     monkeypatch.setattr(Init, "_start", lambda *_: started.append(isolated.exists()))
@@ -204,12 +206,9 @@ def test_client_starts_only_after_the_device_is_isolated(
 
 
 def test_client_inherits_its_turn(
-    monkeypatch: pytest.MonkeyPatch, cables: list[bool], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, outside: None, tmp_path: Path
 ) -> None:
     """The init closes its own descriptor, so that the client ends the turn."""
-    monkeypatch.setattr(link, "interface", lambda: "eth0")
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr("agents.device.main.Connection", Connection)
     init = Init(replace(CONFIG, turns=str(tmp_path)))
     started: list[tuple[str, Path]] = []
 
