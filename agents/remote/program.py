@@ -71,6 +71,11 @@ _ROUND_TRIPS, _PAUSE_SECONDS = 40, 0.02
 _SIZES = [2**16, 2**18, 2**20, 2**22, 2**24]
 """Sizes of transfers in bytes: larger ones follow until one takes the requested seconds."""
 CHUNK_BYTES = 2**16
+_PIECE_SECONDS, _MIN_PIECE_BYTES = 0.02, 2**12
+"""Data for a link whose rate is known is written in pieces of this duration and at least this size."""
+_AHEAD_SECONDS = 0.05
+"""Maximum number of seconds by which a writer is ahead of the link's rate, and by which a late one
+catches up. Both together fill less than the queue of a shaped link."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -297,9 +302,11 @@ def unpack(archive: tarfile.TarFile, folder: Path) -> None:
 def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
     """Measure the way to the controller: round trips to the broker's port, where the kernel answers, and
     rates of one encrypted connection in each direction. If the link is to be shaped by now, wait for
-    that."""
-    if request["is_shaped"]:
+    that; `shaped` are its rates in bit/s."""
+    shaped = request["shaped"]
+    if shaped is not None:
         await_shaped(folder_of(request))
+    rates = shaped or {}
     trips = []
     for _ in range(_ROUND_TRIPS):
         begin = time.monotonic_ns()
@@ -309,25 +316,48 @@ def measure(request: dict[str, Any], source: Any, sink: Any) -> None:
     found: dict[str, Any] = {"round_trips": _ROUND_TRIPS, "loss": 1 - len(trips) / _ROUND_TRIPS}
     if trips:
         found.update({"rtt": statistics.median(trips), "jitter": statistics.pstdev(trips)})
-    for size in _SIZES:
+    for size in sizes(rates.get("down"), request["seconds"]):
         answer(sink, {"send": size})
-        rate, seconds = receive(source, size, is_shaped=request["is_shaped"])
+        rate, seconds = receive(source, size, is_shaped=shaped is not None)
         if rate:
             found["down"] = rate
         if seconds >= request["seconds"]:
             break
-    block = os.urandom(CHUNK_BYTES)
-    for size in _SIZES:
+    for size in sizes(rates.get("up"), request["seconds"]):
         begin = time.monotonic_ns()
         answer(sink, {"receive": size})
-        for _ in range(size // CHUNK_BYTES):
-            sink.write(block)
-        sink.flush()
+        send(sink, size, rates.get("up"))
         if not source.readline():
             raise RequestError("the connection broke while the link was measured")
         if (time.monotonic_ns() - begin) / 1e9 >= request["seconds"]:
             break
     answer(sink, {"measured": found})
+
+
+def sizes(rate: int | None, seconds: float) -> list[int]:
+    """Sizes of the transfers, in bytes. If the link's `rate` is known, in bit/s, one transfer takes the
+    seconds, within the limits of the sizes."""
+    if rate is None:
+        return _SIZES
+    return [min(max(_SIZES[0], int(rate * seconds / 8)), _SIZES[-1])]
+
+
+def send(sink: Any, size: int, rate: int | None) -> None:
+    """Write `size` bytes. If the link's `rate` is known, in bit/s, write at that rate. The headers of
+    packets make the link a little slower, so its queue is never empty, but does not overflow: after a
+    lost packet, TCP withholds what has arrived, and then hands it over at once, which looks fast."""
+    block = os.urandom(CHUNK_BYTES)
+    piece = CHUNK_BYTES
+    if rate is not None:
+        piece = min(piece, max(_MIN_PIECE_BYTES, int(rate * _PIECE_SECONDS / 8)))
+    due = time.monotonic()
+    for begin in range(0, size, piece):
+        if rate is not None:
+            now = time.monotonic()
+            due = max(due, now - _AHEAD_SECONDS) + 8 * piece / rate
+            time.sleep(max(0.0, due - now - _AHEAD_SECONDS))
+        sink.write(block[: min(piece, size - begin)])
+        sink.flush()
 
 
 def receive(source: Any, size: int, *, is_shaped: bool) -> tuple[float | None, float]:

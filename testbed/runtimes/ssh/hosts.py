@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -243,7 +242,7 @@ class RealDevice:
             "container": None if self._container is None else self._container.as_dict(),
             "shape": shape_request(planned, spec.plan),
         }
-        self.has_shaped_link = planned.as_shaped.link is not None
+        self._link = planned.as_shaped.link
         self.exit_code: int | None = None
         """Exit code of the device's init; None while it runs or may start again."""
         self.uncertainty: float | None = None
@@ -264,6 +263,10 @@ class RealDevice:
         self._compared = threading.Event()
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
+
+    @property
+    def has_shaped_link(self) -> bool:
+        return self._link is not None
 
     def install(self, packed: bytes, lines: Sequence[str]) -> None:
         """Send the agents, and make their environment. Raises HostError."""
@@ -292,16 +295,15 @@ class RealDevice:
         """Measure round trip and rates between the device and this host. `is_shaped`: whether its link
         has to be shaped by now. Raises HostError."""
         factor, seconds = (_WIRE_FACTOR, 2.0) if is_shaped else (1.0, 0.5)
-        more = {"server": self._spec.plan.server, "is_shaped": is_shaped, "seconds": seconds}
+        link = self._link if is_shaped else None
+        shaped = None if link is None else {"up": link.up, "down": link.down}
+        more = {"server": self._spec.plan.server, "shaped": shaped, "seconds": seconds}
         request, up = {**self._request, **more}, None
         with self._connections.channel(self.target, "measure", request) as channel:
-            block = os.urandom(program.CHUNK_BYTES)
             for _ in range(_MAX_TRANSFERS):
                 match channel.read_answer():
                     case {"send": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
-                        for begin in range(0, size, program.CHUNK_BYTES):
-                            channel.sink.write(block[: size - begin])
-                        channel.sink.flush()
+                        program.send(channel.sink, size, link.down if link else None)
                     case {"receive": int(size)} if 0 < size <= _MAX_TRANSFER_BYTES:
                         up = _received_rate(channel, size, is_shaped=is_shaped) or up
                         channel.sink.write(b"received\n")
