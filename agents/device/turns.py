@@ -40,7 +40,7 @@ def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | Non
     returns true.
     """
     deadline = time.monotonic() + seconds
-    while (files := sorted(folder.glob("turn-*"))) and time.monotonic() < deadline and not is_over():
+    while (files := sorted(folder.glob("turn-*"))) and not is_over():
         for file in files:
             descriptor = os.open(file, os.O_RDONLY)
             try:
@@ -52,5 +52,7 @@ def take(folder: Path, seconds: float, is_over: Callable[[], bool]) -> int | Non
                 return None
             else:
                 return descriptor
+        if time.monotonic() >= deadline:
+            break
         time.sleep(_POLL_SECONDS)
     return None
