@@ -1,10 +1,15 @@
-"""Imports without the garbage collector, and objects that it passes over."""
+"""Imports that take less time and memory, and objects that the garbage collector passes over."""
 
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -18,6 +23,53 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+_META_KERNELS = "torch._meta_registrations"
+
+
+class _Postponed(ModuleType):
+    """Stands for the module `_META_KERNELS` while PyTorch is imported. The module is imported when a
+    name is read from it, except for dunder names, which `inspect` reads from all modules."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        sys.modules.pop(_META_KERNELS, None)
+        return getattr(importlib.import_module(_META_KERNELS), name)
+
+
+class _Completion(MetaPathFinder):
+    """Imports the module `_META_KERNELS` before any other module of PyTorch is imported, because the
+    others expect it."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname.startswith("torch."):
+            sys.meta_path.remove(self)
+            if fullname != _META_KERNELS:
+                importlib.import_module(_META_KERNELS)
+
+
+@contextmanager
+def without_meta_kernels() -> Iterator[None]:
+    """Context manager in which `import torch` leaves out the kernels for PyTorch's meta device (tensors
+    without data). They are a quarter of the CPU time of the import, and 18 of its 145 MB.
+
+    What needs these kernels, such as torch.compile, imports more modules of PyTorch, and then the
+    kernels are imported as well. Only meta tensors that are made directly lack them: user code may make
+    some, so it needs the whole import. No effect if torch is imported already.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    postponed = sys.modules[_META_KERNELS] = _Postponed(_META_KERNELS)
+    try:
+        yield
+    finally:
+        if sys.modules.get(_META_KERNELS) is postponed:
+            del sys.modules[_META_KERNELS]
+            vars(sys.modules.get("torch", postponed)).pop("_meta_registrations", None)
+            sys.meta_path.insert(0, _Completion())
 
 
 _frozen = False

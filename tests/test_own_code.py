@@ -32,7 +32,8 @@ def example(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_image(example: Path, engine: docker.DockerClient) -> Iterator[Path]:
-    """Gives `slow` an image of its own: a folder with a Dockerfile, which is removed again."""
+    """Gives `slow` an image of its own: a folder with a Dockerfile, which is removed again. The code
+    uses PyTorch's meta device, which clients without user code do not import."""
     folder = example.parent / "sensor"
     folder.mkdir()
     (folder / "driver.py").write_text("READING = 21\n")
@@ -40,6 +41,9 @@ def own_image(example: Path, engine: docker.DockerClient) -> Iterator[Path]:
         "ARG BASE\nFROM ${BASE}\nCOPY driver.py /opt/sensor/\n"
         "ENV PYTHONPATH=${PYTHONPATH}:/opt/sensor\nRUN python3 -c 'import driver'\n"
     )
+    with (example.parent / "mine" / "mlp.py").open("a", encoding="utf-8") as code:
+        code.write("\nimport torch\nimage = torch.ones(1, 1, 5, 5, device='meta')\n")
+        code.write("torch.nn.Conv2d(1, 2, 3, device='meta')(image)\n")
     text = example.read_text(encoding="utf-8")
     example.write_text(text.replace("cpu: 0.1}", "cpu: 0.1, image: sensor/Dockerfile}"))
     yield folder

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from agents.client import accelerator, core, factory, memory_file, randomness
 from agents.client.outbox import Outbox, retry_while_disk_full
 from agents.client.pace import Pace
 from agents.config import ClientConfig
-from agents.imports import without_garbage_collection
+from agents.imports import without_garbage_collection, without_meta_kernels
 from agents.mqtt import chunks, topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.interface import Exchange, PeerError
@@ -333,7 +333,8 @@ def _trainer(cfg: ClientConfig, shard: shards.Shard) -> Trainer:
     All objects that exist at the end are excluded from garbage collection. A search through torch's
     170,000 objects takes 100 ms on one core, so it would make a training on a device with 0.04 cores 2.5
     s longer."""
-    with without_garbage_collection():
+    lean = without_meta_kernels() if cfg.code is None else nullcontext()
+    with lean, without_garbage_collection():
         import torch
 
         from agents.client.training import make_trainer
