@@ -6,8 +6,7 @@ Ours is a run of `testbed up` with logistic regression on scikit-learn's digits:
 until all devices are ready; CPU seconds per device until then (in `docker` its container's, init
 included); and the largest decrease of the host's available memory, divided by the number of devices, so
 broker, aggregator and the engine's needs are included. In `docker` the same number of bare containers of
-the same image follows, two at a time as ours, without network: they only import torch, which is the
-minimum for a container that trains with torch.
+the same image follows, two at a time as ours, without network: they only import torch, all of it.
 """
 
 from __future__ import annotations
