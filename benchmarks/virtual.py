@@ -129,7 +129,7 @@ def settings() -> list[Setting]:
             steps=20,
             updates=2000,
             rule=_FEDBUFF,
-            goal="35,000 per second",
+            goal="33,000 per second",
         ),
         Setting(
             "mnist-logreg, M = 1",
@@ -139,7 +139,7 @@ def settings() -> list[Setting]:
             batch_size=32,
             steps=1,
             updates=4000,
-            goal="12,000 per second",
+            goal="8,000 per second",
         ),
         Setting("mnist-logreg, M = 50", logreg, mnist, 128, batch_size=32, steps=50, updates=1000),
         Setting("perceptron, M = 10", mlp, mnist, 10, batch_size=16, steps=10, updates=1000),
