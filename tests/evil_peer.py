@@ -20,6 +20,7 @@ import numpy as np
 from agents import config
 from agents.config import ClientConfig
 from agents.mqtt import chunks
+from agents.mqtt.inbox import take
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.pipeline.interface import PeerError
@@ -61,7 +62,7 @@ class EvilPeer:
         others.remove(self._name)
         while time.monotonic() < until:
             try:
-                self._handle(self._inbox.get(timeout=0.02))
+                self._handle(take(self._inbox, 0.02))
             except queue.Empty:
                 for other in others:
                     self._attack(other)

@@ -114,7 +114,7 @@ def test_update_waits_in_the_send_buffer_until_pulled(
     ids=lambda rule: str(rule["name"]),
 )
 def test_interrupted_client_sends_the_steps_done(rule: dict[str, Any], tmp_path: Path) -> None:
-    devices = [
+    devices: Devices = [
         {"name": "quick", "timing": "30ms", "local": {"steps": 5}},
         {"name": "endless", "cpu": 0.3, "local": {"steps": 10**9}},
     ]

@@ -26,6 +26,7 @@ from agents.client.pace import Pace
 from agents.config import ClientConfig
 from agents.imports import without_garbage_collection, without_meta_kernels
 from agents.mqtt import chunks, topics
+from agents.mqtt.inbox import take
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.pipeline.interface import Exchange, PeerError
 from agents.rules.client_half import SavedVectors
@@ -148,7 +149,7 @@ class ClientProcess:
         until, idle = self._thinking_until, time.monotonic()
         try:
             left = None if until is None else self._clock.takes(max(0, until - self._clock.now()))
-            event = self._inbox.get(timeout=left)
+            event = take(self._inbox, left)
         except queue.Empty:
             self._thinking_until = None
             self._busy_since = time.monotonic()
@@ -287,7 +288,7 @@ class ClientProcess:
         until = time.monotonic() + self._pace.end()
         while not (self._cut or self._stopped.is_set()) and (left := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                self._execute(self._handle(self._inbox.get(timeout=left)))
+                self._execute(self._handle(take(self._inbox, left)))
 
     def _interrupted(self) -> bool:
         """Handle the messages that arrived during the last step. Return whether the training must

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from agents.mqtt.transport import ReceivedMessage
@@ -13,6 +14,19 @@ _OVERHEAD = 512
 
 T = TypeVar("T")
 """Type of items in the queue that are not messages."""
+
+
+def take(waiting: queue.SimpleQueue[T], timeout: float | None) -> T:
+    """Remove and return the next item of `waiting`. Wait up to `timeout` seconds for it; None for any
+    time. Raises queue.Empty.
+
+    Up to Python 3.12, `SimpleQueue.get` may wait for ever: if nobody waited when the last item was put,
+    and the thread loses its core at the begin of the call for longer than the timeout. Processes that
+    are throttled or stopped lose theirs all the time. A failed `get_nowait` prevents this.
+    """
+    with suppress(queue.Empty):
+        return waiting.get_nowait()
+    return waiting.get(timeout=timeout)
 
 
 class Inbox(Generic[T]):
@@ -51,7 +65,7 @@ class Inbox(Generic[T]):
         seconds for an item. Items that arrive during the call may stay in the queue."""
         self._bounded = not self._closed
         try:
-            taken = [self._queue.get(timeout=timeout)]
+            taken = [take(self._queue, timeout)]
         except queue.Empty:
             return []
         taken += [self._queue.get() for _ in range(self._queue.qsize())]
