@@ -54,8 +54,7 @@ from agents.device_actions import (
 )
 from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing
-from agents.mqtt import topics
-from agents.mqtt.inbox import take
+from agents.mqtt import inbox, topics
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, from_seconds, to_seconds
@@ -272,7 +271,7 @@ class Init:
                     due = max(due + self._config.telemetry_every, time.monotonic())
                 continue
             try:
-                self._carry_out(take(self._orders, wake - now))
+                self._carry_out(inbox.take(self._orders, wake - now))
             except queue.Empty:
                 if time.monotonic() >= wake + STANDSTILL_SECONDS:
                     self._report(f"{self._machine.title} stood still", now)
