@@ -305,6 +305,9 @@ class ClientConfig:
     """Path of the folder with user code (`agents.user_code`); None if there is no user code."""
     clock: str | None = None
     """Path of the file with the estimate of the aggregator's clock; None on the aggregator's host."""
+    share: str | None = None
+    """Path of the file with the device's CPU share, in cores, which is written when the share is limited
+    or changes; None if the control group of the client has a quota."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Kind of the torch device on which the client trains."""
     gpu_memory: int | None = None

@@ -323,7 +323,7 @@ class RunEnded:
     event: ClassVar[str] = "run_ended"
     at: float
     reason: str
-    """`after`, `updates`, `target_accuracy`, `interrupted` or `no clients left`."""
+    """`after`, `updates`, `target_accuracy`, `diverged`, `interrupted` or `no clients left`."""
     version: int
     """Last version of the model."""
     updates: int
@@ -334,14 +334,16 @@ _REASONS = {
     "after": "time is up",
     "updates": "updates made",
     "target_accuracy": "target reached",
+    "diverged": "training diverged",
 }
 COMPLETE = tuple(_REASONS)
-"""Reasons of `RunEnded` that are conditions in a topology's `stop`."""
+"""Reasons of `RunEnded` after which a run is complete: the conditions in a topology's `stop`, and
+`diverged`, which ends a run without `stop: {after: ...}` that would never end."""
 
 
 def end_reason(reason: str) -> str:
-    """Return the reason for a run's end as text for people, such as `time is up` for `after`. A reason
-    that is no condition in `stop` is readable already and is returned unchanged."""
+    """Return the reason for a run's end as text for people, such as `time is up` for `after`. Other
+    reasons are readable already and are returned unchanged."""
     return _REASONS.get(reason, reason)
 
 

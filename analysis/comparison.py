@@ -293,7 +293,10 @@ def caption(rows: Sequence[ComparisonRow], *, given: bool) -> str:
     if any(isfinite(row.accuracy.high) or isfinite(row.loss.high) for row in rows):
         told += "; ± is half the width of the 95% interval over seeds"
     if any(row.resolution > 0 for row in rows):
-        told += "; times are interpolated between evaluations, whose distance is the resolution"
+        told += (
+            "; times are interpolated between two evaluations, whose distance is the resolution, and "
+            "other costs are those of the later one"
+        )
     if any(row.reached < row.runs for row in rows):
         told += "; medians are Kaplan–Meier's, with runs that missed the target as censored"
     if len(names := {row.baseline for row in rows if row.baseline}) == 1 and len(rows) > 1:
@@ -334,7 +337,7 @@ def texts(rows: Sequence[ComparisonRow]) -> tuple[list[str], list[list[str]]]:
     }
     if len({row.task for row in rows}) < 2:
         del columns["task"]
-    if all(isnan(row.accuracy.mean) for row in rows):
+    if all(isnan(row.accuracy.mean) and not row.reached for row in rows):
         costs = (
             "time s",
             "resolution s",

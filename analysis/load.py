@@ -340,10 +340,10 @@ class Follower:
             segment = np.maximum(np.searchsorted(began, unix, side="right") - 1, 0)
             found = at[segment] + (unix - began[segment]) / dilation
             timed["at"] = np.where(found <= over[segment] + _AFTER_SECONDS, found, np.nan)
-        if "rtt" in timed:  # links are measured with the host's clock
-            measured = {name: timed[name] for name in records.PROBED}
-            timed = timed.assign(**in_device_time(measured, dilation))
-        return timed
+        # Durations and links are measured with the host's clock.
+        durations = {name: timed[name] / dilation for name in records.DURATIONS if name in timed}
+        measured = {name: timed[name] for name in records.PROBED if name in timed}
+        return timed.assign(**durations, **in_device_time(measured, dilation))
 
 
 class _NamedEntry(BaseModel):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite, isnan, nan
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -49,21 +49,32 @@ def reached(run: Run, accuracy: float) -> Reached:
     good = evaluations[evaluations["accuracy"] >= accuracy]
     if good.empty:
         return Reached(nan, nan, nan, nan, nan)
-    return _cost_until(run, good.iloc[0])
+    first = good.iloc[0]
+    return _cost_until(run, float(first["at"]), float(first["version"]))
 
 
 def observed(run: Run) -> Reached:
-    """Return the cost up to the last evaluation. This is a lower bound of the cost of an accuracy that
-    the run did not reach. All fields are 0 if the run was never evaluated; `energy` is NaN if it was not
-    counted."""
+    """Return the cost up to the last evaluation, or up to the end of the run if the last model was
+    evaluated. This is a lower bound of the cost of an accuracy that the run did not reach. All fields
+    are 0 if the run was never evaluated; `energy` is NaN if it was not counted."""
     if run.evaluations.empty:
         (joules,) = consumed(run, [0.0])
         return Reached(0.0, 0.0, 0.0, 0.0, float(joules))
-    return _cost_until(run, run.evaluations.sort_values("at", kind="stable").iloc[-1])
+    last = lasting(run).evaluations.iloc[-1]
+    return _cost_until(run, float(last["at"]), float(last["version"]))
 
 
-def _cost_until(run: Run, evaluation: pd.Series[Any]) -> Reached:
-    at, version = (float(evaluation[column]) for column in ("at", "version"))
+def lasting(run: Run) -> Run:
+    """Return `run` with its evaluations in the order of time, and the last one repeated at the end of
+    the run if it is of the last model: a model that does not change is not evaluated again."""
+    evaluations, ended = run.evaluations.sort_values("at", kind="stable"), run.ended
+    last = evaluations[-1:]
+    if ended is not None and ((last["version"] == ended.version) & (last["at"] < ended.at)).any():
+        evaluations = pd.concat([evaluations, last.assign(at=ended.at)], ignore_index=True)
+    return replace(run, evaluations=evaluations)
+
+
+def _cost_until(run: Run, at: float, version: float) -> Reached:
     contained = run.updates[run.updates["applied_version"] <= version]
     (joules,) = consumed(run, [at])
     return Reached(at, version, float(len(contained)), float(contained["bytes"].sum()), float(joules))

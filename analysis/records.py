@@ -76,6 +76,8 @@ _PARSED_AT_ONCE = 2
 
 _NUMBERS = ("cpu", "periods", "throttled_periods", "throttled", "memory", "received", "sent")
 PROBED = ("up", "down", "rtt", "jitter", "loss")
+DURATIONS = ("seconds", "throttled", "up_busy", "down_busy")
+"""Columns of `TELEMETRY` with seconds of the host. CPU seconds are the same in device time."""
 ENERGY_FIGURES = ("consumed", "transferred", "power", "level", "supplied", "charging")
 """Numbers of `agents.wire.messages.EnergyFigures`."""
 _COMMON = [("device", pa.string()), ("at", pa.float64()), ("monotonic_zero", pa.float64())]

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it with exit code 130, even while modules are still being
     imported."""
+    _open_closed_streams()
     try:
         from testbed.cli.main import main as run
     except KeyboardInterrupt:
         sys.exit(130)
     run()
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of each closed standard stream (`>&-`, some supervisors). Otherwise
+    printing fails, and a file or socket gets the number of a stream, to which child processes print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)  # noqa: FBT003  (takes no keywords)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -57,9 +57,23 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
         reason += ". Make room on that disk (df -h), or name a folder on another one (--runs, --to)"
+    elif error.errno == errno.EFBIG and not where:
+        where = place
+        reason += ". Raise the limit of this shell (ulimit -f)"
+    elif error.errno == errno.ENOENT and not where and not _has_working_folder():
+        reason = "The folder that you are in was removed. Change to another folder (cd)"
     elif error.errno in (errno.EACCES, errno.EROFS) and where and _is_new(Path(os.fsdecode(where))):
         reason += ". Name a place that you may write to (--runs, --to)"
     return HostError(f"{where}: {reason}" if where else reason)
+
+
+def _has_working_folder() -> bool:
+    """Whether this process's working directory still exists."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _is_new(path: Path) -> bool:

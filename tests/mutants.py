@@ -83,7 +83,10 @@ TESTS: dict[str, list[str]] = {
         "tests/agents/secure/test_*.py",
     ],
     "agents/aggregator/run_phase.py": ["tests/agents/test_run_phase.py"],
-    "agents/aggregator/reports.py": ["tests/agents/test_recovery.py", PROPERTIES],
+    "agents/aggregator/reports.py": [
+        "tests/agents/test_recovery.py tests/agents/test_own_vectors.py",
+        PROPERTIES,
+    ],
     **{
         f"agents/aggregator/{name}.py": [BOOKS, RECORDS, VIRTUAL, VIRTUAL_RUN]
         for name in ("inputs", "recording", "settings", "snapshot", "storage")

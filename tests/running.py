@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import docker
+import psutil
 import yaml
 
 from agents import events
@@ -46,6 +47,16 @@ def cli(
             running.kill()
             raise
     return subprocess.CompletedProcess(command, running.returncode, out, err)
+
+
+def children_running(parent: int, module: str) -> list[psutil.Process]:
+    """Return the children of the process `parent` whose command names `module`."""
+    found = []
+    for child in psutil.Process(parent).children():
+        with suppress(psutil.NoSuchProcess):  # it has ended since they were listed
+            if module in child.cmdline():
+                found.append(child)
+    return found
 
 
 class Said(NamedTuple):

@@ -118,6 +118,10 @@ class SshServer:
     def _inside(self) -> list[str]:
         return ["nsenter", f"--target={self._init.pid}", "--net", "--pid", "--mount"]
 
+    @property
+    def is_on(self) -> bool:
+        return self._holder is not None
+
     def power_off(self) -> None:
         """Cut the power: all processes are killed at once."""
         if self._holder is not None:
@@ -135,11 +139,13 @@ class SshServer:
         self._run_outside(f"ip link set {self.interface} up")
 
     def processes(self, pattern: str = "agents") -> list[psutil.Process]:
-        """Processes on the machine whose command contains `pattern`."""
+        """Processes in the machine's network whose command contains `pattern`. A search of the tree of
+        processes would miss those whose parent ends meanwhile."""
+        network = _network(self._init.pid) if self.is_on else None
         found = []
-        for process in self._init.children(recursive=True) if self._holder else ():
-            with suppress(psutil.NoSuchProcess):
-                if pattern in " ".join(process.cmdline()):
+        for process in psutil.process_iter() if network is not None else ():
+            with suppress(psutil.NoSuchProcess, OSError):
+                if _network(process.pid) == network and pattern in " ".join(process.cmdline()):
                     found.append(process)
         return found
 
@@ -170,6 +176,14 @@ class SshServers:
     machines: tuple[SshServer, ...]
     ssh: str
     """Value of TESTBED_SSH with which these machines are reached."""
+
+    def repair(self) -> None:
+        """Plug in all cables and switch on all machines, which a failed test may have left otherwise."""
+        for machine in self.machines:
+            if machine.is_on:
+                machine.plug()
+            else:
+                machine.power_on()
 
 
 @contextmanager
@@ -220,6 +234,11 @@ def servers(
 def in_network_of(process: int | None) -> tuple[str, ...]:
     """Prefix of commands in the network of the process with this id; empty for None."""
     return () if process is None else ("nsenter", f"--target={process}", "--net")
+
+
+def _network(process: int) -> int:
+    """Number of the network namespace of a process."""
+    return Path(f"/proc/{process}/ns/net").stat().st_ino
 
 
 def _program(name: str) -> str | None:

@@ -26,7 +26,7 @@ from testbed.host import docker_engine
 from tests import browser
 from tests.browser import Browser
 from tests.conftest import unavailable
-from tests.running import cli, left_as_processes, started, told, write_small_topology
+from tests.running import children_running, cli, left_as_processes, started, told, write_small_topology
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.browser
@@ -257,11 +257,7 @@ def page_server_at_usual_priority(parent: int) -> psutil.Process:
     """Return the page's process, a child of `parent`. It lowers its own priority, which is checked here.
     Beside other tests it would then get next to no CPU, so this is undone if the user may do that."""
 
-    def servers() -> list[psutil.Process]:
-        children = psutil.Process(parent).children()
-        return [child for child in children if "testbed.dashboard.serving" in child.cmdline()]
-
-    (server,) = eventually(servers)
+    (server,) = eventually(lambda: children_running(parent, "testbed.dashboard.serving"))
     ours = psutil.Process().nice()
     eventually(lambda: server.nice() == min(19, ours + 10))
     with suppress(psutil.AccessDenied, OSError):

@@ -30,7 +30,7 @@ from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import DISK, SHARD, RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL, Container
 from testbed.runtimes.swarm import engine_proxies, removal, services
 from testbed.runtimes.swarm.node_services import NODE_AGENT
 from testbed.runtimes.swarm.runtime import launcher
@@ -138,9 +138,15 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
         stop={"after": "5min"},
         evaluate={"every": "500ms"},
     )
-    runs = tmp_path / "runs"
+    runs, kernels = tmp_path / "runs", "MKL_CBWR=COMPATIBLE"
+    monkeypatch.setenv(*kernels.split("="))
     with started("up", file, "--runtime", "swarm", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
+        # Nodes may have other processors; the aggregator's is that of a replay.
+        for component, chosen in ((AGGREGATOR, True), ("first", False)):
+            (container,) = containers(on_swarm[0], component)
+            found = on_swarm[0].client.api.inspect_container(container)["Config"]["Env"]
+            assert (kernels in found) == chosen
         until(up, runs, lambda run: "resume" in acted(run))
         (broker,) = containers(on_swarm[0], BROKER)
         on_swarm[0].client.api.kill(broker)
@@ -279,6 +285,29 @@ def test_device_that_exits_during_the_launch_ends_the_run_and_is_named(
         told = up.communicate(timeout=90)[0]
     assert up.returncode == 1, told
     assert "second-1 ended before the run clock could start" in told
+    nothing_is_left(on_swarm)
+
+
+def test_task_that_fails_is_reported_with_its_log(on_swarm: tuple[Engine, Engine]) -> None:
+    manager = on_swarm[0].client
+    broken = Container(
+        component="broken",
+        name="testbed-r-2-broken",
+        image=images.current_tags(images.FOLDER, images.AGENTS)["base"],
+        command=("sh", "-c", "echo it broke; exit 3"),
+        user=0,
+        group=0,
+        labels={RUN_LABEL: "r-2"},
+        cgroup_parent="",
+        sysctls={},
+    )
+    try:
+        made = services.create(manager, broken, services.ServiceOptions())
+        names = {node.id: node.name for node in nodes(manager)}
+        with pytest.raises(HostError, match=r"broken could not start on .*\(3\)\nit broke$"):
+            services.await_tasks(manager, {made: 1}, lambda _: "broken", names)
+    finally:
+        services.remove_rest(manager, "r-2")
     nothing_is_left(on_swarm)
 
 

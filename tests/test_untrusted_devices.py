@@ -104,6 +104,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, begin: int) -> Iterator[SshS
 
 @pytest.fixture(autouse=True)
 def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.repair()
     monkeypatch.setenv("TESTBED_SSH", hosts.ssh)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from agents import events
 from agents.config import KEEPALIVE
+from analysis.load import load
 from testbed.plan import models
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime
@@ -76,6 +77,24 @@ def test_run_of_processes_ends_normally(tmp_path: Path) -> None:
 
 
 @pytest.mark.timed
+def test_short_trainings_take_as_long_as_the_cpu_share_says(tmp_path: Path) -> None:
+    """A training of some 5 ms of CPU time could use up the budget that a process may save, and end in a
+    third of its time. From the first sample of the run to the last, a tenth of the time in trainings is
+    CPU time: what a step costs depends on this host."""
+    topology = write_small_topology(
+        tmp_path, devices=[{"name": "slow", "cpu": 0.1}], rule={"name": "fedasync"}, stop={"after": "6s"}
+    )
+    done = cli("up", topology, "--runtime", "process", "--runs", tmp_path / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = load(Finished.only_one_in(tmp_path / "runs").path)
+    samples = run.telemetry[run.telemetry["at"] > 0]
+    first, last = samples["at"].min(), samples["at"].max()
+    begin, end = (run.updates[name].clip(first, last) for name in ("train_start", "train_end"))
+    used = samples["cpu"].max() - samples["cpu"].min()
+    assert used / (end - begin).sum() == pytest.approx(0.1, rel=0.1)
+
+
+@pytest.mark.timed
 def test_dilated_run_is_reported_in_device_time(testbed: Testbed, tmp_path: Path) -> None:
     devices = [{"name": "a", "cpu": 0.4, "timing": "300ms"}]
     topology = write_topology(tmp_path, devices=devices, dilation=4, stop={"after": "2s"})
@@ -107,7 +126,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     (path,) = (tmp_path / "runs").iterdir()
     assert left_as_processes(path.name) == []
     judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
-    judged += ["CPU: " in output, f"Next: testbed up --resume {path.name}" in output]
+    judged += ["CPU: " in output, f"Next: testbed up --resume {path}" in output]
     assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
 
 

@@ -348,13 +348,16 @@ class AggregatorCore:
     def _resume(self, started: inputs.Started) -> Actions:
         """Resume the run clock. From the rule's point of view, each client that was present leaves, and
         each client that is ready joins. The clients are handled one after the other, because a rule may
-        act if all clients are absent."""
+        act if all clients are absent. Clients that owe no answer come first: if only they were left
+        meanwhile, a rule would aggregate before its buffer is full, or begin a round without those that
+        are still to leave."""
         at = started.at
         self._epoch = started.epoch
         self.progress.restart_silence(at)
         present, ready = set(self._server.clients), set(self._members.ready)
         changes: list[Action] = []
-        for client in self._settings.importance:
+        owes = self._dispatches.newest_open
+        for client in sorted(self._settings.importance, key=lambda one: owes(one) > 0):
             if client in present:
                 changes += self._leave(client, at)
             if client in ready:
@@ -456,7 +459,8 @@ class AggregatorCore:
     def _reported(self, event: inputs.Reported) -> Actions:
         if self._reports.brings_back(event.client):
             return self._take_status(event.client, "ready", event.at)
-        return self._reports.handle(event)
+        actions, rejoins = self._reports.handle(event)
+        return [*actions, *self._rejoin(event.client, event.at)] if rejoins else actions
 
     # Updates arrive
 
@@ -477,6 +481,9 @@ class AggregatorCore:
             done = [*done, *self._carry_out(wanted, at, verdict.update)]
         elif verdict.is_model_due:
             done = [*done, *self._rejoin(event.sender, at)]
+            is_endless = runs and self._settings.stop.after is None
+            if is_endless and self.progress.has_diverged(self._server.clients):
+                done += self._end("diverged", at)
         return [*done, *verdict.last]
 
     def _note_update(self, update: rules.Update, message: UpdateMessage, draws: Draws) -> None:

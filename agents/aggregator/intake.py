@@ -14,6 +14,7 @@ from agents.aggregator.progress import RunProgress
 from agents.aggregator.sending import Sending, unfinished
 from agents.aggregator.settings import Settings
 from agents.aggregator.validation import MAX_COUNT, Validation, within_clock_error
+from agents.models.vectors import DIVERGED
 from agents.mqtt.rate_limit import RateLimit
 from agents.pipeline import ServerSteps
 from agents.rules.client_half import sizes
@@ -87,12 +88,15 @@ class Intake:
         usable = self._validation.check(event, dispatch, base, begin, end)
         stall = self._progress.note_arrival(sender, event.arrived - dispatch.at, at)
         if isinstance(usable, str):
+            if usable == DIVERGED:
+                self._progress.note_diverged(sender)
             record = unfinished(sender, dispatch, number, at, event.arrived)
             rejected = [*stall, *self.reject(sender, usable, at, number), record]
             if not self._dispatches.has_open(sender):
                 return Verdict(rejected, last=last, is_model_due=True)
             self._outgoing.request_again(sender)
             return Verdict(rejected, last=last)
+        self._progress.note_usable()
         vector, first = usable.vector, cast(list[Action], stall)
         if self._bounds_norm and (length := self._validation.over_norm(usable)) is not None:
             vector = self._validation.clip(usable, length)

@@ -232,12 +232,11 @@ class Aggregator:
         if self._epoch is not None:  # the aggregator was restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
         while self._finished is None:
-            timer = self._core.next_timer
-            for event in self._wait(timer):
+            for event in self._wait(self._core.next_timer):
                 self._receive(event)
                 self._commit()
-            now = self._now()
-            if timer is not None and timer <= now:
+            now, timer = self._now(), self._core.next_timer
+            if timer is not None and timer <= now:  # before the instant ends, as in virtual time
                 self._handle(inputs.TimersDue(now))
             if self._has_deferred:
                 self._has_deferred = False

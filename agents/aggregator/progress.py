@@ -16,6 +16,8 @@ NOTHING_ARRIVED = "nothing arrived"
 _LEAST = 10 * SECOND
 _ROUNDS = 5
 """Maximum duration of a client's round, as a multiple of the client's longest round so far."""
+_DIVERGED_EACH = 10
+"""Number of updates of each client after which training that diverged counts as hopeless."""
 _IDLE = 2 * SECOND
 """Maximum time in ns during which all clients may wait for a model at the same time."""
 
@@ -37,6 +39,9 @@ class RunProgress:
     _states: dict[str, DeviceState] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
     """Clients on whose devices there was an action since their last update."""
+    _diverged: dict[str, int] = field(default_factory=dict)
+    """Number of updates of each client that were rejected because its training had diverged, since the
+    last update that was not rejected."""
 
     def start_over(self) -> None:
         """Forget everything, because all processes start again."""
@@ -44,6 +49,7 @@ class RunProgress:
         self._longest.clear()
         self._states.clear()
         self._changed.clear()
+        self._diverged.clear()
 
     def restart_silence(self, at: Nanoseconds) -> None:
         """Measure silence from `at` on."""
@@ -56,6 +62,19 @@ class RunProgress:
         self._longest[client] = max(took, self._longest.get(client, 0))
         self._changed.discard(client)
         return [] if self._stalled_since is None else self.end_stall(at)
+
+    def note_diverged(self, client: str) -> None:
+        """Record that an update of `client` was rejected because its training had diverged."""
+        self._diverged[client] = self._diverged.get(client, 0) + 1
+
+    def note_usable(self) -> None:
+        """Record that an update was not rejected."""
+        self._diverged.clear()
+
+    def has_diverged(self, present: Collection[str]) -> bool:
+        """Return whether no client in `present` makes progress any more: the last updates of all of them
+        were rejected because training had diverged."""
+        return all(self._diverged.get(client, 0) >= _DIVERGED_EACH for client in present)
 
     def note_stall(self, since: Nanoseconds, at: Nanoseconds) -> Nanoseconds:
         """Record that nothing has arrived since `since`; return the time at which the stall began. From

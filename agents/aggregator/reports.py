@@ -23,6 +23,7 @@ class Reports:
 
     def __init__(self, settings: Settings, server: Server, timers: Timers, sending: Sending) -> None:
         self._silence = settings.silence
+        self._sends_vectors = bool(settings.side.model_vectors)
         self._server = server
         self._timers = timers
         self._sending = sending
@@ -65,23 +66,28 @@ class Reports:
         self.expect_none(client)
         return True
 
-    def handle(self, event: Reported) -> list[Action]:
+    def handle(self, event: Reported) -> tuple[list[Action], bool]:
         """Handle a report: the client's next update will answer `event.dispatch`. If the dispatch that
         the client was asked about is newer and still open, that dispatch or its update was lost, and the
-        client gets another model. The rule is not informed, because it still waits for an answer."""
+        client gets another model. The rule is not informed, because it still waits for an answer.
+
+        Return the actions, and whether the client must rejoin instead: only the rule knows the vectors
+        that it sends with its models."""
         client, about, at = event.client, event.about, event.at
         asked = self._asked_about.get(client)
         if asked is None or about > asked:
-            return []
+            return [], False
         if about == asked:  # otherwise the client was asked again and will answer that request
             self.expect_none(client)
             self._sending.outgoing.request_again(client)  # the rule's request for its update may be lost
         lost = self._sending.dispatches.find(client, about)
         if lost is None or event.dispatch >= about:
-            return []
+            return [], False
         self._sending.dispatches.close(client, about)
-        again = self._sending.dispatch(Send(client, lr=lost.lr), at)
-        return [unfinished(client, lost, about, at, at), again]
+        record = unfinished(client, lost, about, at, at)
+        if self._sends_vectors:
+            return [record], True
+        return [record, self._sending.dispatch(Send(client, lr=lost.lr), at)], False
 
     def suspend(self) -> None:
         """Stop expecting reports, because all processes are new when the run resumes."""

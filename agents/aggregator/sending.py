@@ -31,6 +31,7 @@ class Sending:
         self, settings: Settings, server: Server, arrivals: Arrivals, steps: ServerSteps
     ) -> None:
         self._server = server
+        self._known = settings.importance
         self.arrivals = arrivals
         self._keeps_models = settings.keeps_models
         self._is_residual = settings.side.kind == "residual"
@@ -71,9 +72,11 @@ class Sending:
             )
 
     def dispatch(self, send: Send, at: Nanoseconds) -> Dispatch:
-        """Send the present model to a client. Raises DeclarationError if `send` has vectors, and the
-        rule has declared none."""
+        """Send the present model to a client. Raises DeclarationError if the run has no such client, or
+        if `send` has vectors, and the rule has declared none."""
         client, version = send.client, self._server.version
+        if client not in self._known:
+            raise DeclarationError(f"Send to {client!r:.80}, which is not a client of this run")
         if send.vectors and not self._own_sizes:
             raise DeclarationError(
                 f"Send to {client} has the vector {next(iter(send.vectors))}, which the rule does not "

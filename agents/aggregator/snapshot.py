@@ -26,7 +26,7 @@ from agents.rules import RULES
 from agents.selection import SELECTIONS
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"testbed8"
+_MAGIC = b"testbed9"
 """Magic number with the version of the state's classes. Change it whenever one of these classes
 changes."""
 _MODULES = {

@@ -68,6 +68,11 @@ class Validation:
             problem = self._too_stale(dispatch)
         if problem is not None:
             return problem
+        if message.vectors or self._own_sizes:
+            vectors = self._own_vectors(message)
+            if isinstance(vectors, str):
+                return vectors
+            message = replace(message, vectors=vectors)
         if message.encoded is None:
             if self._steps.plain_problem is not None:
                 return self._steps.plain_problem
@@ -76,13 +81,8 @@ class Validation:
             if isinstance(vector, str):
                 return vector
             message = replace(message, vector=vector)
-            if self._steps.sums is not None and not message.vectors:
-                return message  # a masked update has no vector to check
-        if message.vectors or self._own_sizes:
-            vectors = self._own_vectors(message)
-            if isinstance(vectors, str):
-                return vectors
-            message = replace(message, vectors=vectors)
+            if self._steps.sums is not None:
+                return message  # a masked update has no vector to check, and is kept from here on
         problem = unfit(message.vector, self._server.w)
         return problem or (self._is_bounded and self._too_long(message)) or message
 

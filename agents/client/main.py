@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from agents import config, process, shards, user_code
 from agents.client import accelerator, core, factory, memory_file, randomness
 from agents.client.outbox import Outbox, retry_while_disk_full
-from agents.client.pace import Pace
+from agents.client.pace import Pace, share_in
 from agents.config import ClientConfig
 from agents.imports import without_garbage_collection, without_meta_kernels
 from agents.mqtt import chunks, topics
@@ -120,7 +120,7 @@ class ClientProcess:
             self._core = factory.core(
                 *(self._setup, len(shard), self._wait, steps, known), fits=self._trainer.fits
             )
-        self._pace = Pace()
+        self._pace = Pace(None if cfg.share is None else partial(share_in, Path(cfg.share)))
         self._busy_since = time.monotonic()
         """Time on the host's monotonic clock, in seconds, since which the client has worked without
         a pause."""

@@ -2,14 +2,24 @@
 
 A CPU quota is granted in slices, one slice per period. A piece of work that begins with a full slice
 would end up to one period too early. This is a large error for a training that takes only a few slices.
+Local processes begin with a full budget likewise (`testbed.runtimes.process.duty_cycle`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from agents.device.control_group import ControlGroup
+
+
+def share_in(file: Path) -> float | None:
+    """Return the CPU share that `file` holds, in cores; None if the share is not limited yet."""
+    with suppress(OSError, ValueError):
+        return float(file.read_text())
+    return None
 
 
 class Pace:

@@ -126,19 +126,30 @@ class LinkUsage:
         self._netlink = netlink
         self._interfaces = {"up": interface, "down": ifb}
         self._backlogs = {way: Backlog() for way in self._interfaces}
+        self._altered_since: dict[str, float] = {}
+        """Time of the first reading with another rate than that of the link, or without the tbf, in
+        seconds on the monotonic clock, by direction. Directions in order have no entry."""
 
     def read(self, link: AccessLink, at: float) -> bool:
-        """Read the counters of the queues; return whether packets wait. Raises OSError, KeyError.
+        """Read rates and counters of the queues; return whether packets wait. Raises OSError.
 
         `link`: the link's settings from now on. `at`: time on the monotonic clock, in seconds.
         """
         queues, is_waiting = self._netlink.queues(), False
         for way, rate in (("up", link.up), ("down", link.down)):
-            if rate in (None, LIFTED):
+            if rate is None or rate == LIFTED:
                 self._backlogs[way].pause()
+                self._altered_since.pop(way, None)
                 continue
             number = socket.if_nametoindex(self._interfaces[way])
-            passed = queues[number, _TBF]
+            passed = queues.get((number, _TBF))
+            if passed is not None and passed.rate == rate // 8:
+                self._altered_since.pop(way, None)
+            else:
+                self._altered_since.setdefault(way, at)
+            if passed is None:
+                self._backlogs[way].pause()
+                continue
             waiting = queues.get((number, _QUEUE_FOR_RATE), passed).waiting
             unsent = 0
             if way == "up" and waiting:
@@ -155,6 +166,11 @@ class LinkUsage:
     def uses(self) -> dict[str, QueueUse]:
         """Return, by direction, the totals of the queue over the time during which packets waited."""
         return {way: backlog.use for way, backlog in self._backlogs.items()}
+
+    def altered_since(self) -> dict[str, float]:
+        """Return, by direction, the time since which the kernel has another rate than requested, in
+        seconds on the monotonic clock. Only directions that were altered from outside have an entry."""
+        return self._altered_since
 
     def stuck_since(self) -> dict[str, float]:
         """Return, by direction, the time since which nothing has left the queue, in seconds on the

@@ -27,6 +27,12 @@ _BYTES, _LENGTH_AND_BACKLOG = struct.Struct("=Q"), struct.Struct("=II")
 _GET_CLASS, _ROOT = 42, 0xFFFFFFFF
 _OPTIONS, _HTB_SETTINGS, _HTB_RATE, _HTB_CEIL = 2, 1, 6, 7
 """TCA_OPTIONS, and in it TCA_HTB_PARMS, TCA_HTB_RATE64 and TCA_HTB_CEIL64 (linux/pkt_sched.h)."""
+_TBF_SETTINGS, _TBF_RATE = 1, 4
+"""Within TCA_OPTIONS of a tbf: TCA_TBF_PARMS and TCA_TBF_RATE64 (linux/pkt_sched.h)."""
+_KIND, _TBF = 1, b"tbf\0"
+"""TCA_KIND, and its value for a tbf."""
+_RATE = struct.Struct("=8xI")
+"""Start of struct tc_tbf_qopt: the rate."""
 _HTB_RATES = struct.Struct("=8xI8xI")
 """Start of struct tc_htb_opt: the rates of the class and of its ceiling."""
 
@@ -54,6 +60,8 @@ class QueueCounters(NamedTuple):
     """Bytes that have left the queue so far."""
     waiting: int
     """Bytes that wait in the queue and its child queues."""
+    rate: int | None = None
+    """Rate of a tbf in bytes/s; None for other kinds of queues."""
 
 
 class ShapedClass(NamedTuple):
@@ -96,12 +104,14 @@ class Netlink:
         found = {}
         for answer in _dump(self._route, _GET_QDISC, bytes(_QDISC.size)):
             _, interface, handle, _, _ = _QDISC.unpack_from(answer)
-            for kind, statistics in _attributes(answer[_QDISC.size :]):
-                if kind == _STATISTICS:
-                    values = dict(_attributes(statistics))
-                    (left,) = _BYTES.unpack_from(values[_BASIC])
-                    _, waiting = _LENGTH_AND_BACKLOG.unpack_from(values[_QUEUE])
-                    found[interface, handle >> 16] = QueueCounters(left, waiting)
+            values = dict(_attributes(answer[_QDISC.size :]))
+            if _STATISTICS not in values:
+                continue
+            statistics = dict(_attributes(values[_STATISTICS]))
+            (left,) = _BYTES.unpack_from(statistics[_BASIC])
+            _, waiting = _LENGTH_AND_BACKLOG.unpack_from(statistics[_QUEUE])
+            rate = _tbf_rate(values[_OPTIONS]) if bytes(values[_KIND]) == _TBF else None
+            found[interface, handle >> 16] = QueueCounters(left, waiting, rate)
         return found
 
     def classes(self, interface: int, major: int = 1) -> dict[int, ShapedClass]:
@@ -155,6 +165,14 @@ def _open_socket(protocol: int) -> socket.socket:
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
     netlink.settimeout(1.0)
     return netlink
+
+
+def _tbf_rate(settings: memoryview) -> int:
+    """Return the rate of a tbf in bytes/s."""
+    options = dict(_attributes(settings))
+    if _TBF_RATE in options:  # a rate that does not fit into 32 bits
+        return int(_BYTES.unpack_from(options[_TBF_RATE])[0])
+    return int(_RATE.unpack_from(options[_TBF_SETTINGS])[0])
 
 
 def _connection(answer: memoryview) -> TcpConnection:

@@ -68,7 +68,7 @@ class ShapedLink:
         now = time.monotonic()
         try:
             is_waiting = self._usage.read(self._link, now)
-        except (OSError, KeyError):  # the interface or its queue was removed from outside
+        except OSError:  # the interface was removed from outside
             self._usage.pause()
         else:
             self.reading_due = now + _READ_SECONDS if is_waiting else math.inf
@@ -94,9 +94,14 @@ class ShapedLink:
         }
 
     def lasting_faults(self, now: float) -> dict[str, float]:
-        """Return stuck queues, and whether a connection is without answers, as in `stuck_queues`. `now`:
-        seconds on the monotonic clock. All connections of the network namespace count."""
-        found = self.stuck_queues()
+        """Return stuck queues, rates that were altered from outside, and whether a connection is without
+        answers, as in `stuck_queues`. `now`: seconds on the monotonic clock. All connections of the
+        network namespace count."""
+        altered = {} if self._usage is None else self._usage.altered_since()
+        found = self.stuck_queues() | {
+            f"the rate of the {way}link of {self._device} was altered from outside": since
+            for way, since in altered.items()
+        }
         silent = max((one.unanswered for one in self._netlink.connections()), default=0.0)
         if self._plugged and silent >= UNANSWERED_SECONDS + link.full_queue_seconds(self._link):
             found[cut(self._device)] = now - silent

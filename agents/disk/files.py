@@ -103,8 +103,9 @@ def read(path: Path, most: int) -> bytes:
     """Return the content of a regular file. Raises OSError if the file cannot be read, is not a regular
     file, or has more than `most` bytes."""
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read() if size <= most else b""  # read(most + 1) would first allocate `most` bytes
+    if max(size, len(data)) > most:
         raise OSError(errno.EFBIG, f"this is larger than {most / 2**20:g} MiB", str(path))
     return data
 

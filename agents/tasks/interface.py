@@ -144,6 +144,12 @@ def unfit_classes(y: NDArray[Any], outputs: Sequence[int]) -> str:
             f"its loss is the cross-entropy, which needs integer classes, but the labels are {y.dtype}: "
             "name a column of classes, or use a task with its own loss"
         )
+    if y.ndim == 1 and len(outputs) > 2:
+        shape = "×".join(map(str, outputs[1:]))
+        return (
+            f"each sample has one class as its label, but outputs of shape {shape}: name a column with "
+            "a list of labels per sample, such as the next tokens"
+        )
     classes = outputs[1]
     for label in (int(y.min()), int(y.max())):
         if not 0 <= label < classes:

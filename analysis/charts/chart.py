@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 Column = npt.NDArray[Any]
 Mark = Literal["line", "step", "band", "points", "bars", "spans", "rules", "diagonal"]
@@ -139,8 +140,11 @@ class Chart:
     @property
     def is_empty(self) -> bool:
         """Whether the chart has no data except rules and diagonals."""
-        drawn = [layer for layer in self.layers if layer.mark not in ("rules", "diagonal")]
-        return not any(len(column) for layer in drawn for column in layer.columns.values())
+        drawn = [layer.columns for layer in self.layers if layer.mark not in ("rules", "diagonal")]
+        return not any(
+            pd.notna(columns["x"]).any() if "x" in columns else any(map(len, columns.values()))
+            for columns in drawn
+        )
 
     @property
     def is_bare(self) -> bool:

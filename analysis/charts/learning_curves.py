@@ -55,6 +55,8 @@ def curves(runs: Sequence[Run], quality: Quality, against: Progress, *, apart: b
     mean, and a band from the lowest to the highest value. If `apart` is true, each run has its own
     line."""
     (x, values), (y, scale) = _X[against], _Y[quality]
+    if against == "time":
+        runs = [metrics.lasting(run) for run in runs]
     sets = {name: [run] for name, run in distinct(runs).items()} if apart else by_settings(runs)
     layers: list[Layer] = []
     hues: dict[int, str] = {}

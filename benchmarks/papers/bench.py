@@ -8,6 +8,7 @@ experiment's folder are not repeated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +110,17 @@ class Bench:
         seeds: Iterable[int],
         runtime: str,
     ) -> list[Cell]:
-        """Run `steps` (variant -> step sizes) with each of `seeds`; return their figures."""
-        found: list[Cell] = []
-        for chosen in dict.fromkeys(steps.values()):
-            variants = [variant for variant, own in steps.items() if own == chosen]
-            read = self._sweep(experiment, study, variants, chosen, seeds, [runtime])
-            self._say(f"{experiment.name}: {len(read.cells)} runs")
-            folder = self._folder / experiment.name
-            done = sweeping.run(read, self._options, folder, self._jobs, self._say)
-            if failed := len(read.cells) - len(done):
-                raise RunFailedError(f"{failed} of {len(read.cells)} runs of {experiment.name} failed")
-            found += [results.measured(load(run.path), experiment.target) for run in done]
-        return found
+        """Run `steps` (variant -> step sizes) with each of `seeds`, all in one sweep; return their
+        figures."""
+        tried = sorted({step for own in steps.values() for step in own})
+        read = self._sweep(experiment, study, steps, tried, seeds, [runtime])
+        wanted = tuple(cell for cell in read.cells if _step(cell) in steps[cell.variant])
+        read = replace(read, cells=wanted)
+        self._say(f"{experiment.name}: {len(read.cells)} runs")
+        done = sweeping.run(read, self._options, self._folder / experiment.name, self._jobs, self._say)
+        if failed := len(read.cells) - len(done):
+            raise RunFailedError(f"{failed} of {len(read.cells)} runs of {experiment.name} failed")
+        return [results.measured(load(run.path), experiment.target) for run in done]
 
     def _sweep(
         self,
@@ -139,3 +139,8 @@ class Bench:
             "grid": {**study["grid"], **given},
         }
         return sweeps.from_mapping(part, experiment.name, self._files, self._options)
+
+
+def _step(cell: sweeps.SweepCell) -> float:
+    """Return the step size of the cell."""
+    return float({change.path: change.value for change in cell.changes}[LR])

@@ -127,7 +127,8 @@ class RunHandle:
     @property
     def outcome(self) -> str | None:
         """Reason why the run ended: the condition of the topology's `stop` (`after`, `updates` or
-        `target_accuracy`), or `interrupted`, `failed` or `crashed`; None while it is running."""
+        `target_accuracy`), or `diverged`, `interrupted`, `failed` or `crashed`; None while the run is
+        running."""
         live = self.live  # read first: the run may end in between
         outcome = self._directory.read_manifest().get("outcome")
         return None if live and not outcome else str(outcome or "crashed")

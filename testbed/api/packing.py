@@ -80,6 +80,7 @@ class OpenedPack:
     def check_data(self, root: Path | None) -> None:
         """Raise BadInputError if the data is not that of the packed runs. Data that this machine has to
         download is not compared. `root`: data root."""
+        missing: list[DataEntry] = []
         for one in self.index.data:
             if one.in_data_root and root is None:
                 continue
@@ -87,12 +88,9 @@ class OpenedPack:
             try:
                 same = archive.sha256_of(path) == one.sha256
             except FileNotFoundError:
-                if one.in_data_root:
-                    continue
-                raise BadInputError(
-                    f"the pack leaves out its data: copy {Path(one.path).name} ({one.bytes:,} bytes, "
-                    f"SHA-256 {one.sha256[:12]}…) to {path}"
-                ) from None
+                if not one.in_data_root:
+                    missing.append(one)
+                continue
             except OSError as error:
                 raise BadInputError(f"{path} cannot be read: {error.strerror}") from error
             if not same:
@@ -101,15 +99,31 @@ class OpenedPack:
                     "there, or run the topology with your data: testbed "
                     f"{'up' if self.index.kind == 'run' else 'sweep'} {self.start}"
                 )
+        if missing:
+            raise BadInputError(f"the pack leaves out its data: copy {self._missing_data(missing)}")
+
+    def _missing_data(self, missing: Sequence[DataEntry]) -> str:
+        """Return which data files to copy, and where to: a single file with its checksum, or the folders
+        of several."""
+        if len(missing) == 1:
+            (one,) = missing
+            return (
+                f"{Path(one.path).name} ({one.bytes:,} bytes, SHA-256 {one.sha256[:12]}…) to "
+                f"{self.folder / DATA / one.path}"
+            )
+        by_name: dict[str, list[DataEntry]] = {}
+        for one in missing:
+            by_name.setdefault(one.path.partition("/")[0], []).append(one)
+        return "; ".join(
+            f"{one[0].dataset} ({len(one):,} files are missing, {sum(e.bytes for e in one):,} bytes) to "
+            f"{self.folder / DATA / name}"
+            for name, one in by_name.items()
+        )
 
     def remarks(self) -> list[str]:
         """Return sentences on differences between this machine and the packed runs."""
-        here, theirs = provenance.versions(), self.index.versions
-        other = [
-            f"{name} {theirs[name]} (here {here[name]})"
-            for name in ("python", _PACKAGE, "torch", "numpy")
-            if name in theirs and here.get(name) != theirs[name]
-        ]
+        names = ("python", _PACKAGE, "torch", "numpy", "blas", "processor")
+        other = provenance.other_versions(self.index.versions, names)
         told = [f"Unpacked into {self.folder}"]
         if other:
             told.append(f"The pack was made with {', '.join(other)}: results may differ")

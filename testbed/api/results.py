@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +63,18 @@ def load_all(
     return ordered
 
 
+def sweep_target(names: Iterable[str | Path], runs: str | Path = "runs") -> float | None:
+    """Return the target accuracy of the sweeps whose folders `names` are; None if they have none or
+    different ones, or if a name is a run. Raises BadInputError."""
+    folders = {finding.folder_of_runs(str(name), Path(runs)) for name in names}
+    if None in folders:
+        return None
+    from testbed.sweeps import kept  # imports what plans runs
+
+    targets = {kept.target(folder) for folder in folders if folder is not None}
+    return targets.pop() if len(targets) == 1 else None
+
+
 def read_slim(path: Path) -> Result:
     """Load only what `compare` needs from the run directory `path`. Raises BadInputError."""
     from analysis import comparison
@@ -84,9 +97,10 @@ def compare(
     If `target` is None, it is the highest accuracy that all runs of the task reached. `baseline`:
     setting to which speed-ups refer, as in `analysis.comparison.compare`. Returns one list of rows per
     task. `analysis.comparison.remarks` reports differences that make runs incomparable. Raises
-    BadInputError if no row has the baseline's setting."""
+    BadInputError for a target that is no share, or if no row has the baseline's setting."""
     from analysis import comparison
 
+    _check_target(target)
     tasks, refused = [], []
     for own in comparison.by_task(results).values():
         level = target or comparison.common_target(own)
@@ -131,6 +145,7 @@ def report(
     reached. Raises BadInputError if there are no runs, or if the file cannot be written."""
     from analysis import report as writer
 
+    _check_target(target)
     _check_some(results)
     path = writable_file(Path(to))
     path.write_text(writer.html(results, target), encoding="utf-8")
@@ -153,6 +168,7 @@ def draw(
     from analysis.charts import CHARTS, paper, story
     from analysis.charts.learning_curves import target_reached
 
+    _check_target(target)
     _check_some(results)
     path = writable_figure(Path(to))
     if chart is None:
@@ -239,6 +255,11 @@ def track(run: str | Path, tracker: str, *, model: bool = False, runs: str | Pat
     """
     tracking.check([tracker])
     return [processes.send(tracker, one, model=model) for one in _directories(str(run), Path(runs))]
+
+
+def _check_target(target: float | None) -> None:
+    if target is not None and not (isinstance(target, Real) and 0 <= target <= 1):
+        raise BadInputError(f"target: found {target!r}, expected a share such as 0.9")
 
 
 def _check_some(results: Sequence[Result]) -> None:

@@ -11,6 +11,7 @@ from testbed.broker.logins import Account
 _REFUSED = re.compile(r": Denied PUBLISH from (\S+) | Refused: '(\S+)' may not ")
 _CONNECTED = re.compile(r": New client connected from \S+ as (\S+) ")
 _SUBSCRIBES = re.compile(r": Received SUBSCRIBE from (\S+)$")
+_NO_LOGIN = re.compile(r" disconnected[,:] not authorised")  # with a colon since Mosquitto 2.1
 _TOPIC = re.compile(r": \t(.+?)(?: \(QoS \d\))?$")
 
 
@@ -28,7 +29,7 @@ def refusals(log: str, accounts: Mapping[str, Account]) -> Counter[str]:
     for line in log.splitlines():
         if found := _REFUSED.search(line):
             refused[found[1] or found[2]] += 1
-        elif "disconnected, not authorised" in line:
+        elif _NO_LOGIN.search(line):
             refused["?"] += 1
         elif found := _CONNECTED.search(line):
             who, may = found[1], Account.may_publish

@@ -58,7 +58,9 @@ Cluster = Annotated[
 ]
 Target = Annotated[
     str | None,
-    typer.Option(help="Test accuracy, such as 90% (default: the highest that all runs reached)."),
+    typer.Option(
+        help="Test accuracy, such as 90% (default: the sweep's, else the highest that all runs reached)."
+    ),
 ]
 FigureFile = Annotated[
     Path | None, typer.Option("--figure", help="Draw accuracy and timelines (.png, .pdf or .svg).")
@@ -204,7 +206,7 @@ def twin(
     """
     from testbed.api import results, twins
 
-    share = _share(target)
+    share = _share(target, given, runs)
 
     def report(text: str) -> None:
         _print(text, quiet=as_json)
@@ -340,7 +342,7 @@ def compare(
     """
     from testbed.api import results
 
-    share = _share(target)
+    share = _share(target, given, runs)
     _check_writable(figure, table)
     if chart is not None:
         if figure is None:
@@ -362,7 +364,7 @@ def report(
     from testbed.api import results
 
     writable_file(to)
-    results.report(results.load_all(given, runs), to, _share(target))
+    results.report(results.load_all(given, runs), to, _share(target, given, runs))
     print_files([to], as_json=as_json)
     if not as_json:
         remark(f"{to.stat().st_size / 1e6:.1f} MB. Next: open it in a browser")
@@ -553,11 +555,12 @@ def _explaining_interrupt(*, quiet: bool) -> Iterator[None]:
         raise
 
 
-def _share(text: str | None) -> float | None:
+def _share(text: str | None, given: Sequence[str], runs: Path) -> float | None:
+    """Return the target accuracy `text`; if it is None, that of the sweep whose folder is `given`."""
     from testbed.api import results
 
     if text is None:
-        return None
+        return results.sweep_target(given, runs)
     try:
         return results.share_as_typed(text)
     except ValueError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -183,7 +184,8 @@ def up_command(
         print_json({"run": run, "directory": str(started.path)})
         return
     print_text(f"{run} is running")
-    remark(f"Next: testbed watch {run} · testbed logs {run} · testbed down {run}")
+    name = _argument(started.path)
+    remark(f"Next: testbed watch {name} · testbed logs {name} · testbed down {run}")
 
 
 @app.command()
@@ -488,7 +490,8 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
         if path.exists():
             remark(f"Run directory: {path.relative_to(here) if path.is_relative_to(here) else path}")
         if isinstance(sys.exc_info()[1], KeyboardInterrupt) and directory.checkpoint.exists():
-            remark(f"Next: testbed up --resume {directory.run} · testbed dashboard {directory.run}")
+            name = _argument(path)
+            remark(f"Next: testbed up --resume {name} · testbed dashboard {name}")
     from analysis import summary  # imported late: pandas takes a second, which would delay the start
     from testbed.api import reading, running
 
@@ -507,13 +510,20 @@ def _up(launch: Launch, *, as_json: bool) -> Verdict:
             print_text(_SAME_RECORDS if same else _OTHER_RECORDS)
     if (ended := running.optimum(run)) is not None:
         print_text("\n" + "\n".join(ended.lines()))
-    logs = "" if simulated else f"testbed logs {directory.run} · "
+    name = _argument(directory.path)
+    logs = "" if simulated else f"testbed logs {name} · "
     told = "" if verdict == "simulated" else f"Verdict: {verdict}"
     doubtful = verdict in ("not valid", "not judged")
     help_page = "docs/guide/verdict.md says what helps"
     last = help_page if doubtful else "change the topology and run it again"
-    print_last_line(told, f"testbed dashboard {directory.run} · {logs}{last}")
+    print_last_line(told, f"testbed dashboard {name} · {logs}{last}")
     return verdict
+
+
+def _argument(run: Path) -> str:
+    """Return how a command in this folder names the run directory `run`: by its id, or its path."""
+    is_default = run.parent.resolve() == DEFAULT_RUNS.resolve()
+    return run.name if is_default else shlex.quote(_display_path(run, whole=False))
 
 
 _SAME_RECORDS = "The records are those of the packed run, byte for byte but for the wall clock."

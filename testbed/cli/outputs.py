@@ -32,7 +32,7 @@ class FinishedRunOutput(Output):
     rule: str
     task: str
     outcome: str
-    """Condition of `stop` that ended the run: `after`, `updates` or `target_accuracy`."""
+    """Condition of `stop` that ended the run: `after`, `updates` or `target_accuracy`; or `diverged`."""
     verdict: Verdict
     duration_s: float
     """Duration in seconds of device time."""

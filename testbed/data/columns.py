@@ -29,6 +29,11 @@ _CHANNELS = (1, 3, 4)
 _ID_DIGITS = 20
 """Number of digits in a client's name that is made from a number. The number is padded with zeros. Every
 64-bit number fits."""
+_NAMED_CLASSES = 20
+"""Maximum number of classes that are named with their numbers. If there are more, the first classes and
+the last are named."""
+_NAME_CHARACTERS = 20
+"""Maximum number of characters of a class's name in a sentence."""
 
 
 class DataError(BadInputError):
@@ -117,6 +122,8 @@ def read(
             if missing := [name for name in given if name is not None and name not in there]:
                 has = ", ".join(there) or "none"
                 raise DataError(key, f"found {missing[0]!r}, expected a column of {file}: it has {has}")
+            if twice := [name for name in given if name is not None and there.count(name) > 1]:
+                raise DataError(key, f"{file} has several columns {twice[0]!r}: give each its own name")
     if not split.rows:
         raise DataError(None, f"{split.name} has no samples")
     x: Array | None = None
@@ -160,7 +167,10 @@ def read(
     shard = Shard(x, np.empty(0), _scale(x))
     if labels:
         y = np.concatenate(labels)
-        y = _as_classes(y, names, train, split.name) if names.known else y
+        if names.known:
+            y = _as_classes(y, names, train, split.name)
+            if train is None:
+                changes[_numbering(tuple(names.known))] = None
         if not split.fixed and (train is None or train.shard.y.ndim == 1) and _is_one_hot(y):
             changes[f"Labels are one-hot: they become classes 0 to {y.shape[1] - 1}."] = None
             y = y.argmax(axis=1)
@@ -169,6 +179,18 @@ def read(
     found = tuple(names.known) if names.known else ()
     codes = clients.order(np.concatenate(owners)) if owners else None
     return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known), tuple(changes))
+
+
+def _numbering(classes: Sequence[str]) -> str:
+    """Return a sentence on the numbers of `classes`, which are texts: of the first and the last if there
+    are many."""
+    numbered = [
+        f"{number} {text if len(text) <= _NAME_CHARACTERS else text[: _NAME_CHARACTERS - 1] + '…'}"
+        for number, text in enumerate(classes)
+    ]
+    if len(numbered) > _NAMED_CLASSES:
+        numbered[_NAMED_CLASSES - 2 : -1] = ["…"]
+    return f"Labels are texts, numbered as {len(classes):,} classes: {', '.join(numbered)}."
 
 
 def _has_channels_last(x: Array) -> bool:
@@ -231,8 +253,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
             if array.ndim > 1 or array.dtype.kind not in "biuf":
                 raise DataError(
                     "input",
-                    f"column {name} of {split} does not hold plain numbers, so it cannot be combined "
-                    "with other columns: name only this one, or leave it out",
+                    f"column {name} of {split} does not hold plain numbers{_first_text(array, first)}, "
+                    "so it cannot be combined with other columns: name only this one, or leave it out",
                 )
         table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
         _check_finite(table, f"{split}, input", first, "input")
@@ -356,7 +378,8 @@ def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[
         column = column.storage
     if column.null_count:
         index = column.is_null().to_pylist().index(True)
-        raise DataError(None, f"{place}, row {row(index)}: value is missing")
+        mend = "fill it in, or remove the row (the first row is row 0)"
+        raise DataError(None, f"{place}, row {row(index)}: value is missing; {mend}")
     column = _common_type(column)
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -478,6 +501,18 @@ def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "1"
+
+
+def _first_text(array: Array, first: int) -> str:
+    """Return where in a column of texts the first text is that is not a number, for errors."""
+    if array.dtype.kind != "U":
+        return ""
+    for row, text in enumerate(array.tolist(), first):
+        try:
+            float(text)
+        except ValueError:
+            return f" (row {row}: {text!r})"
+    return ""
 
 
 def _check_finite(values: Array, place: str, first: int, key: str) -> None:

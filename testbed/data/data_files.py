@@ -204,31 +204,46 @@ def _npz(paths: Sequence[Path]) -> RawSplit:
     return RawSplit(_split_name(paths), rows, columns, batches)
 
 
+_SAVE = "save the file in UTF-8"
+
+
 def _csv(paths: Sequence[Path]) -> RawSplit:
     import pyarrow as pa
     from pyarrow import csv
 
     def table(path: Path, wanted: Sequence[str] = ()) -> pa.Table:
+        delimiter, separator = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
         try:
             return csv.read_csv(
                 path,
                 csv.ReadOptions(block_size=_CSV_BLOCK),
-                csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ","),
-                csv.ConvertOptions(include_columns=list(wanted)),
+                csv.ParseOptions(delimiter=delimiter),
+                csv.ConvertOptions(
+                    include_columns=list(wanted),
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
             )
         except (OSError, pa.ArrowException) as error:
-            raise DataError(None, f"{path}: not readable as CSV ({_first_line(error)})") from error
+            told = f"not readable as CSV with {separator} between the columns ({_first_line(error)})"
+            raise DataError(None, f"{path}: {told}") from error
 
     def batches(wanted: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         for path in paths:
             for batch in table(path, wanted).to_batches(_ROWS):
+                for name in wanted:
+                    if pa.types.is_binary(batch.schema.field(name).type):
+                        raise DataError(None, f"{path}, column {name} is not UTF-8: {_SAVE}")
                 yield {name: batch.column(name) for name in wanted}
 
     rows, columns = 0, {}
     for path in paths:  # one table in memory at a time
         whole = table(path)
         rows += whole.num_rows
-        columns[str(path)] = tuple(whole.column_names)
+        try:
+            columns[str(path)] = tuple(whole.column_names)
+        except UnicodeDecodeError as error:
+            raise DataError(None, f"{path}: the names of its columns are not UTF-8: {_SAVE}") from error
     return RawSplit(_split_name(paths), rows, columns, batches)
 
 

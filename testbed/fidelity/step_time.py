@@ -67,8 +67,8 @@ def fit(devices: pd.DataFrame) -> StepTime:
     if np.ptp(depth) >= _LEAST_RANGE:
         rise, whole = np.polyfit(depth, step, 1)
         if rise > 0 and whole > 0:
-            return StepTime(float(whole), float(whole + rise))
-    return StepTime(float(step.mean()), float(step.mean()))
+            return StepTime(_rounded(whole), _rounded(whole + rise))
+    return StepTime(_rounded(step.mean()), _rounded(step.mean()))
 
 
 def start_time(runs: Sequence[Run]) -> float | None:
@@ -79,7 +79,12 @@ def start_time(runs: Sequence[Run]) -> float | None:
     quickly follow each other, long starts are missing from the mean.
     """
     found = [seconds for run in runs for seconds in _starts(run)]
-    return float(np.mean(found)) if found else None
+    return _rounded(float(np.mean(found))) if found else None
+
+
+def _rounded(seconds: float) -> float:
+    """Return `seconds` with five significant digits: the others are noise in a topology."""
+    return float(f"{seconds:.5g}")
 
 
 def virtual_settings(step: StepTime, start: float | None = None) -> dict[str, Any]:

@@ -69,6 +69,9 @@ the run. A run with a larger ratio, in either direction, counts as disturbed. Ot
 hypervisor change training times by some per cent from second to second."""
 _DRIFT_WINDOWS, _WINDOW_TRAININGS = 4, 8
 """Number of windows into which a run is divided, and minimum number of trainings in a window."""
+_MOMENT_SECONDS = 0.05
+"""Length of a disruption, in seconds, below which its begin alone is named: it was seen when it began,
+and its end was not seen."""
 _MIN_SECONDS = 3.0
 """Minimum time with samples that is needed to judge the host, in seconds."""
 _CLOCK_SECONDS, _OF_A_DELAY = 1e-3, 0.1
@@ -484,7 +487,9 @@ def _disruption_reasons(disruptions: Iterable[Disrupted]) -> Iterator[str]:
             known.append((one.since, one.at))
     for reason, found in spans.items():
         since, at = max(found, key=lambda span: span[1] - span[0])
-        yield f"{reason} from {since:.1f} to {at:.1f} s{_more_text(len(found))}"
+        lasted = at - since >= _MOMENT_SECONDS
+        when = f"from {since:.1f} to {at:.1f} s" if lasted else f"at {since:.1f} s"
+        yield f"{reason} {when}{_more_text(len(found))}"
 
 
 def _wrong_sum_reasons(wrong: Sequence[WrongSum]) -> Iterator[str]:

@@ -48,6 +48,8 @@ AVAILABLE = sys.platform == "linux"
 NAME = "fork.server"
 """Value of the variable in the fork server itself. In a fork, the value is the name of the fork's
 program."""
+_CONTINUE_SECONDS = 1.0
+"""Seconds without an answer of the fork server after which it is continued."""
 _PR_SET_NAME = 15
 _MESSAGE_BYTES = 2**16
 _ENV_START, _ENV_END = 47, 48
@@ -90,8 +92,9 @@ class ForkServer:
         try:
             order = {"module": module, "argument": argument, "name": name, "cpus": cpus}
             socket.send_fds(self._socket, [json.dumps(order).encode()], [log])
+            self._await_message()
             while not (answer := self._receive(0)).keys() & {"pid", "error"}:
-                pass
+                self._await_message()
         except (OSError, EOFError) as error:
             self._process.wait()
             raise HostError(
@@ -112,8 +115,14 @@ class ForkServer:
     def wait(self, pid: int) -> int:
         """Wait until a fork has ended; return its exit code."""
         while (code := self.code(pid)) is None:
-            select.select([self._socket], [], [])
+            self._await_message()
         return code
+
+    def _await_message(self) -> None:
+        """Wait until a message can be received. The fork server is continued if somebody has stopped it:
+        a run could not be removed otherwise."""
+        while not select.select([self._socket], [], [], _CONTINUE_SECONDS)[0]:
+            self._process.send_signal(signal.SIGCONT)
 
     def _receive(self, flags: int) -> dict[str, Any]:
         """Receive the next message. Raises EOFError if the fork server has ended, and BlockingIOError if

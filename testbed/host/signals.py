@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -22,14 +23,32 @@ def interrupting() -> Iterator[Callable[[], bool]]:
         received.append(number)
         raise KeyboardInterrupt
 
-    with _handlers(interrupt, _not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+    with _handlers(interrupt, _not_ignored()):
         yield lambda: bool(received)
+
+
+def interrupt_once() -> None:
+    """For a process that ends on its first signal: raise KeyboardInterrupt on SIGINT, SIGTERM or SIGHUP,
+    and ignore further ones, so that nothing cuts short what the process does at its exit."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        ignore()
+        raise KeyboardInterrupt
+
+    for number in _not_ignored():
+        signal.signal(number, interrupt)
+
+
+def ignore() -> None:
+    """Ignore SIGINT, SIGTERM and SIGHUP from now on."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ignore SIGINT (Ctrl-C), SIGTERM and SIGHUP during the `with` block."""
-    with _handlers(signal.SIG_IGN, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
+    with _handlers(signal.SIG_IGN, _ENDING):
         yield
 
 
@@ -38,8 +57,7 @@ def interrupt_flag() -> Iterator[Callable[[], bool]]:
     """Only record SIGINT, SIGTERM and SIGHUP during the `with` block; yield a function that returns
     whether a signal was received."""
     received: list[int] = []
-    numbers = _not_ignored(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    with _handlers(lambda number, _frame: received.append(number), numbers):
+    with _handlers(lambda number, _frame: received.append(number), _not_ignored()):
         yield lambda: bool(received)
 
 
@@ -56,10 +74,10 @@ def interrupt_at_end_of_input() -> None:
     threading.Thread(target=wait, name="end of input", daemon=True).start()
 
 
-def _not_ignored(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Return the signals in `numbers` that this process does not ignore. A process that is started with
+def _not_ignored() -> list[signal.Signals]:
+    """Return the signals in `_ENDING` that this process does not ignore. A process that is started with
     `nohup`, for example, ignores SIGHUP."""
-    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager

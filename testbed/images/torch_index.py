@@ -15,6 +15,7 @@ import http.client
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,16 +68,16 @@ def cpu_source(index: str = CPU_INDEX) -> TorchSource:
 
 def _settings() -> list[str]:
     """Return the user's pip settings for package sources, such as `PIP_INDEX_URL` or
-    `global.index-url`."""
+    `global.index-url`, sorted: the order of pip's list depends on its version."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     settings = (line.partition("=") for line in listed.stdout.splitlines())
     names = [name for name, _, value in settings if value not in ("", "''")]
-    return [
+    return sorted(
         f"PIP_{key.upper().replace('-', '_')}" if place == ":env:" else f"{place}.{key}"
         for place, _, key in (name.rpartition(".") for name in names)
         if key in _SETTINGS
-    ]
+    )
 
 
 def _problem(index: str) -> str | None:
@@ -87,6 +88,9 @@ def _problem(index: str) -> str | None:
         try:
             with urllib.request.urlopen(f"{index}/torch/", timeout=_ANSWER_SECONDS):  # noqa: S310  (our own)
                 problems.append(None)
+        except urllib.error.HTTPError as error:  # it has the answer, which is closed with it
+            with error:
+                problems.append(str(error.reason))
         except (OSError, http.client.HTTPException) as error:
             problems.append(str(getattr(error, "reason", error)))
 

@@ -66,12 +66,13 @@ def _add_program(crate: ROCrate, versions: Mapping[str, str], commit: str | None
     """Add the program that made the runs, and the action of making them."""
     from rocrate.model.contextentity import ContextEntity
 
-    packages = [f"{name} {version}" for name, version in versions.items()]
+    packages = [f"{name} {one}" for name, one in versions.items() if name != "processor"]
     facts: dict[str, Any] = {
         "@type": "SoftwareApplication",
         "name": "edge-fl-testbed",
         "softwareVersion": versions.get("edge-fl-testbed", "unknown"),
         "softwareRequirements": packages,
+        "processorRequirements": versions.get("processor", "unknown"),
     }
     if commit is not None:
         facts["identifier"] = commit

@@ -123,6 +123,11 @@ class Places:
         host, port = self.clients
         return host, self.ports.get(client, port)
 
+    @property
+    def are_processes(self) -> bool:
+        """Whether the agents are local processes, whose CPU shares no control group limits."""
+        return not self.are_files_mounted and not self.are_paths_relative
+
     def path(self, on_host: Path, in_container: str) -> str:
         """Return the path of a file or folder as the processes see it."""
         if self.are_paths_relative:
@@ -417,6 +422,7 @@ def _client(
         timeout_s=spec.topology.start.timeout,
         code=_code(spec, places),
         clock=places.clock,
+        share=str(spec.directory.share(device.name)) if places.are_processes else None,
         device=_torch_device(spec, device),
         gpu_memory=None if device.gpu is None else device.gpu.memory,
         keepalive=keepalive(spec.topology.task.build()),

@@ -140,6 +140,8 @@ class Controller:
         read the limits."""
         self._status: dict[str, str] = {}
         self._exit_codes: dict[str, int] = {}
+        self._exits: list[str] = []
+        """Sentences on the devices that the last check found ended while the run clock went."""
         self._connection: Connection | None = None
         """Connection while the run clock is running; None before."""
         self._restarts = 0
@@ -190,6 +192,8 @@ class Controller:
         """One sample per second while the run clock is running."""
         self.failures: list[str] = []
         """One sentence per failure, such as an action on a device that could not be carried out."""
+        self.disruptions: list[events.Disrupted] = []
+        """Disruptions that this process has learned of since the run clock started."""
         self.clocks: dict[str, float] = {}
         """Other host -> largest error so far, in seconds, of times converted to this host's clock."""
         self.other_samples: dict[str, list[HostSample]] = {}
@@ -435,6 +439,11 @@ class Controller:
             if user_code.is_user_code(self._spec.topology.task.name):
                 self._await_devices(_END_TIMEOUT_SECONDS)
             raise RunFailedError(f"no clients left. See {self._spec.directory.logs}.")
+        if self._ended.reason == "interrupted":  # not by this process, which would not be here
+            raise RunFailedError(
+                f"the aggregator was ended by a signal at {self._ended.at:.1f} s, which nobody had "
+                f"ordered. To go on with the run: testbed up --resume {self._spec.directory.run}"
+            )
         return self._ended
 
     def _ticks(self) -> Iterator[None]:
@@ -454,8 +463,7 @@ class Controller:
                         telemetry.write(_line(sample))
                     telemetry.flush()
                     for one in self._runtime.meter.disturbances():
-                        disrupt = messages.DisruptOrder(one.at, one.since, one.disturbance)
-                        self._orders.append((AGGREGATOR, disrupt))
+                        self._record_disruption(one.at, one.since, one.disturbance)
                     self._check_processes()
                     self._check_stopped()
                     self._sample_host(lateness)
@@ -470,8 +478,7 @@ class Controller:
                 awake = time.monotonic()
                 lateness = max(lateness, awake - asleep - duration)
                 if awake - asleep - duration >= STANDSTILL_SECONDS:
-                    disrupt = messages.DisruptOrder(awake, asleep, "the controller stood still")
-                    self._orders.append((AGGREGATOR, disrupt))
+                    self._record_disruption(awake, asleep, "the controller stood still")
 
     def _sample_other_hosts(self) -> None:
         """Sample the clock and the load of each other host with devices."""
@@ -546,7 +553,7 @@ class Controller:
                 ):
                     pass  # as ordered
                 case messages.Disturbance(_, at, since, reason):
-                    self._orders.append((AGGREGATOR, messages.DisruptOrder(at, since, reason)))
+                    self._record_disruption(at, since, reason)
                 case messages.Failure(component, reason):
                     self._record_failure(f"{component} could not carry out an order: {reason}")
                 case messages.Status(component, state):
@@ -592,10 +599,11 @@ class Controller:
     def _check_processes(self) -> None:
         """Check for ended processes.
 
-        Devices may end. If broker or aggregator ends while the run clock is running, the process is
-        restarted. A run has at most `_MAX_RESTARTS` restarts. If the process cannot be restarted, the
-        run ends.
+        A device may end; if nobody ordered that, the run is not valid. If broker or aggregator ends
+        while the run clock is running, the process is restarted. A run has at most `_MAX_RESTARTS`
+        restarts. If the process cannot be restarted, the run ends.
         """
+        self._record_exits()
         for name, code in self._runtime.exit_codes().items():
             if name in self._exit_codes:
                 continue
@@ -611,8 +619,22 @@ class Controller:
                     f"{self._log_tail(name)}"
                 )
             self._exit_codes[name] = code
-            if name in self._devices and self._ended is None and code != 0:
-                self._view.progress(f"{name} ended with exit code {code}; see its log.{_hint({code})}")
+            if name in self._devices and self._ended is None:
+                if code != 0:
+                    self._view.progress(
+                        f"{name} ended with exit code {code}; see its log.{_hint({code})}"
+                    )
+                if self.epoch is not None:
+                    at = (time.monotonic() - self.epoch) / self._dilation
+                    self._exits.append(f"{self._title(name)} ended at {at:.1f} s with exit code {code}")
+
+    def _record_exits(self) -> None:
+        """Record as failures the devices that the check before found ended, unless the run is over by
+        now: at the end of a run, devices may be seen to end before the aggregator's last message."""
+        exits, self._exits = self._exits, []
+        if self._ended is None and not self._is_over:
+            for ended in exits:
+                self._record_failure(f"{ended}, without an order")
 
     def _check_stopped(self) -> None:
         """Record which processes were stopped by somebody other than the testbed, and which stopped
@@ -629,7 +651,15 @@ class Controller:
         for reason, since in self._disturbances.update(lasting):
             if reason in lasting:
                 self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
-            self._orders.append((AGGREGATOR, messages.DisruptOrder(now, since, reason)))
+            self._record_disruption(now, since, reason)
+
+    def _record_disruption(self, at: float, since: float, reason: str) -> None:
+        """Record a disruption from `since` to `at`, in seconds on the monotonic clock. Keep it for the
+        verdict, too: the order does not arrive if broker or aggregator stands still until the end."""
+        self._orders.append((AGGREGATOR, messages.DisruptOrder(at, since, reason)))
+        if self.epoch is not None:
+            begin, end = ((one - self.epoch) / self._dilation for one in (since, at))
+            self.disruptions.append(events.Disrupted(end, max(0.0, begin), reason))
 
     def _is_cut(self, device: str) -> bool:
         """Whether an order has cut the device's link, or the link loses so many packets that the device

@@ -63,7 +63,9 @@ def judge(spec: RunSpec, controller: Controller, epoch: float) -> tuple[Judgemen
         failures=controller.failures,
         others=controller.other_samples,
         disruptions=[
-            record for record in records if isinstance(record, events.Disrupted) and record.at >= begin
+            replace(one, at=min(one.at, end))
+            for one in (*records, *controller.disruptions)  # most are in both
+            if isinstance(one, events.Disrupted) and one.at >= begin and one.since < end
         ],
         wrong_sums=[
             record for record in records if isinstance(record, events.WrongSum) and record.at >= begin

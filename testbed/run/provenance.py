@@ -6,7 +6,7 @@ import functools
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
 from operator import attrgetter
@@ -18,8 +18,10 @@ import psutil
 from agents import events
 from agents.energy.settings import EnergyConfig
 from testbed import bundle
+from testbed.host import numerics
 from testbed.plan import Plan, PlannedDevice
 from testbed.plan.agent_configs import RunSpec, importance
+from testbed.speed import device_benchmark
 
 _PACKAGES = ("edge-fl-testbed", "torch", "numpy", "paho-mqtt", "safetensors", "docker", "flwr-datasets")
 
@@ -131,7 +133,25 @@ def _clock(plan: Plan) -> dict[str, float]:
 
 @functools.cache  # a sweep describes thousands of runs, all with the same loaded code
 def versions() -> dict[str, str]:
-    return {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    """Return the versions of Python and of the packages on which results depend, NumPy's BLAS, and the
+    processor."""
+    return {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "blas": numerics.blas(),
+        "processor": device_benchmark.processor(),
+    }
+
+
+def other_versions(theirs: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Return those of the versions `names` that are different here, such as `torch 2.13.0 (here
+    2.14.0)`. `theirs`: result of `versions` elsewhere, or an earlier one, which may lack some."""
+    here = versions()
+    return [
+        f"{name} {theirs[name]} (here {here[name]})"
+        for name in names
+        if name in theirs and here[name] != theirs[name]
+    ]
 
 
 def host() -> dict[str, Any]:

@@ -25,6 +25,8 @@ from agents.rules.interface import Server
 from agents.texts import quantity
 from agents.wire import payloads
 from testbed.errors import BadInputError, RunFailedError
+from testbed.host import numerics
+from testbed.run import provenance
 from testbed.rundir.directory import RunDirectory
 
 _MAX_MODEL_BYTES = 2**33
@@ -72,13 +74,27 @@ def replay(directory: RunDirectory) -> ReplayResult:
     replay = _Replay(directory)
     user_code.use_folder(str(directory.code) if directory.code.is_dir() else None)
     try:
-        return replay.run()
+        with numerics.one_blas_thread():  # as in the aggregator
+            return replay.run()
     except (RecordingError, payloads.WireError, ValueError, OSError) as error:
         raise BadInputError(f"cannot replay {directory.run}: {error}") from error
     except _DifferenceError as error:
-        raise RunFailedError(
-            f"the replay differs from the run: {error}. Equal until then: {replay.same}."
-        ) from error
+        told = f"the replay differs from the run: {error}. Equal until then: {replay.same}."
+        raise RunFailedError(" ".join([told, *_causes(directory)])) from error
+
+
+def _causes(directory: RunDirectory) -> list[str]:
+    """Return sentences on what may round otherwise here than in the run, and what to do."""
+    theirs = directory.read_manifest().get("versions") or {}
+    other = provenance.other_versions(theirs, ("numpy", "blas", "processor"))
+    if not other:
+        return []
+    told = f"The run computed with {', '.join(other)}, which may round otherwise"
+    library, _, kernels = str(theirs.get("blas")).rstrip(")").partition(" (")
+    has_them = f"({kernels})" in provenance.versions()["blas"]
+    if library.startswith("openblas") and kernels and not has_them:
+        return [f"{told}: repeat the command with OPENBLAS_CORETYPE={kernels} before it."]
+    return [f"{told}."]
 
 
 _SKIPPED_RECORDS = (events.Acted, events.EvaluatedPart, events.Note)

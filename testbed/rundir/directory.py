@@ -99,6 +99,7 @@ class RunDirectory:
         other run in `runs` has. Raises BadInputError."""
         while True:
             directory = cls((runs / _run_id(name)).resolve())
+            directory._check_path()
             try:
                 directory.path.mkdir(parents=True)
             except OSError as error:
@@ -125,6 +126,17 @@ class RunDirectory:
         except OSError as error:
             raise self._creation_error(error) from error
 
+    def _check_path(self) -> None:
+        """Raise BadInputError unless the bytes of the path are its text in UTF-8. Brokers, agents and
+        engines get the text."""
+        path = str(self.path)
+        if os.fsencode(path) != path.encode("utf-8", "replace"):
+            raise BadInputError(
+                f"the path of the run directory {make_printable(path, _MAX_LINE)} is not UTF-8 here: "
+                "name another folder with --runs or, if its name is UTF-8 and this locale is not, set "
+                "PYTHONUTF8=1"
+            )
+
     def _creation_error(self, error: OSError) -> BadInputError:
         return BadInputError(
             f"cannot make the run directory {self.path} ({error.strerror}); "
@@ -142,6 +154,10 @@ class RunDirectory:
     def shard(self, client: str) -> Path:
         """Path of the shard of one client."""
         return self.work / f"{client}.shard.safetensors"
+
+    def share(self, client: str) -> Path:
+        """Path of the file with the CPU share of one local process, in cores."""
+        return self.work / f"{client}.share"
 
     def disk(self, client: str) -> Path:
         """Folder of the files that a client keeps across restarts: the memory of its rule (such as

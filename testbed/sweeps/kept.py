@@ -16,7 +16,7 @@ from agents.disk import files
 from testbed.errors import BadInputError
 from testbed.plan.measurements import FILE as MEASURED
 from testbed.sweeps import Sweep
-from testbed.topology import fleets, paths, yamlfile
+from testbed.topology import fleets, paths, units, yamlfile
 from testbed.topology.draw_settings import population_names
 from testbed.topology.profiles import FILE as PROFILES
 from testbed.topology.profiles import Profiles
@@ -76,6 +76,20 @@ def _write(sweep: Sweep, folder: Path) -> None:
     for name in (MEASURED, fleets.FILE):
         if (base / name).is_file():
             shutil.copyfile(base / name, folder / name)
+
+
+def target(folder: Path) -> float | None:
+    """Return the target accuracy of the sweep that was run in `folder`; None if it has none. Raises
+    BadInputError."""
+    path = folder / FOLDER / FILE
+    if not path.is_file():
+        return None
+    data = yamlfile.read(path).data
+    value = data.get("target") if isinstance(data, dict) else None
+    try:
+        return None if value is None else units.share_as_typed(value)
+    except ValueError as error:
+        raise BadInputError(f"{path}: target: {error}") from error
 
 
 def check_not_running(folder: Path) -> None:

@@ -24,8 +24,8 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 from agents import events
 from testbed.errors import TestbedError
 from testbed.fidelity.validity import Judgement, Validity
-from testbed.host import die_with_parent, run_module, subprocesses
-from testbed.host.signals import interrupting, uninterrupted
+from testbed.host import die_with_parent, run_module, signals, subprocesses
+from testbed.host.signals import uninterrupted
 from testbed.plan import Plan
 from testbed.run import planning, up
 from testbed.run.options import Options
@@ -238,12 +238,14 @@ class _WorkerProcess(NamedTuple):
 
 def main() -> None:
     pipe = Connection(int(sys.argv[1]))
+    signals.interrupt_once()
     try:
-        with interrupting(), suppress(EOFError):
+        with suppress(EOFError):
             while True:
                 order: CellOrder = pipe.recv()
                 pipe.send(asdict(_outcome(order)))
     except KeyboardInterrupt:
+        signals.ignore()
         sys.exit(130)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,10 +44,6 @@ RESERVED = (AGGREGATOR, CONTROLLER, ROUTER, "broker", MPS, "server", "mqtt", "co
 """Names that no device may have: the names of the run's other processes, and the host names of the
 broker. A host name of the broker would lead to the device instead of the broker."""
 _MAX_GROUPS = 2_000
-_INSTALL = (
-    "\nThe topology is checked on this host, which lacks this package: install it with python -m pip "
-    "install, and add it to requirements"
-)
 _KINDS: tuple[Kind, ...] = ("task", "rule", "selection")
 
 
@@ -149,12 +146,30 @@ def _read_user_code(
         except (ValueError, RaisedError) as error:
             message = str(error)
             if isinstance(error, RaisedError):
-                hint = _INSTALL if "ModuleNotFoundError" in message else ""
-                message = f"importing it raises\n{message}{hint}"
+                message = f"importing it raises\n{message}{_import_hint(message, code)}"
             problems.append(source.problem((kind, "name"), message))
             if isinstance(error, RaisedError):
                 break  # importing the same code for another kind would most likely fail in the same way
     return code, classes, problems
+
+
+def _import_hint(traceback: str, code: UserCode | None) -> str:
+    """Return a line with the mend for a module that was not found; empty for other errors, and if the
+    user's own package lacks the module."""
+    found = re.search(r"^ModuleNotFoundError: No module named '(\w+)", traceback, re.MULTILINE)
+    if not found or code is None:
+        return ""
+    files = [Path(file) for file in sorted(code.files) if file.endswith(".py")]
+    name, modules = found[1], [file.with_suffix("").parts for file in files]
+    if any(parts[0] == name for parts in modules):
+        return ""
+    if own := next((parts for parts in modules if name in parts), None):
+        module = ".".join(own[: own.index(name) + 1])
+        return f"\n{name} is a module of `code`: import it as {module}"
+    return (
+        "\nThe topology is checked on this host, which lacks this package: install it with "
+        "python -m pip install, and add it to requirements"
+    )
 
 
 def _groups(document: Document) -> tuple[Any, ...]:

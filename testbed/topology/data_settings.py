@@ -175,7 +175,7 @@ class DataSettings(Model):
         if self.path is not None and self.input is None:
             raise ValueError(
                 "input is missing; name the column (array of a .npz file) of the inputs, such as "
-                "input: x"
+                "input: x; of a folder of images it is image, and the label is label"
             )
         if self.path is not None and self.config is not None:
             raise ValueError("config needs hub, not path: remove it")

@@ -157,7 +157,8 @@ def _path_in_file(loc: Where, data: Any) -> Where:
 
 
 def _missing(key: str) -> str:
-    return f"{key} is missing; add it, such as {_EXAMPLES.get(key, key)}"
+    example = _EXAMPLES.get(key)
+    return f"{key} is missing; add it" + (f", such as {example}" if example else "")
 
 
 def _keys_expected(where: Where) -> str:

@@ -35,6 +35,7 @@ from agents.wire import messages
 from agents.wire.messages import EnergySample, NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
 from testbed.errors import RunFailedError
+from testbed.host import numerics
 from testbed.host.signals import interrupt_flag
 from testbed.plan import PlannedDevice, costs
 from testbed.plan.agent_configs import (
@@ -80,7 +81,7 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     try:
-        with frozen(), interrupt_flag() as interrupted:
+        with frozen(), numerics.one_blas_thread(), interrupt_flag() as interrupted:
             _simulation(spec, prepared, view, recorder).run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name

@@ -164,6 +164,39 @@ def test_run_ends_when_no_clients_are_left() -> None:
     assert events.RunEnded(2.0, "no clients left", 0, 0) in records(actions)
 
 
+DIVERGED, USABLE = float("nan"), 1.0
+
+
+@pytest.mark.parametrize(
+    ("after", "rounds", "ended"),
+    [
+        (None, [(DIVERGED, DIVERGED)] * 9, None),
+        (None, [(DIVERGED, DIVERGED)] * 10, 20.0),
+        (None, [*[(DIVERGED, DIVERGED)] * 9, (DIVERGED, USABLE), *[(DIVERGED, DIVERGED)] * 9], None),
+        (None, [(DIVERGED, USABLE)] * 30, None),
+        (1e6, [(DIVERGED, DIVERGED)] * 30, None),
+    ],
+)
+def test_run_that_would_never_end_ends_when_all_training_diverged(
+    after: float | None, rounds: list[tuple[float, float]], ended: float | None
+) -> None:
+    """Each round has the updates of a and b. The tenth refusal in a row of both ends the run."""
+    core, server = started(stop=StopConditions(after=after, updates=100))
+    dispatches, at = {"a": 1, "b": 2}, 0.0
+    for client, value in (
+        (client, value) for each in rounds for client, value in zip("ab", each, strict=True)
+    ):
+        at += 1.0
+        fields = {"base_version": server.version, **done(at)}
+        actions = core.update(client, message(client, dispatches[client], value, **fields), 4, at)
+        if core.ended is None:
+            sent = of(Dispatch, [*actions, *core.end_of_instant(at)])
+            dispatches |= {one.client: one.number for one in sent}
+    assert core.ended == ended
+    if ended is not None:
+        assert events.RunEnded(ended, "diverged", 0, 0) in records(actions)
+
+
 def test_run_may_wait_for_absent_clients() -> None:
     core, server = started(patient=True)
     core.status("a", "offline", 1.0)

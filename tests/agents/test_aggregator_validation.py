@@ -226,7 +226,7 @@ def test_compressed_update_that_cannot_be_expanded_is_rejected(
 
 _MASKING_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "too long": ({"words": np.zeros(4, np.uint32)}, "another model: 4 parameters, expected 3"),
-    "diverged": ({"outside": DIVERGED}, "not finite"),
+    "diverged": ({"outside": DIVERGED}, vectors.DIVERGED),
     "few holders": ({"holders": (0,)}, "only 1 clients have a share of its mask, expected at least 2"),
     "an unknown holder": ({"holders": (0, 3)}, "a client that is not in this run"),
     "longer than the round": ({"took": SECOND}, "masking time out of range"),

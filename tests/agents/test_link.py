@@ -286,6 +286,7 @@ size = many[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
 for one in many:
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     one.setblocking(False)
+print("sending", flush=True)
 while True:
     for one in many:
         try: one.send(bytes(2 * size))
@@ -340,11 +341,12 @@ def test_queued_packets_are_sent_after_the_rate_falls(network: Network) -> None:
     ):
         assert (up.readline(), down.readline()) == ("listening\n", "listening\n")
         with (
-            _running(device, PAIRS, "10.213.0.1"),
-            _running(broker, PAIRS, "10.213.0.2"),
-            _running(device, MEASURE, "13600000,9000000,13600000,6000000", "1.5") as measured,
+            _running(device, PAIRS, "10.213.0.1") as sends,
+            _running(broker, PAIRS, "10.213.0.2") as receives,
         ):
-            rows = [line.split() for line in measured]
+            assert (sends.readline(), receives.readline()) == ("sending\n", "sending\n")
+            with _running(device, MEASURE, "13600000,9000000,13600000,6000000", "1.5") as measured:
+                rows = [line.split() for line in measured]
     assert len(rows) == 8
     for name, rate, busy, left, allowed, stuck in rows:
         assert float(busy) > 0.7, (name, rate)
@@ -365,6 +367,32 @@ sock.sendall(b"not heard")
 time.sleep(2.0)
 print(*netlink.connections()[0], flush=True)
 """
+
+
+@pytest.mark.timed
+def test_rate_altered_from_outside_is_a_fault_until_it_is_restored(network: Network) -> None:
+    network.python(
+        "import subprocess, time\n"
+        "from agents.config import AccessLink\n"
+        "from agents.device.shaped_link import ShapedLink\n"
+        "link = ShapedLink('pi', 'eth0', netem=False)\n"
+        "def faults():\n"
+        "    link.read_queues()\n"
+        "    return [*link.lasting_faults(time.monotonic())]\n"
+        "def tc(words):\n"
+        "    subprocess.run(['tc', 'qdisc', *words.split()], check=True)\n"
+        "link.apply(AccessLink(up=333_333, down=8_000_000))\n"
+        "assert faults() == [], faults()\n"
+        "link.change({'down': None})\n"
+        "assert faults() == [], faults()\n"
+        "link.change({'down': 8_000_000})\n"
+        "tc('change dev eth0 root handle 1: tbf rate 1mbit burst 1514 latency 1s')\n"
+        "assert faults() == ['the rate of the uplink of pi was altered from outside'], faults()\n"
+        "tc('del dev ifb0 root')\n"
+        "assert faults()[1:] == ['the rate of the downlink of pi was altered from outside'], faults()\n"
+        "link.change({'up': 2_000_000, 'down': 4_000_000})\n"
+        "assert faults() == [], faults()\n"
+    )
 
 
 @pytest.mark.timed

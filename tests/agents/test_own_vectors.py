@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from agents import events
 from agents.aggregator import actions as act
+from agents.aggregator import inputs
 from agents.aggregator.pending_messages import PendingMessages
 from agents.checks import DeclarationError
 from agents.models.buffers import Buffers
@@ -31,6 +33,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
+from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
 from agents.wire.payloads import Encoded, ModelMessage, WireError
 from tests.agents.helpers import COMPRESSED, Core, done, make_core, message, of, records
@@ -229,6 +232,19 @@ def test_vectors_are_sent_as_they_were_when_the_rule_returned(deferred: bool) ->
     assert a2.vectors["control"].tolist() == [3, 4]
 
 
+def test_model_in_place_of_a_lost_one_has_the_vectors_of_the_rule() -> None:
+    """Without them the client's half would fail, and end the run."""
+    core, (a, _) = begun()
+    answer(core, a)
+    core.handle(inputs.Reconnected(from_seconds(5.0), from_seconds(3.0)))
+    reported = inputs.Reported(from_seconds(5.5), "b", dispatch=0, about=2)
+    actions = core.handle(reported)
+    (again,) = of(act.Dispatch, actions)
+    assert (again.client, again.version) == ("b", 1)
+    assert again.vectors["control"].tolist() == [3, 4]
+    assert sum(isinstance(one, events.RoundUnfinished) for one in records(actions)) == 1
+
+
 def test_rule_gets_the_model_that_an_update_was_trained_from() -> None:
     core, (a, b) = begun()
     (a2,) = of(act.Dispatch, answer(core, a))
@@ -316,6 +332,7 @@ class _Wrong(AddingState):
         (Send("a"), "Send to a: no vector control, which the rule declares"),
         (Send("a", vectors={"control": W}), r"Send to a: vector control has the shape \(3,\)"),
         (Send("a", vectors={"control": CONTROL, "b": W}), "Send to a: a vector b, which the rule"),
+        (Send("d", vectors={"control": CONTROL}), "Send to 'd', which is not a client of this run"),
         (Broadcast(), "Broadcast has no vector control, which the rule declares: use a Send"),
     ],
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agents.client.pace import Pace
+from agents.client.pace import Pace, share_in
 
 
 class Host:
@@ -83,3 +85,10 @@ def test_without_a_quota_there_is_no_wait(before: float | None, after: float | N
     host.share = after
     host.work(0.5, 0.1)
     assert host.pace.end() == 0
+
+
+def test_share_of_a_file_is_none_until_it_is_limited(tmp_path: Path) -> None:
+    file = tmp_path / "pi.share"
+    assert share_in(file) is None
+    file.write_text("0.25")
+    assert share_in(file) == 0.25

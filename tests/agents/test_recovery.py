@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agents import events
 from agents.aggregator import actions as act
 from agents.aggregator import inputs, snapshot
 from agents.client.core import ClientCore, ClientIdentity, Outcome, Trained
 from agents.device_actions import Crash, Pause, Resume, SetCpu
+from agents.rules.asysg import AsySG
 from agents.rules.fedavg import FedAvg
-from agents.rules.interface import ClientSide
+from agents.rules.fedbuff import FedBuff
+from agents.rules.interface import ClientSide, Rule
+from agents.rules.port import Port
 from agents.timing.nanoseconds import SECOND, from_seconds
 from agents.wire.payloads import ModelMessage
-from tests.agents.helpers import Core, client_rule, message, of, records, started
+from tests.agents.helpers import Core, client_rule, done, make_core, message, of, records, started
 
 LOST = "the aggregator had no connection to the broker"
 
@@ -265,3 +269,42 @@ def test_open_requests_and_round_durations_are_in_the_checkpoint(tmp_path: Path)
     assert of(act.Dispatch, reported(core, "a", 0, 19.0))
     done = core.update("b", message("b", 4, base_version=2, sequence=2), 4, 35.0)
     assert records(done)[0] == events.Disrupted(35.0, 3.0, "nothing arrived")
+
+
+def resumed(core: Core, clients: str, at: float) -> list[act.Action]:
+    """Resume the run with `clients`, all of which are ready."""
+    core.handle(inputs.Suspended(from_seconds(at), "2"))
+    for name in clients:
+        core.status(name, "ready", at)
+    return [*core.start(epoch=200.0, at=at), *core.end_of_instant(at)]
+
+
+@pytest.mark.parametrize(
+    "rule", [FedBuff(buffer_size=2, reply="after_aggregation"), AsySG(gradients=2), Port(min_updates=2)]
+)
+def test_resuming_does_not_aggregate_before_the_buffer_is_full(rule: Rule) -> None:
+    """b waits for the aggregation of its update, and a still trains."""
+    core, server = started(rule)
+    kind = rule.client_side.kind
+    core.update("b", message("b", 2, kind=kind, **done(1.0)), 4, 1.0)
+    actions = resumed(core, "ab", 1.0)
+    assert server.version == 0
+    (dispatch,) = [one for one in of(act.Dispatch, actions) if one.client == "a"]
+    answer = message("a", dispatch.number, kind=kind, **done(2.0, epoch=200.0))
+    found = records(core.update("a", answer, 4, 2.0))
+    assert [one.client for one in found if isinstance(one, events.UpdateApplied)] == ["b", "a"]
+
+
+def test_round_after_a_resume_has_the_clients_that_had_answered() -> None:
+    """The round that was interrupted ends with the updates of a and c, and they are in the next one. b,
+    which had not answered, leaves last, so it waits for the round after that."""
+    core, server = make_core(FedAvg(), importance=dict.fromkeys("abc", 1 / 3))
+    for name in "abc":
+        core.status(name, "ready", 0.0)
+    core.start(epoch=100.0)
+    core.end_of_instant(0.0)
+    for name, number in (("a", 1), ("c", 3)):
+        core.update(name, message(name, number, **done(1.0)), 4, 1.0)
+    actions = resumed(core, "abc", 1.0)
+    assert server.version == 1
+    assert [one.client for one in of(act.Dispatch, actions)] == ["a", "c"]

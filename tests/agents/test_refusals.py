@@ -36,8 +36,8 @@ from agents.pipeline.secure.party import Party
 from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
 from agents.tasks.quadratic import Quadratic
-from agents.wire import messages
-from tests.agents.helpers import secure_step
+from agents.wire import messages, payloads
+from tests.agents.helpers import message, secure_step
 
 LOGIN = BrokerAccess("localhost", 1883, "a", "")
 NAMES = Topics("r")
@@ -85,9 +85,14 @@ def shard(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def aggregator(connection: Connection, shard: str, tmp_path: Path) -> Iterator[Aggregator]:
+def rule() -> Named:
+    return Named("fedasync", {})
+
+
+@pytest.fixture
+def aggregator(connection: Connection, shard: str, tmp_path: Path, rule: Named) -> Iterator[Aggregator]:
     (tmp_path / "models").mkdir()
-    rule, stop = Named("fedasync", {}), StopConditions(after=10.0)
+    stop = StopConditions(after=10.0)
     made = Aggregator(
         AggregatorConfig(
             run="r",
@@ -144,6 +149,47 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
         assert len(connection.published) == events_file.read_text().count('"event":"note"') == count
     assert aggregator._writing is None
     assert len(syncs) == 2
+
+
+@pytest.mark.parametrize("rule", [Named("port", {"min_updates": 1})])
+def test_timer_of_the_rule_fires_before_its_instant_ends(
+    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in virtual time. Rule `port` counts on it: its timer says that the models are sent next. With
+    the timer behind further updates, it would take wrong versions for those that clients train from."""
+
+    def packed(topic: str, message: messages.Message) -> ReceivedMessage:
+        return ReceivedMessage(topic, messages.encode(message), 0)
+
+    def answer() -> ReceivedMessage:
+        at = aggregator._clock.now()
+        times = dict.fromkeys(("downloaded", "train_start", "train_end", "sent"), at)
+        update = message("a", 1, run="r", schema=aggregator._schema, **times)
+        return ReceivedMessage(NAMES.update("a"), payloads.encode(update), at)
+
+    batches = iter(
+        (
+            lambda: packed(NAMES.status("a"), messages.Status("a", "ready")),
+            lambda: packed(NAMES.control(AGGREGATOR), messages.StartOrder()),
+            answer,
+            messages.StopOrder,
+        )
+    )
+    drain, handle, handled = aggregator._inbox.drain, aggregator._handle, list[str]()
+
+    def one_by_one(timeout: float) -> list[Any]:
+        batch = next(batches, None)
+        return drain(timeout) if batch is None else [batch()]
+
+    def remembering(event: inputs.Input, payload: bytes | None = None) -> None:
+        handled.append(type(event).__name__)
+        handle(event, payload)
+
+    monkeypatch.setattr(aggregator._inbox, "drain", one_by_one)
+    monkeypatch.setattr(aggregator, "_handle", remembering)
+    aggregator._serve()
+    first = handled.index("UpdateArrived")
+    assert handled[first : first + 3] == ["UpdateArrived", "TimersDue", "InstantOver"]
 
 
 def test_aggregator_refuses_invalid_messages_and_continues(

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,3 +85,14 @@ def test_norm_by_hand() -> None:
     for vector in ([3e38], [1.9e19], [1.8e19, 1.8e19], [np.inf, -np.inf]):
         assert not math.isfinite(norm(np.array(vector, np.float32)))
         assert not finite(np.array(vector, np.float32))
+
+
+def test_norm_is_the_same_with_each_number_of_threads() -> None:
+    """BLAS would divide long vectors among its threads and round otherwise. Then a replay with other
+    cores than the run would differ."""
+    vector = np.random.default_rng(0).standard_normal(100_000, np.float32)
+    found = set()
+    for threads in (1, 2, 3):
+        with threadpoolctl.threadpool_limits(threads):
+            found.add(norm(vector))
+    assert len(found) == 1

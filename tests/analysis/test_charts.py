@@ -100,6 +100,8 @@ def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     assert "at the end: 0.408" in chart.note
     without = replace(run, parts=run.parts[run.parts["part"] == "class"])
     assert CHARTS["loss-by-device"]([without]).is_empty
+    assert CHARTS["accuracy-by-energy"]([run]).is_empty  # no energy was counted
+    assert not CHARTS["accuracy"]([run]).is_empty
 
 
 def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
@@ -380,14 +382,22 @@ def test_time_to_accuracy_is_drawn(run: Run) -> None:
     assert column(chart, "fedbuff", "y") == pytest.approx([10 / 3, 4.0, 14 / 3, 5.0])
 
 
+def test_curve_of_a_model_that_no_longer_changes_lasts_until_the_run_ends(run: Run) -> None:
+    early = replace(run, evaluations=run.evaluations.assign(at=[0.0, 2.0, 4.0]))
+    chart = CHARTS["accuracy"]([early])
+    assert column(chart, "fedbuff", "x") == [0.0, 2.0, 4.0, 10.0]
+    assert column(chart, "fedbuff", "y") == pytest.approx([10.0, 85.0, 80.0, 80.0])
+
+
 def test_share_of_runs_that_reached_the_target_is_drawn(run: Run) -> None:
-    """Three runs reach 85 % at 5, 3 and 7 s; one ends after 4 s without it."""
+    """Three runs reach 85 % at 5, 3 and 7 s; one breaks off after 4 s without it."""
 
     def seed(number: int, at: list[float], accuracy: float = 0.85) -> Run:
         evaluations = run.evaluations.assign(at=at, accuracy=[0.1, accuracy, accuracy])
         return replace(run, topology={**run.topology, "seed": number}, evaluations=evaluations)
 
-    runs = [seed(1, [0, 5, 10]), seed(2, [0, 3, 10]), seed(3, [0, 7, 10]), seed(4, [0, 2, 4], 0.5)]
+    broken = replace(seed(4, [0, 2, 4], 0.5), ended=None)
+    runs = [seed(1, [0, 5, 10]), seed(2, [0, 3, 10]), seed(3, [0, 7, 10]), broken]
     chart = target_reached(runs, 0.85)
     # Kaplan–Meier: 3/4 are left at 3 s; two of these are observed after 4 s, and half of them at 5 s.
     assert column(chart, "fedbuff", "x") == [0, 3, 4, 5, 7, 10]

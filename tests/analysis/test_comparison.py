@@ -76,8 +76,9 @@ def test_two_seeds_have_no_interval(by_hand: Run, sooner: Run) -> None:
 
 
 def test_runs_that_miss_the_target_are_censored(by_hand: Run, sooner: Run) -> None:
-    """85 % after 3, 3 and 5 s; one run ends after 4 s, and one after 10 s, without it."""
-    short = replace(by_hand, evaluations=by_hand.evaluations.assign(at=[0.0, 2.0, 4.0], accuracy=0.5))
+    """85 % after 3, 3 and 5 s; one run breaks off after 4 s, and one ends after 10 s, without it."""
+    early = by_hand.evaluations.assign(at=[0.0, 2.0, 4.0], accuracy=0.5)
+    short = replace(by_hand, evaluations=early, ended=None)
     long = replace(by_hand, evaluations=by_hand.evaluations.assign(accuracy=0.5))
     (row,) = comparison.compare(_seeds(by_hand, sooner, sooner, short, long), 0.85)
     assert (row.reached, row.runs, isnan(row.time.mean)) == (3, 5, True)
@@ -89,6 +90,19 @@ def test_runs_that_miss_the_target_are_censored(by_hand: Run, sooner: Run) -> No
     (row,) = comparison.compare(_seeds(by_hand, long, long), 0.85)
     assert (isnan(row.time.median), row.time.above) == (True, 10.0)
     assert comparison.texts([row])[1][0][2] == "median > 10.0"
+    # One that ended with a model of 4 s has missed the target until 10 s.
+    (row,) = comparison.compare(_seeds(by_hand, long, replace(short, ended=by_hand.ended)), 0.85)
+    assert (isnan(row.time.median), row.time.above) == (True, 10.0)
+
+
+def test_run_without_an_evaluation_does_not_hide_the_others(by_hand: Run) -> None:
+    broken = replace(by_hand, evaluations=by_hand.evaluations[:0], ended=None)
+    (row,) = comparison.compare(_seeds(by_hand, broken), 0.85)
+    headings, (cells,) = comparison.texts([row])
+    assert (cells[headings.index("time s")], cells[headings.index("reached")]) == (
+        "median 5.0",
+        "1 of 2",
+    )
 
 
 def test_speed_up_is_relative_to_the_first_row(

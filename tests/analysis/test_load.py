@@ -10,6 +10,7 @@ import pytest
 
 from agents import events
 from analysis import records
+from analysis.charts import segments
 from analysis.load import Follower, load, load_many
 from tests.analysis.conftest import EVENTS, MANIFEST
 
@@ -187,6 +188,29 @@ def test_host_clock_may_restart_between_segments(directory: Path) -> None:
         run = follower.run()
         assert run.probes["at"].tolist() == [14.0]
         assert run.telemetry["monotonic"].tolist() == [-915.0, -903.0, 93.0]  # one clock for all
+
+
+def test_durations_of_telemetry_are_in_device_time(directory: Path) -> None:
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 5.0}))
+    queue = {"busy": 2.0, "left": 100, "allowed": 100}
+    sample = {"device": "slow", "at": 110.0, "cpu": 1.0, "throttled": 10.0, "memory": 1, "uplink": queue}
+    with (directory / "telemetry.jsonl").open("a") as file:  # after the fixture's torn line
+        file.write("\n" + json.dumps(sample) + "\n")
+    columns = ["at", "cpu", "throttled", "up_busy", "up_left"]
+    assert load(directory).telemetry[columns].values.tolist()[-1] == [2.0, 1.0, 2.0, 0.4, 100.0]
+
+
+def test_use_of_segments_is_in_device_time(directory: Path) -> None:
+    """2000 bytes in 4 s of the host are 8 kbit/s of a device whose seconds last two of the host's."""
+    (directory / "manifest.json").write_text(json.dumps({**MANIFEST, "dilation": 2.0}))
+    use = {"segment": "cell", "way": "up", "devices": {"fast": 2000}, "background": 0}
+    line = {"device": "router", "at": 108.0, "seconds": 4.0, "segments": [use]}
+    with (directory / "telemetry.jsonl").open("a") as file:  # after the fixture's torn line
+        file.write("\n" + json.dumps(line) + "\n")
+    run = load(directory)
+    assert run.network[["at", "seconds", "bytes"]].values.tolist() == [[4.0, 2.0, 2000.0]]
+    rate = segments.over_time([run]).layers[0]
+    assert (rate.columns["x"].tolist(), rate.columns["y"].tolist()) == ([3.0], [8.0])
 
 
 def test_probes_are_in_device_time(directory: Path) -> None:

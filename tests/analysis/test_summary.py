@@ -16,7 +16,7 @@ from tests.analysis.conftest import EVENTS, MANIFEST, with_records
 
 
 def test_headline_by_hand(directory: Path) -> None:
-    assert summary.headline(load(directory)) == summary.Headline(
+    by_hand = summary.Headline(
         rule="fedbuff",
         versions=3,
         updates=3,
@@ -26,6 +26,7 @@ def test_headline_by_hand(directory: Path) -> None:
         best_accuracy=0.85,
         ended="after",
     )
+    assert str(summary.headline(load(directory))) == str(by_hand)  # as text, NaN equals NaN
 
 
 def test_diverged_task_without_accuracy_counts_as_evaluated(directory: Path) -> None:

@@ -67,12 +67,15 @@ def platforms() -> dict[str, Platform]:
             release: Platform(f"engine of Debian {release}", partial(_engine, release))
             for release in ("trixie", "sid")
         },
-        "trixie-python": Platform(
-            "Debian trixie's Python and engine, set up by make",
-            partial(_engine, "trixie", engines.with_python),
-        ),
+        **{
+            f"{release}-python": Platform(
+                f"Debian {release}'s Python and engine, set up by make",
+                partial(_engine, release, engines.with_python),
+            )
+            for release in ("trixie", "forky")
+        },
         "sid-containerd": Platform(
-            "the same, with containerd's image store", partial(_engine, "sid", containerd_store=True)
+            "sid's engine with containerd's image store", partial(_engine, "sid", containerd_store=True)
         ),
         **_binaries(),
         **{

@@ -72,7 +72,7 @@ def test_up_reports_events_and_progress(tmp_path: Path) -> None:
     assert len(result.updates) == 12
     assert isinstance(seen[0], testbed.events.RunStarted)
     assert isinstance(seen[-1], testbed.events.RunEnded)
-    assert seen == list(testbed.attach(handle.id, runs=tmp_path).events())
+    assert str(seen) == str([*testbed.attach(handle.id, runs=tmp_path).events()])  # NaN equals NaN
     assert any("Preparing the data" in line for line in told)
     assert not any("\x1b" in line for line in told)
     assert len(testbed.load(handle.id, runs=tmp_path).updates) == len(testbed.load(handle).updates) == 12
@@ -181,6 +181,8 @@ def test_sweep_runs_and_compares_its_cells(tmp_path: Path) -> None:
     assert sorted(len(run.updates) for run in found.runs) == [3, 3, 6, 6]
     assert (found.failed, found.folder, found.target) == (0, tmp_path / "mine", None)
     assert told[0] == f"mine: 4 runs, into {tmp_path / 'mine'}"
+    with pytest.raises(testbed.TestbedError, match="target: found 90, expected a share"):
+        found.table(90)
     table = found.table(0.05)
     assert table["runs"].tolist() == [2, 2]
     assert table["loss_low"].isna().all()  # two seeds have no interval

@@ -23,7 +23,7 @@ from typing import Any
 import paho.mqtt.client as paho
 import psutil
 import pytest
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 
 from agents.config import BrokerAccess
 from agents.mqtt import chunks
@@ -195,13 +195,24 @@ def test_broker_refusals_are_counted_by_login() -> None:
 2026-11-22T22:36:34: \ttestbed/r/status/a
 2026-11-22T22:36:34: Denied PUBLISH from a (d0, q1, r0, m4, 'testbed/r/update/b', ... (2 bytes))
 2026-11-22T22:36:34: Client <unknown> disconnected, not authorised.
+2026-11-28T10:57:10: Client x [127.0.0.1:54760] disconnected: not authorised.
 2026-11-22 22:36:34,001 WARNING Refused: 'b' may not read '#'
 2026-11-22 22:36:34,001 WARNING Refused: '?' may not log in ''
 """
-    assert refusals(log, accounts("r", ["a", "b"])) == {"a": 2, "init/a": 1, "b": 1, "?": 2}
+    assert refusals(log, accounts("r", ["a", "b"])) == {"a": 2, "init/a": 1, "b": 1, "?": 3}
 
 
 # --- the brokers themselves ---------------------------------------------------------------------
+
+
+class PromptClient(paho.Client):
+    """paho's client, but a packet that its hundredth read completes is handled at once. paho itself
+    leaves it until the next packet comes, which may be the answer to a ping a minute later."""
+
+    def _packet_read(self) -> MQTTErrorCode:
+        code, packet = super()._packet_read(), self._in_packet
+        is_complete = packet["have_remaining"] and not packet["to_process"]
+        return super()._packet_read() if is_complete else code
 
 
 class Peer:
@@ -218,7 +229,7 @@ class Peer:
         self.inbox: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self.refusal: str | None = None
         self._answers: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.paho = paho.Client(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv311)
+        self.paho = PromptClient(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv311)
         if login.certificate is not None:
             self.paho.tls_set_context(ssl.create_default_context(cadata=login.certificate))
         self.paho.username_pw_set(login.username, password or login.password)
@@ -294,7 +305,8 @@ def running(
             broker.terminate()
             broker.wait(30)
     log = path.read_text()
-    assert not re.search("Traceback|(?<!OpenSSL )Error", log), log
+    # Mosquitto 2.0 says "Error in epoll" where a connection has just been closed by its other end.
+    assert not re.search("Traceback|(?<!OpenSSL )Error(?! in epoll)", log), log
     assert not any(account.password in log for account in made.values())
 
 

@@ -90,6 +90,52 @@ def test_characters_missing_in_the_locale_are_no_error(
     assert "?" in done.stdout  # for – where there is no figure
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error(tmp_path: Path, closed: str) -> None:
+    """Some supervisors start programs so. A child process that prints must not print into a file of the
+    testbed that got the number of a stream."""
+    finished(tmp_path, "t", rule="fedbuff")
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *TESTBED, "runs", "--runs", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from testbed import __main__\n"
+        "sys.argv[1:] = ['--version']\n"
+        "try:\n"
+        "    __main__.main()\n"
+        "finally:\n"
+        "    file = open('/dev/null')\n"
+        f"    Path({str(tmp_path / 'number')!r}).write_text(str(file.fileno()))\n"
+    )
+    subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", program], check=True)
+    assert int((tmp_path / "number").read_text()) > 2
+
+
+def test_removed_working_folder_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = 'cd "$0" && rmdir "$0" && "$@"'
+    command = ["sh", "-c", line, str(gone), *TESTBED, "up", str(QUICKSTART), "--runtime", "virtual"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "The folder that you are in was removed" in done.stderr
+
+
+@pytest.mark.parametrize("runtime", ["process", "virtual"])
+def test_runs_folder_whose_name_is_not_utf8_is_refused(
+    testbed: Testbed, tmp_path: Path, runtime: str
+) -> None:
+    """The broker's configuration could not be written, and an engine would look for another folder."""
+    runs = tmp_path / os.fsdecode(b"f\xfcr")
+    said = testbed("up", QUICKSTART, "--runtime", runtime, "--runs", runs)
+    assert said.code == 2
+    assert r"f\udcfcr" in said.err
+    assert "--runs" in said.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_interrupt_during_imports_prints_no_traceback() -> None:
     """Importing typer takes most of that time."""
     program = (

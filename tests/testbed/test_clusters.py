@@ -22,7 +22,7 @@ from testbed.sweeps import needed_files
 from testbed.sweeps.clusters import archive, remote
 from tests import clusters
 from tests.conftest import unavailable
-from tests.running import TOPOLOGIES, Testbed, cli, started, until_printed
+from tests.running import TOPOLOGIES, Testbed, children_running, cli, started, until_printed
 from tests.waiting import eventually
 
 BASE = """
@@ -80,8 +80,7 @@ def attempts() -> list[Path]:
 
 def cell_processes(worker: int) -> list[psutil.Process]:
     """Return the processes in which the worker with this pid runs cells."""
-    children = psutil.Process(worker).children() if attempts() else []
-    return [child for child in children if "testbed.sweeps.worker" in child.cmdline()]
+    return children_running(worker, "testbed.sweeps.worker") if attempts() else []
 
 
 def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:

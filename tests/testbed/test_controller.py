@@ -23,7 +23,7 @@ from agents.mqtt.transport import Connection, ReceivedMessage
 from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, EnergyStart, NoteOrder
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.host.signals import interrupting
-from testbed.run import live_runs
+from testbed.run import judging, live_runs
 from testbed.run.controller import Controller
 from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun, Meter
@@ -140,10 +140,17 @@ class IdleMeter(Meter):
         return None
 
 
+class StoppedMeter(IdleMeter):
+    """A meter that shows that somebody has stopped the broker."""
+
+    def externally_stopped(self) -> set[str]:
+        return {"broker"}
+
+
 class Idle:
     """A runtime whose components say nothing by themselves."""
 
-    meter = IdleMeter()
+    meter: Meter = IdleMeter()
 
     def __init__(self) -> None:
         self.done: list[tuple[str, Action]] = []
@@ -306,6 +313,28 @@ def test_share_below_a_containers_minimum_is_refused_during_a_run(tmp_path: Path
     controller = Controller(run, Idle(), Lines())
     with pytest.raises(BadInputError, match=r"cannot have 0\.0005 cpu: a container has at least 0\.001"):
         controller._execute({"device": "d-1", "action": "set", "cpu": 0.0005})
+
+
+def test_broker_that_stands_still_until_the_end_makes_the_run_not_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order to record it gets no further than the broker."""
+    run, runtime = spec(tmp_path), Idle()
+    runtime.meter = StoppedMeter()
+    controller = Controller(run, runtime, Lines())
+    controller.epoch = 100.0
+    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(12.0, "after", 0, 0)
+    run.directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    for at in (104.0, 106.9, 107.1, 120.0):
+        monkeypatch.setattr(time, "monotonic", lambda at=at: at)
+        controller._check_stopped()
+    judgement, _ = judging.judge(run, controller, controller.epoch)
+    assert "the broker stood still from 4.0 to 7.1 s" in judgement.validity.reasons
+    controller.epoch = 50.0  # a disruption after the end of the run does not count
+    controller.disruptions.clear()
+    controller._record_disruption(70.0, 65.0, "the broker stood still")
+    judgement, _ = judging.judge(run, controller, controller.epoch)
+    assert not judgement.validity.reasons
 
 
 def test_no_actions_are_done_while_the_last_evaluation_is_awaited(

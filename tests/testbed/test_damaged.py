@@ -190,6 +190,12 @@ def test_huge_or_malformed_topology_is_refused_quickly(text: str, told: str) -> 
         topology.parse(HEAD + text)
 
 
+def test_reading_a_file_takes_no_more_memory_than_the_file(tmp_path: Path) -> None:
+    """`testbed replay` allows models of 8 GiB, more than many machines can allocate."""
+    (tmp_path / "model").write_bytes(b"w")
+    assert files.read(tmp_path / "model", most=2**60) == b"w"
+
+
 def test_topology_of_30_mb_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text("#" * 30_000_000)
     with pytest.raises(BadInputError, match=r"t\.yaml: cannot be read: this is larger than 4 MiB"):
@@ -206,6 +212,10 @@ def test_full_disk_is_reported_during_data_preparation(tmp_path: Path) -> None:
     try:
         with pytest.raises(HostError, match=r"test\.safetensors could not be written .* Make room"):
             preparation.write(prepared, directory)
+        with pytest.raises(OSError, match="File too large") as raised, (tmp_path / "f").open("wb") as f:
+            f.write(bytes(10_000))
+        told = str(from_os_error(raised.value, directory.path))
+        assert told.startswith(f"{directory.path}: File too large. Raise the limit")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

@@ -31,6 +31,7 @@ from testbed.errors import HostError
 from testbed.host import docker_engine, kernel
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker import runtime as docker_runtime
+from tests.conftest import unavailable
 from tests.running import Testbed, write_small_topology
 from tests.waiting import eventually
 
@@ -183,8 +184,9 @@ def test_refused_engine_leaves_nothing_and_is_shown_by_plan(
     assert [path.name for path in (tmp_path / "swept/study").iterdir()] == [".lock"]
 
 
-@pytest.mark.skipif(shutil.which("podman") is None or os.geteuid() != 0, reason="needs podman, and root")
 def test_real_podman_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("podman") is None or os.geteuid() != 0:
+        unavailable("podman", "its program is not installed, or this user is not root")
     address = f"unix://{folder}/podman.sock"
     own = (
         "--storage-driver",

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import docker
+import psutil
 import pytest
 import requests
 from docker.errors import APIError
@@ -20,6 +21,7 @@ from docker.errors import APIError
 from agents.device_actions import Crash, DeviceAction, Join, Leave, Pause, Restart, SetCpu
 from agents.wire import messages
 from testbed import images
+from testbed.broker import BROKER
 from testbed.data import preparation
 from testbed.errors import BadInputError, HostError
 from testbed.host import cgroups, docker_engine
@@ -36,6 +38,7 @@ from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.agents import test_mps
 from tests.running import left_in_docker
+from tests.waiting import eventually
 
 PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
 """Limits of a device with 0.1 of a core."""
@@ -127,6 +130,11 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
         runtime.act("d", Restart())
         assert quota()[0] == -1
         assert runtime.exit_codes() == {}
+        broker = psutil.Process(runtime._containers.pid(BROKER))
+        broker.suspend()
+        eventually(lambda: runtime.meter.externally_stopped() == {BROKER}, 10)
+        broker.resume()
+        eventually(lambda: runtime.meter.externally_stopped() == set(), 10)
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
         aggregator = runtime._launch.aggregator
@@ -164,13 +172,21 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_containers_do_not_inherit_the_users_proxy(
+def test_containers_inherit_the_choice_of_kernels_but_no_proxy(
     spec: RunSpec, built: images.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's clients put it into each container, with its password."""
+    """The engine's clients put the proxy into each container, with its password. Kernels for another
+    processor would round otherwise than those of a replay on this host."""
     proxy = {"proxies": {"default": {"httpProxy": "http://me:secret@proxy:3128"}}}
     (tmp_path / "config.json").write_text(json.dumps(proxy))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    chosen = {
+        "OPENBLAS_CORETYPE": "Prescott",
+        "NPY_ENABLE_CPU_FEATURES": "AVX2",
+        "DNNL_MAX_CPU_ISA": "AVX2",
+    }
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
     run, tell = spec.directory.run, ["sh", "-c", "! env | grep -i proxy"]
     with closing(docker_engine.connect()) as engine:
         runtime = DockerRuntime(engine, built, spec)
@@ -179,7 +195,10 @@ def test_containers_do_not_inherit_the_users_proxy(
             container = engine.containers.get(executor.start(engine, device))
             assert container.wait()["StatusCode"] == 0
             executor._as_root(engine, built.agent, run, tell)
-            assert not [one for one in container.attrs["Config"]["Env"] if "proxy" in one.lower()]
+            environment = container.attrs["Config"]["Env"]
+            assert not [one for one in environment if "proxy" in one.lower()]
+            assert {f"{name}={value}" for name, value in chosen.items()} <= set(environment)
+            assert runtime._launch.aggregator.environment["OPENBLAS_NUM_THREADS"] == "1"
         finally:
             runtime.stop()
 

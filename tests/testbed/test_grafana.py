@@ -48,10 +48,15 @@ def server(tmp_path: Path) -> Iterator[str]:
     assert program is not None
     directory = RunDirectory(tmp_path / "run")
     directory.path.mkdir()
-    directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **MANIFEST)
+    battery = {"energy": {"battery": {"capacity": 9}}}
+    devices = {name: {**one, **battery} for name, one in MANIFEST["devices"].items()}
+    manifest = {**MANIFEST, "devices": devices}
+    directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **manifest)
     directory.events.write_text("".join(line + "\n" for line in EVENTS))
     counters = {"device": "fast", "sent": 10, "received": 20, "memory": 300}
     samples = [{**counters, "at": at, "cpu": cpu} for at, cpu in ((100.0, 1.0), (102.0, 1.5))]
+    figures = {"consumed": 7, "power": 2, "level": 0.05}
+    samples.append({"device": "fast", "at": 102.0, "energy": figures})
     directory.telemetry.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     with prometheus.serve_metrics(directory, 0) as metrics:
         config = yaml.safe_load((GRAFANA / "prometheus.yaml").read_text())
@@ -81,7 +86,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_every_dashboard_query_has_data(server: str) -> None:
     eventually(lambda: asked(server, "rate(testbed_updates_total[30s])"))  # of two scrapes
     queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    assert len(queries) > 15
+    assert len(queries) > 19
     for query in queries:
         asks = query.replace("$__rate_interval", "30s").replace("$run", "t-.*")
         assert {row["metric"]["run"] for row in asked(server, asks)} == {"t-1"}, query

@@ -133,6 +133,14 @@ class Mean(Mine):
         return Task.loss(self, outputs, y).mean()
 
 @dataclass(frozen=True)
+class Spread(Mine):
+    def model(self):
+        from torch import nn
+        return nn.Linear(8, 10)
+    def loss(self, outputs, y):
+        return super().loss(outputs.transpose(1, 2), y).mean(1)
+
+@dataclass(frozen=True)
 class Unscored(Mine):
     def correct(self, outputs, y):
         return super().correct(outputs, y) if len(y) < 100 else 0.5
@@ -356,6 +364,22 @@ def test_import_error_is_shown_once_with_its_traceback(testbed: Testbed, tmp_pat
     assert "python -m pip install" in done.err
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("from layers import x", "import it as pack.layers"), ("from pack.layer import x", "")],
+    ids=["a module beside it", "a misspelt module"],
+)
+def test_missing_module_of_the_own_code_is_not_to_be_installed(
+    testbed: Testbed, tmp_path: Path, line: str, told: str
+) -> None:
+    file = write(tmp_path, "import pack.model\n", code=".")
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "model.py").write_text(line + "\n", encoding="utf-8")
+    (tmp_path / "pack" / "layers.py").write_text("x = 1\n", encoding="utf-8")
+    done = testbed("validate", file)
+    assert (done.code, told in done.err, "pip" in done.err) == (2, True, False), done.err
+
+
 def test_own_code_that_exits_the_process_is_reported(testbed: Testbed, tmp_path: Path) -> None:
     done = testbed("validate", write(tmp_path, "import os\nprint('bye')\nos._exit(5)\n"))
     assert done.code == 2
@@ -398,6 +422,7 @@ def test_package_is_imported_by_its_name(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("Few", "cannot run: found class 9, but the model has 9 outputs, for classes 0 to 8"),
+        ("Spread", "each sample has one class as its label, but outputs of shape 8×10: name a"),
         ("Wide", "its model does not accept inputs of shape 8×8, float32: mat1 and mat2 shapes "),
         ("Looking", r"inputs of shape 8×8, float32: shape '\[-1, 3\]' is .* \(own.py, line 63\)"),
         (

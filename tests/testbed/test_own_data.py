@@ -240,9 +240,18 @@ def test_text_labels_become_classes_in_alphabetical_order(tmp_path: Path) -> Non
     found = read(tmp_path, label="y")
     assert found.train.y.tolist() == [2, 0, 1]
     assert found.test.y.tolist() == [1]
+    assert found.remarks == ("Labels are texts, numbered as 3 classes: 0 ant, 1 cat, 2 dog.",)
     write(tmp_path, {"x": [4.0], "y": ["cow"]}, "test.parquet")
     with pytest.raises(BadInputError, match=r"test\.parquet has samples of class 'cow'"):
         read(tmp_path, label="y")
+
+
+def test_first_and_last_of_many_text_labels_are_named(tmp_path: Path) -> None:
+    names = [f"{number:03}" for number in range(500)]
+    write(tmp_path, {"x": [float(name) for name in names], "y": [*names[:-1], 30 * "z"]})
+    (remark, *_) = read(tmp_path, label="y").remarks
+    assert remark.startswith("Labels are texts, numbered as 500 classes: 0 000, 1 001, ")
+    assert remark.endswith(f", 17 017, …, 499 {19 * 'z'}….")
 
 
 def test_splits_must_have_equal_columns(tmp_path: Path) -> None:
@@ -335,7 +344,7 @@ WRONG = [
     ("path: mine", "path: his", "4:16: task.data.path: "),
     ("path: mine, ", "", "4:9: task.data: found neither hub nor path"),
     ("path: mine, input: x", "hub: some/thing", "4:9: task.data: input is missing"),
-    ("input: x, ", "", "4:9: task.data: input is missing"),
+    ("input: x, ", "", "input: x; of a folder of images it is image, and the label is label"),
     ("input: x", "input: []", "4:29: task.data.input: found a list, expected a column such as image"),
     (
         "y}",
@@ -425,16 +434,35 @@ def test_csv_columns_are_numbers_and_names(tmp_path: Path, suffix: str, separato
         ("x,y\n1,0\n,1\n", "row 1: value is missing"),
         ("", "not readable as CSV"),
         ("a,b\n1,0\n", "x"),
+        ("x,y\n1,ant\n2,\n", "column y, row 1: value is missing"),
+        ("x,x,y\n1,2,0\n", "several columns 'x'"),
+        ("x,y\n1,b\u00e4r\n", "column y is not UTF-8"),
+        ("x,gr\u00f6\u00dfe\n1,0\n", "not UTF-8"),
+        ("x;y;z\n1,5;0;1\n", "commas between the columns"),
     ],
-    ids=["a value too few", "an empty value", "an empty file", "other columns"],
+    ids=[
+        *("a value too few", "an empty value", "an empty file", "other columns", "an empty label"),
+        *("two columns of one name", "Latin-1", "Latin-1 names", "semicolons"),
+    ],
 )
 def test_damaged_csv_is_reported_with_its_place(
     folder: Path, testbed: Testbed, text: str, told: str
 ) -> None:
-    (folder / "mine.csv").write_text(text, encoding="utf-8")
+    (folder / "mine.csv").write_text(text, encoding="latin-1")
     said = testbed("data", changed(folder, "path: mine", "path: mine.csv"))
     assert (said.code, told in said.err) == (2, True), said.err
     assert "Traceback" not in said.err
+
+
+def test_text_among_columns_of_numbers_is_reported_with_its_row(folder: Path, testbed: Testbed) -> None:
+    (folder / "mine.csv").write_text("x,z,y\n1,2,0\n3,?,0\n", encoding="utf-8")
+    said = testbed("data", changed(folder, "path: mine, input: x", "path: mine.csv, input: [x, z]"))
+    assert (said.code, "column z" in said.err, "row 1: '?'" in said.err) == (2, True, True), said.err
+
+
+def test_quoted_text_of_a_csv_file_is_no_missing_value(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("x,y\n" + '1,"NA"\n2,ant\n' * 9, encoding="utf-8")
+    assert read(tmp_path, label="y", split=Split(test=0.5)).train.y.max() == 1
 
 
 def test_images_in_folders_by_class_are_read(tmp_path: Path) -> None:

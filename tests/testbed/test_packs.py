@@ -250,6 +250,34 @@ def test_data_is_listed_by_checksum_and_compared(
     assert "byte for byte" in testbed("up", whole.path, "--runs", "others").out
 
 
+def test_folder_of_missing_data_is_named_once(tmp_path: Path, elsewhere: Path, testbed: Testbed) -> None:
+    """And not one file after the other, as for a folder of images."""
+    project = tmp_path / "project"
+    (project / "mine").mkdir(parents=True)
+    x = np.random.default_rng(0).normal(size=(60, 64))
+    for split in ("train", "test"):
+        np.savez(project / "mine" / f"{split}.npz", x=x, y=x[:, :3].argmax(axis=1))
+    (project / "data.yaml").write_text(
+        textwrap.dedent("""
+        name: data
+        task:
+          name: digits-logreg
+          data: {path: mine, input: x, label: y}
+          local: {steps: 2, lr: 0.1}
+        rule: {name: fedavg}
+        devices: [{name: pi, count: 3, timing: 1s}]
+        stop: {after: 3s}
+        """)
+    )
+    _, pack = packed(project, "data.yaml")
+    said = testbed("up", pack)
+    assert said.code == 2
+    assert f"copy {project / 'mine'} (2 files are missing, " in said.err
+    (place,) = re.findall(r"to (\S+/mine)$", said.err, re.MULTILINE)
+    shutil.copytree(project / "mine", place)
+    assert "byte for byte" in testbed("up", pack).out
+
+
 SWEEP = """
 topology: linked.yaml
 variants:
@@ -308,13 +336,18 @@ def test_running_run_is_refused_and_an_unfinished_one_is_said(project: Path) -> 
     assert "has not reached its end" in done.remarks[0]
 
 
-def test_pack_of_another_version_says_so(project: Path, elsewhere: Path, testbed: Testbed) -> None:
+def test_pack_of_another_version_or_processor_says_so(
+    project: Path, elsewhere: Path, testbed: Testbed
+) -> None:
     run = RunDirectory(Path(api.simulate(project / "linked.yaml", runs=project / "runs").path))
-    run.write_manifest(versions={**run.read_manifest()["versions"], "edge-fl-testbed": "0.1.0"})
+    run.write_manifest(
+        versions={**run.read_manifest()["versions"], "edge-fl-testbed": "0.1.0", "processor": "Cray-1"}
+    )
     api.pack(run.path, "old.zip")
     said = testbed("up", "old.zip")
     assert said.code == 0
     assert "made with edge-fl-testbed 0.1.0" in said.err + said.out
+    assert "processor Cray-1 (here" in said.err + said.out
 
 
 def test_interrupt_leaves_no_archive(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -410,6 +410,23 @@ def test_killed_controller_leaves_nothing(tmp_path: Path) -> None:
         process.remove(run)
 
 
+@pytest.mark.skipif(not forkserver.AVAILABLE, reason="Linux only")
+def test_stopped_fork_server_is_continued_when_a_run_needs_it(tmp_path: Path) -> None:
+    """Otherwise neither the restart of a device nor the end of the run would end."""
+    (tmp_path / "sleeper.py").write_text("import time\n\ndef main():\n    time.sleep(600)\n")
+    paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    server = forkserver.ForkServer(["sleeper"], os.environ | paths, "PART", 9)
+    try:
+        server._process.send_signal(signal.SIGSTOP)
+        with (tmp_path / "log").open("wb") as log:
+            fork = server.fork("sleeper", "", name="d-1", cpus="0", log=log.fileno())
+        server._process.send_signal(signal.SIGSTOP)
+        fork.kill()
+        assert fork.wait() == -signal.SIGKILL
+    finally:
+        server.close()
+
+
 def test_remove_ends_processes_left_by_a_crash_and_nothing_else(tmp_path: Path) -> None:
     ours, other = (
         subprocess.Popen(python(SLEEP), env={**os.environ, process.RUN: f"{name}-{tmp_path.name}"})

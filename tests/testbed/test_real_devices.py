@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -19,9 +20,11 @@ from testbed.broker.identity import new_identity
 from testbed.errors import BadInputError, HostError
 from testbed.host.nodes import Node
 from testbed.plan import HostResources, device_table, node_table, plan
+from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.ssh import environment, removal
 from testbed.runtimes.ssh.connection import Connections, SshTarget
+from testbed.runtimes.ssh.hosts import RealDevice
 from tests.waiting import eventually
 
 HOST = HostResources(cores=(0, 1), memory=16 * 2**30)
@@ -209,6 +212,7 @@ def test_transfer_over_a_shaped_link_keeps_its_queue_from_overflowing(
 def test_machine_that_may_not_be_limited_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"server": "192.0.2.1", "link": True, "netem": False, "cpu": None, "ifb": "ifbx"}
     monkeypatch.setattr("os.getuid", lambda: 1000)
+    monkeypatch.setenv("LOGNAME", "pi")
     assert "log in as root" in str(program.unshapeable({"shape": shape}))
     assert program.unshapeable({}) is None
 
@@ -327,6 +331,52 @@ def test_unfit_device_is_described_with_a_mend() -> None:
     assert "0.1 GiB free" in problem(free=10**8)
     assert "expected Linux" in problem(system="Darwin")
     assert "not valid" in problem(free="much")
+
+
+def real_device(folder: Path) -> RealDevice:
+    read = parse("{name: pi, hosts: [pi@raspi-1]}")
+    made = plan(read, "process", HOST)
+    spec = RunSpec(RunDirectory.create(folder, "run"), read, made, {"pi": 1})
+    return RealDevice(spec, made.real_devices[0], Connections(), is_down=False)
+
+
+def test_each_attempt_to_start_a_device_again_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that fails, as when its processes are killed while they start."""
+    device = real_device(tmp_path)
+    monkeypatch.setattr(device, "_configurations", list)
+    failing = 'sink.write(token + b\'\\n{"failure": "the keeper did not start"}\\n\')'
+    told = "the processes of pi had ended with exit code 137, and "
+    for script, expected in (
+        (failing, "starting them again failed"),
+        ("sink.write(token + b'\\n{}\\n')", "were started again"),
+    ):
+        hostile(tmp_path, monkeypatch, script)
+        with suppress(HostError):
+            device._handle({"kept": False, "exit": 137, "uncertainty": 1000})
+        assert [one.disturbance for one in device.take_disturbances()] == [told + expected]
+
+
+def test_loss_of_contact_is_noted_once_when_it_is_noticed_and_again_when_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is silent until the end of the run makes the run not valid, too."""
+    device = real_device(tmp_path)
+    report = {"kept": True, "exit": None, "uncertainty": 1000}
+
+    def noted(at: float, *, reports: bool = False) -> list[tuple[float, float, str]]:
+        monkeypatch.setattr("testbed.runtimes.ssh.hosts.time.monotonic", lambda: at)
+        if reports:
+            device._handle(report)
+        return [(one.since, one.at, one.disturbance) for one in device.take_disturbances()]
+
+    told = "there was no contact with pi (pi@raspi-1)"
+    assert noted(99.0) == noted(100.0, reports=True) == noted(102.0) == []
+    assert noted(103.5) == [(100.0, 103.5, told)]
+    assert noted(110.0) == []
+    assert noted(120.0, reports=True) == [(100.0, 120.0, told)]
+    assert noted(121.0, reports=True) == noted(123.0) == []
 
 
 def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -> None:

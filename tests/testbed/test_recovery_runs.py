@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,9 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime
 from tests import chaos
 from tests.chaos import Fault, Outcome
+from tests.running import Finished, cli, started, until_printed, write_small_topology
 from tests.testbed import record_factories
+from tests.waiting import eventually
 
 KILLED = "ended with exit code -9 at"
 CUT_OFF = "the aggregator had no connection to the broker from"
@@ -64,6 +67,45 @@ def test_no_update_is_lost(recovered: Outcome) -> None:
 def test_replay_equals_the_run(recovered: Outcome) -> None:
     applied = [record for record in recovered.run.records if isinstance(record, events.UpdateApplied)]
     assert replay(RunDirectory(recovered.run.path)).updates == len(applied) > 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_run_whose_client_somebody_else_ends_is_not_valid(how: signal.Signals, tmp_path: Path) -> None:
+    """Whether the client says goodbye (exit code 0) or not. The other client continues."""
+    topology = write_small_topology(tmp_path, rule={"name": "fedasync"}, stop={"after": "6s"})
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (run,) = runs.iterdir()
+        (client,) = (one for one in runtime.find() if (one.run, one.component) == (run.name, "fast"))
+        client.process.send_signal(how)
+        output, _ = up.communicate(timeout=60)
+    assert up.returncode == 0, output
+    finished = Finished.only_one_in(runs)
+    code = "0" if how == signal.SIGTERM else "-9"
+    (reason,) = (why for why in finished.manifest["validity"]["reasons"] if "the client of fast" in why)
+    assert re.fullmatch(
+        rf"the client of fast ended at \d\.\d s with exit code {code}, without an order", reason
+    )
+    assert len([update for update in finished.updates if update.client == "slow"]) > 5
+
+
+def test_run_whose_aggregator_somebody_else_ends_has_failed_and_can_be_resumed(tmp_path: Path) -> None:
+    topology = write_small_topology(tmp_path, stop={"after": "6s"})
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "process", "--runs", runs) as up:
+        until_printed(up, "the run clock starts")
+        (run,) = runs.iterdir()
+        eventually(lambda: Finished.only_one_in(runs).updates)  # before, nothing is there to resume
+        (own,) = (one for one in runtime.find() if (one.run, one.component) == (run.name, AGGREGATOR))
+        own.process.terminate()
+        output, said = up.communicate(timeout=60)
+    assert up.returncode == 1, output
+    assert "the aggregator was ended by a signal at" in output + (said or "")
+    resumed = cli("up", "--resume", run.name, "--runs", runs)
+    assert resumed.returncode == 0, resumed.stderr
+    ends = [one for one in Finished.only_one_in(runs).records if isinstance(one, events.RunEnded)]
+    assert ends[-1].reason == "after"
 
 
 @pytest.fixture(scope="module")

@@ -88,9 +88,9 @@ def test_streams_arrive_complete_before_their_ends(through: Through, of: Of) -> 
     connect = through(of(AccessLink(50_000_000, 50_000_000, rtt=0.02, jitter=0.005)))
     ends = [connect(), connect()]  # which share the link
     data = [os.urandom(500_000), os.urandom(500_000)]
+    begin = time.monotonic()
     for (device, _), some in zip(ends, data, strict=True):
         threading.Thread(target=sent, args=(device, some)).start()
-    begin = time.monotonic()
     assert [received(broker) for _, broker in ends] == data
     assert time.monotonic() - begin > 0.15  # 1 MB and its headers: 0.167 s
     for device, broker in ends:  # one way has ended, the other goes on

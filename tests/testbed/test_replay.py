@@ -10,9 +10,12 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import threadpoolctl
 from xxhash import xxh3_64_intdigest
 
 from agents.rules import RULES
+from agents.rules.fedasync import FedAsyncState
+from agents.rules.interface import Actions, Update
 from testbed.errors import BadInputError, RunFailedError
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
@@ -63,6 +66,24 @@ def test_replay_of_every_rule_gives_the_same_model(rule: str, tmp_path: Path) ->
     assert same.version == run.ended.version > 5
 
 
+def test_rules_compute_on_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several, a rule's sums would depend on the number of cores."""
+    seen: list[dict[str, Any]] = []
+    update = FedAsyncState.update
+
+    def observed(self: FedAsyncState, found: Update) -> Actions:
+        seen.extend(one for one in threadpoolctl.threadpool_info() if "numpy" in one["filepath"])
+        return update(self, found)
+
+    monkeypatch.setattr(FedAsyncState, "update", observed)
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        run = _run(_topology(tmp_path, rule={"name": "fedasync"}, **EVENTFUL), tmp_path)
+        virtual = len(seen)
+        replay(RunDirectory(run.path))
+        assert len(seen) == 2 * virtual > 0
+    assert {one["num_threads"] for one in seen} == {1}
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
@@ -97,6 +118,26 @@ def test_changed_update_with_a_valid_checksum_is_found_by_the_model(run: RunDire
     run.inputs.write_bytes(data)
     write(run.inputs, list(raw(run.inputs)))
     with pytest.raises(RunFailedError, match=r"models/final differs in 1 of 650 .* is number 649:"):
+        replay(run)
+
+
+def test_difference_names_the_kernels_that_round_otherwise(run: RunDirectory) -> None:
+    """The final model of another processor differs in the last bit."""
+    model = run.models / "final.safetensors"
+    data = bytearray(model.read_bytes())
+    data[-4] ^= 1
+    model.write_bytes(data)
+    here = run.read_manifest()["versions"]
+    with pytest.raises(RunFailedError, match=r"Equal until then: [^.]*\.$"):
+        replay(run)
+    run.write_manifest(versions={**here, "blas": "openblas 0.3.29 (SkylakeX)"})
+    with pytest.raises(RunFailedError, match=r"\(SkylakeX\) \(here .*CORETYPE=SkylakeX before"):
+        replay(run)
+    run.write_manifest(versions={**here, "processor": "Cray-1"})
+    with pytest.raises(RunFailedError, match=r"processor Cray-1 \(here .*\), which may [^:]*\.$"):
+        replay(run)
+    run.write_manifest(versions={"numpy": here["numpy"]})  # of an earlier version
+    with pytest.raises(RunFailedError, match=r"Equal until then: [^.]*\.$"):
         replay(run)
 
 
@@ -172,7 +213,7 @@ def test_recording_that_ends_before_the_run_is_refused(run: RunDirectory) -> Non
         (b'["__class__", {}]', b"", "not an input of an aggregator"),
         (b'["EndRequested", {"reason": "after"}]', b"", "EndRequested has the wrong fields"),
         (b'["TimersDue", {"at": "soon"}]', b"", "TimersDue has the wrong fields"),
-        (b"[" * 100_000, b"", "recursion"),
+        (b"[" * 100_000, b"", "nested too deeply"),
         (UPDATE, b"\x80\x04\x95", "shorter than a header"),
         (b'{"seed": 1}', b"", "Setup"),
     ],

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from analysis import comparison
@@ -23,7 +22,7 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import sweeping, worker
 from testbed.topology import Topology
-from tests.running import Testbed, interrupt, started, until_printed
+from tests.running import Testbed, children_running, interrupt, started, until_printed
 from tests.waiting import eventually
 
 BASE = """
@@ -127,8 +126,7 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         until_printed(running, "short, seed 0")
         folder = runs / "study"
         eventually(lambda: [run for run in folder.glob("*/events.jsonl") if _is_long(run.parent)])
-        children = psutil.Process(running.pid).children()
-        workers = [child for child in children if "testbed.sweeps.worker" in child.cmdline()]
+        workers = children_running(running.pid, "testbed.sweeps.worker")
         running.send_signal(signal.SIGINT)
         output, _ = running.communicate(timeout=60)
     assert running.returncode == 130, output
@@ -330,6 +328,14 @@ def test_sweep_is_compared_reported_and_exported(testbed: Testbed) -> None:
     assert code == 0
     told = json.loads(out)
     assert told["target"] is None
+    kept = Path("runs/study/sweep/sweep.yaml")
+    kept.write_text(kept.read_text() + "target: 35%\n")
+    assert json.loads(testbed("compare", "study", "--json").out)["target"] == 0.35
+    assert json.loads(testbed("compare", "study", "--json", "--target", "20%").out)["target"] == 0.2
+    before = kept.read_text()
+    kept.write_text(before.replace("35%", "much"))
+    assert testbed("compare", "study").code == 2
+    kept.write_text(before.replace("target: 35%\n", ""))
     (row,) = told["rows"]
     assert row["loss"]["mean"] == pytest.approx(2.4266, abs=1e-3)
     assert row["time"]["mean"] is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,29 @@ def test_story_sweep_of_the_readme_is_valid() -> None:
     story = sweeps.load(TOPOLOGIES / "story" / "story.yaml", Options("virtual"))
     assert [cell.label for cell in story.cells] == [cell.topology.rule.name for cell in story.cells]
     assert len(story.cells) == 6
+
+
+def test_second_signal_does_not_cut_a_workers_exit_short(tmp_path: Path) -> None:
+    """A pool sends a worker SIGTERM, and its session another one."""
+    program = (
+        "import atexit, pathlib, signal, sys, time\n"
+        "from testbed.host import signals\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "signals.interrupt_once()\n"
+        "assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, 'as with nohup'\n"
+        "def leave():\n"
+        "    print('ends', flush=True); time.sleep(0.5); pathlib.Path(sys.argv[1]).touch()\n"
+        "atexit.register(leave)\n"
+        "try:\n"
+        "    print('runs', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cleaned")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in ("runs", "ends"):
+            assert process.stdout.readline() == f"{line}\n"
+            process.terminate()
+        assert process.wait(30) == 130
+    assert (tmp_path / "cleaned").exists()

@@ -157,6 +157,12 @@ def test_simultaneous_standstills_are_one_reason() -> None:
     assert reason(verdict(QUIET, NOTHING, disruptions=noticed)) == f"{stood} from 1.6 to 7.1 s"
 
 
+def test_disruption_whose_end_was_not_seen_has_no_duration() -> None:
+    altered = "the rate of the uplink of pi was altered from outside"
+    found = verdict(QUIET, NOTHING, disruptions=[Disrupted(5.4, 5.4, altered)])
+    assert reason(found) == f"{altered} at 5.4 s"
+
+
 def test_link_below_its_rate_makes_a_run_not_valid() -> None:
     slow = Carried(10.0, 0.95, (12.0, 14.1, 0.31))
     found = verdict(QUIET, Fidelity((replace(device(), carried={"down": slow}),)))

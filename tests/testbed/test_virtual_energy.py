@@ -357,7 +357,8 @@ def test_same_seed_gives_the_same_bytes_and_mains_devices_the_same_records(virtu
     plain, counted = virtual(None), virtual(energy())
     assert not plain.directory.telemetry.exists()
     kept = [r for r in counted.records if not isinstance(r, events.RoundEnergy | events.RunStarted)]
-    assert kept == [r for r in plain.records if not isinstance(r, events.RunStarted)]
+    # As texts, because NaN differs from NaN.
+    assert str(kept) == str([r for r in plain.records if not isinstance(r, events.RunStarted)])
     assert counted.one().account.consumed == femtojoules(20 * 5)
     assert_conserved(counted.one())
 

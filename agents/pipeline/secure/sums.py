@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agents.models import vectors
 from agents.models.vectors import Vector, norm
 from agents.pipeline.secure.coding import code_of
 from agents.pipeline.secure.field import FIELD, Words
@@ -67,7 +68,7 @@ class MaskedSums:
         if int(masked.words.max()) >= FIELD.p:
             return f"word {int(masked.words.max())} is not below p = {FIELD.p}"
         if masked.outside == DIVERGED:
-            return "not finite: local training diverged"
+            return vectors.DIVERGED
         if not 0 <= masked.outside <= self.code.size:
             return f"outside is {masked.outside}, expected from 0 to {self.code.size}"
         if any(place >= len(self._places) for place in masked.holders):

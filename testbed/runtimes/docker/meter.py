@@ -48,8 +48,9 @@ class DockerMeter(Meter):
         ]
 
     def externally_stopped(self) -> set[str]:
-        """Components that were paused at the time when the runtime last listed its containers."""
-        return self._containers.paused
+        """Containers that were paused when the runtime last listed its containers, and servers that a
+        signal has stopped. The init of a device reports that itself."""
+        return self._containers.stopped(SERVERS)
 
     def server_pids(self) -> list[int]:
         return self._containers.pids(SERVERS)

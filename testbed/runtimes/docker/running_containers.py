@@ -8,6 +8,7 @@ from typing import Any
 
 import docker
 
+from agents.device.resource_usage import is_stopped
 from testbed.runtimes.docker import executor
 from testbed.runtimes.docker.containers import CpuLimits
 from testbed.runtimes.docker.executor import as_host_error
@@ -63,6 +64,11 @@ class RunningContainers(dict[str, ContainerRef]):
         """Ids of the containers' first processes. Processes that are not visible on this host are left
         out."""
         return [pid for one in components if one in self and (pid := self.pid(one))]
+
+    def stopped(self, servers: Iterable[str]) -> set[str]:
+        """Components whose containers were paused at the last update, and those of `servers` whose first
+        process a signal has stopped."""
+        return self.paused | {one for one in servers if one in self and is_stopped(self.pid(one))}
 
     def limit(self, component: str, limits: CpuLimits, memory: int | None) -> None:
         """Set the component's CPU limits. For a container that has ended, the call has no effect.

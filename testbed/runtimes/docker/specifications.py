@@ -198,6 +198,7 @@ class _SpecificationBuilder:
                 "agents.aggregator.main",
                 agent_configs.AGGREGATOR_CONFIG,
             ),
+            environment=dict.fromkeys(agent_configs.THREAD_VARIABLES, "1"),
             networks=(self._attachment(self._server, AGGREGATOR),),
             mounts=(
                 Mount(str(run.config(AGGREGATOR)), agent_configs.AGGREGATOR_CONFIG),

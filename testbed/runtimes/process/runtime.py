@@ -38,6 +38,7 @@ from agents.device_actions import (
     SetLink,
     Unplug,
 )
+from agents.disk.files import atomic_write
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from agents.wire.messages import AddressedOrder, DeviceOrder, EnergyStart
 from testbed import broker
@@ -231,7 +232,10 @@ class ProcessRuntime:
         """
         if device not in self._children:
             return
-        self._duty_cycle.limit(device, self._children[device].pid, self._devices[device].host_cpu)
+        share = self._devices[device].host_cpu
+        self._duty_cycle.limit(device, self._children[device].pid, share)
+        with atomic_write(self._directory.share(device)) as partial:
+            partial.write_text(repr(share))
         self._energy.ready(device)
 
     def begin(self) -> None:

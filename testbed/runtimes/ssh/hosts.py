@@ -250,7 +250,10 @@ class RealDevice:
         self._is_down, self._is_paused = is_down, False
         self._restarts = 0
         self._reported: float | None = None
-        """Time in seconds on the monotonic clock of the last report; None before the first."""
+        """Time in seconds on the monotonic clock of the last report; None before the first, and while
+        the device's processes are started again."""
+        self._noted_gap: float | None = None
+        """Begin of the last loss of contact that was noted; None if there was none."""
         self.probe: LinkProbe | None = None
         """Measurement of the link, until it is recorded; None before and after that."""
         self._cpu: dict[str, float] = {}
@@ -425,6 +428,7 @@ class RealDevice:
         return [(self.name, DeviceOrder(self.name, action))]
 
     def take_disturbances(self) -> list[Disturbance]:
+        self._note_gap()  # which may last until the end of the run
         with self._lock:
             found, self._noticed = self._noticed, []
             return found
@@ -471,6 +475,7 @@ class RealDevice:
         match state:
             case {"gone": True}:
                 self.exit_code = 1
+                self._reported = None
                 self._note(time.monotonic(), f"the files of {self.name} were removed from its machine")
                 self._stopping.set()
             case {"kept": bool(kept), "exit": int() | None as code, "uncertainty": int(uncertainty)}:
@@ -479,7 +484,7 @@ class RealDevice:
                 self.uncertainty = uncertainty / 1e9
                 if isinstance(cpu := state.get("cpu"), dict):
                     self._cpu = _cpu_seconds(cpu)
-                self._note_gap()
+                self._note_gap(is_over=True)
                 self._compared.set()
                 if code is not None and 0 <= code < 128:
                     self.exit_code = code
@@ -488,11 +493,16 @@ class RealDevice:
             case _:
                 raise ValueError("the report has another form")
 
-    def _note_gap(self) -> None:
-        """Note a loss of contact that is over: reports come once a second."""
+    def _note_gap(self, *, is_over: bool = False) -> None:
+        """Note a loss of contact, once when it is noticed, and again when it is over: reports come once
+        a second. `is_over`: whether a report has arrived now."""
         now, since = time.monotonic(), self._reported
-        self._reported = now
+        if is_over:
+            self._reported = now
+        elif since == self._noted_gap:
+            return
         if since is not None and now - since >= STANDSTILL_SECONDS:
+            self._noted_gap = since
             self._note(since, f"there was no contact with {self.name} ({self.target.host})")
 
     def _start_again(self, code: int | None) -> None:
@@ -501,9 +511,14 @@ class RealDevice:
             self.exit_code = 1 if code is None else code if code >= 0 else 128 - code
             return
         self._restarts += 1
-        begin = time.monotonic()
-        self._start(self._configurations())
+        begin, self._reported = time.monotonic(), None
         why = "were gone, as after a power cut" if code is None else f"had ended with exit code {code}"
+        try:
+            self._start(self._configurations())
+        except HostError:
+            self._note(begin, f"the processes of {self.name} {why}, and starting them again failed")
+            self._reported = begin
+            raise
         self._note(begin, f"the processes of {self.name} {why}, and were started again")
         self._reported = time.monotonic()
 

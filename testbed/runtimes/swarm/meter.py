@@ -32,16 +32,19 @@ class SwarmMeter(Meter):
         """Ids of processes of this host that serve the devices beside the containers."""
 
     def externally_stopped(self) -> set[str]:
-        """Components that were paused when the runtime last listed its containers."""
-        return self._containers.paused
+        """Containers that were paused when the runtime last listed its containers, and servers on this
+        host that a signal has stopped."""
+        return self._containers.stopped(self._servers_here())
 
     def server_pids(self) -> list[int]:
-        of_containers = self._containers.pids(
+        return [*self._containers.pids(self._servers_here()), *self.more_pids]
+
+    def _servers_here(self) -> list[str]:
+        return [
             name
             for name, one in self._containers.items()
             if name not in self._devices and one.engine is self._manager
-        )
-        return [*of_containers, *self.more_pids]
+        ]
 
     def device_cpu_seconds(self) -> float | None:
         """Total CPU seconds of all devices on this node. Devices that have ended count with their last

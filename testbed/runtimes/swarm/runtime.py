@@ -44,7 +44,7 @@ from testbed.broker import BROKER, SOCKET, TLS_SOCKET
 from testbed.broker.identity import new_identity
 from testbed.broker.public_port import PublicPort
 from testbed.errors import BadInputError, HostError
-from testbed.host import docker_engine, kernel, swarm_nodes
+from testbed.host import docker_engine, kernel, numerics, swarm_nodes
 from testbed.host.nodes import Node
 from testbed.images import Images
 from testbed.plan import agent_configs
@@ -325,7 +325,10 @@ class SwarmRuntime:
     def _start_servers(self, certificate: str) -> None:
         """Start the services of broker, aggregator and the node agents."""
         options = ServiceOptions(nodes=(f"node.id == {self._proxies.here}",), binds=True)
-        servers = (self._launch.broker, self._launch.aggregator)
+        aggregator = self._launch.aggregator
+        # Not for the devices: their nodes may have other processors.
+        environment = {**numerics.chosen_kernels(), **aggregator.environment}
+        servers = (self._launch.broker, replace(aggregator, environment=environment))
         made = {self._context.create(one, options): (one.component, 1) for one in servers}
         made |= self._node_agents.create(certificate)
         found = self._context.await_tasks(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -310,9 +310,10 @@ def log_tail(manager: docker.DockerClient, name: str, lines: int = 10) -> str:
     read."""
     api: Any = manager.api
     try:
-        text: bytes = api.service_logs(
+        parts: Iterator[bytes] = api.service_logs(
             short_name(name), stdout=True, stderr=True, tail=lines, is_tty=False
         )
+        text = b"".join(parts)
     except docker_engine.ERRORS:
         return ""
     return "".join(f"\n{line}" for line in last_lines(text, lines))

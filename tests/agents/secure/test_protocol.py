@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,8 +113,9 @@ class Run:
         at = from_seconds(self.now)
         self.execute(self.core.handle(inputs.SharesSummed(at, client, found)))
 
-    def train(self, name: str, change: Vector, kind: str = "delta") -> None:
-        """The client answers its dispatch with a masked update, which goes over the wire."""
+    def train(self, name: str, change: Vector, kind: str = "delta", **more: Any) -> None:
+        """The client answers its dispatch with a masked update, which goes over the wire. `more`: other
+        fields of the update."""
         self.now += 0.001
         dispatch, party = self.dispatched.pop(name), self.parties[name]
         present = self.core.core._server.clients
@@ -130,6 +132,7 @@ class Run:
             sequence=self._sequences[name],
             vector=np.zeros(0, np.float32),
             encoded=masked.encoded,
+            **more,
             **done(self.now),
         )
         decoded = payloads.decode_update(payloads.encode(update))
@@ -513,6 +516,19 @@ def test_unmasked_updates_are_refused_in_secure_runs_and_the_reverse() -> None:
     again = message("c1", number, sequence=2, encoded=forged.encoded, **done(0.001))
     run.execute(run.core.update("c1", again, 1, 0.002))
     assert run.records[-2:][0].reason.startswith("masking time out of range")  # type: ignore[union-attr]
+
+
+def test_masked_update_with_an_undeclared_vector_is_refused_and_not_kept() -> None:
+    """Otherwise a client could fill the aggregator's memory: each such update gets it a new model."""
+    run = Run(FedBuff(buffer_size=2), clients=2, needed=2, colluding=1)
+    run.train("c0", np.ones(_D, np.float32), vectors={"more": np.zeros(1, np.float32)})
+    (rejected,) = [r for r in run.records if isinstance(r, events.UpdateRejected)]
+    assert rejected.reason == "a vector more, which the rule does not declare"
+    assert run.core.core._sums is not None
+    assert not run.core.core._sums._received
+    run.train("c0", np.full(_D, 0.5, np.float32))
+    run.train("c1", np.full(_D, 0.25, np.float32))
+    assert run.server.w == pytest.approx(np.full(_D, 0.375), abs=1e-5)
 
 
 def test_sealed_channel_opens_only_for_its_two_clients() -> None:
