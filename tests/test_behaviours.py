@@ -63,7 +63,7 @@ def model(run: Finished) -> float:
     return float(vector[0])
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_broadcast_overwrites_the_receive_buffer(tmp_path: Path) -> None:
     devices: Devices = [
         {"name": "fast", "timing": "20ms"},

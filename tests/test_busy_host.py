@@ -16,7 +16,7 @@ import pytest
 
 from tests.running import Finished, left_in_docker, started, until_printed, write_topology
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 DEVICES = [{"name": "fast", "cpu": 0.4}, {"name": "slow", "count": 2, "cpu": 0.1}]
 LAST_CORE = max(os.sched_getaffinity(0))

@@ -14,7 +14,7 @@ import pytest
 from analysis.load import load
 from tests.running import cli, left_as_processes, left_in_docker
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timed
 
 CPU_ERROR = {"docker": 3.0, "process": 10.0}
 """%."""

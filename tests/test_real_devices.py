@@ -373,7 +373,7 @@ def clients(runs: Path, begin: int) -> list[str]:
     return [one.client for one in Finished.only_one_in(runs).updates[begin:]]
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_limits_of_a_real_device_are_kept_and_judged(
     testbed: Testbed, hosts: SshServers, tmp_path: Path
 ) -> None:

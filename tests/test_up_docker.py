@@ -232,7 +232,7 @@ def test_same_topology_runs_with_another_rule_and_runtime(data_root: Path, tmp_p
     assert len(run.updates) >= 8
 
 
-@pytest.mark.alone  # others make networks, too
+@pytest.mark.timed  # others make networks, too
 def test_down_removes_a_run_whose_controller_was_killed(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:

@@ -249,7 +249,7 @@ def _bytes_by(frames: list[str], begin: float, width: float) -> list[int]:
     return found
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_change_during_a_transfer_lets_no_burst_through(network: Network) -> None:
     """10 Mbit/s are 62,500 bytes in 50 ms, 1 Mbit/s 6,250: one frame more may fall into a stretch."""
     before, after = AccessLink(up=10_000_000), AccessLink(up=1_000_000)

@@ -17,7 +17,7 @@ def _bearable() -> int:
     return microseconds
 
 
-@pytest.mark.alone  # runs keep them awake, too
+@pytest.mark.timed  # runs keep them awake, too
 @pytest.mark.skipif(not os.access(LATENCY, os.W_OK), reason="needs to write /dev/cpu_dma_latency")
 def test_cores_are_kept_awake_during_a_run() -> None:
     before = _bearable()

@@ -148,7 +148,7 @@ def test_ineffective_limits_are_found(change: dict[str, Any], status: str) -> No
     assert (finding.fix is None) == (status == "ok")
 
 
-@pytest.mark.alone  # others make interfaces, too
+@pytest.mark.timed  # others make interfaces, too
 def test_kernel_feature_check_leaves_nothing() -> None:
     interfaces = set(Path("/sys/class/net").iterdir())
     for feature in kernel.FEATURES:

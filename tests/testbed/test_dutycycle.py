@@ -73,7 +73,7 @@ def duty_cycle() -> Iterator[DutyCycle]:
     cycle.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_four_busy_processes_get_their_shares(start: Start, duty_cycle: DutyCycle) -> None:
     shares = [0.05, 0.1, 0.2, 0.3]
     pids = [start(BUSY) for _ in shares]

@@ -342,7 +342,7 @@ def context(built: images.Images, tmp_path: Path) -> Path:
     return tmp_path / "context.tar"
 
 
-@pytest.mark.alone  # others build images, too
+@pytest.mark.timed  # others build images, too
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_ctrl_c_during_a_build_leaves_nothing(

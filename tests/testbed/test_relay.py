@@ -180,7 +180,7 @@ def test_passed_bytes_are_counted_in_a_shared_file(through: Through, of: Of, tra
     assert grown == {"sent": on_wire(1000), "received": on_wire(2000)}
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_change_affects_only_the_named_fields(relay: Relay, through: Through, of: Of) -> None:
     access = of(AccessLink(up=1_000_000, rtt=0.4))
     device, broker = through(access)()
@@ -236,7 +236,7 @@ def test_device_beside_a_slow_one_gets_the_rest_of_its_cell() -> None:
     assert now == pytest.approx(2.4, abs=0.4)  # the bucket holds three of the items
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("upwards", [True, False])
 def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Through, of: Of) -> None:
     shared = SharedSegments([Segment("wifi", up=CELL, down=CELL)], dict.fromkeys("abc", "wifi"), 1, 1.0)
@@ -264,7 +264,7 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
     assert min(ended) > 0.5 * max(ended)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_relay_measures_its_segments_alone_and_with_all_devices() -> None:
     segments = [Segment("backhaul", up=2_000_000, down=CELL), Segment("cell", "backhaul", up=500_000)]
     shared = SharedSegments(segments, {"a": "cell", "b": "cell", "c": "backhaul"}, 1, 1.0)
@@ -280,7 +280,7 @@ def test_relay_measures_its_segments_alone_and_with_all_devices() -> None:
     assert shared.use() is None
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_slow_segment_is_measured_in_seconds() -> None:
     """At 4 kbit/s a full packet takes 3 s; 8 pieces of 130 bytes on the wire take 2 s."""
     shared = SharedSegments([Segment("cell", up=4_000)], {"a": "cell"}, 1, 1.0)
@@ -331,7 +331,7 @@ def test_cleared_scheduler_has_nothing_left() -> None:
     assert not scheduler.is_full("a")
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
     shared = SharedSegments([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"), 1, 1.0)
     slow, fast = (
@@ -347,7 +347,7 @@ def test_slow_device_does_not_block_its_cell(through: Through, of: Of) -> None:
     assert time.monotonic() - begin == pytest.approx(0.21, abs=0.05)
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_disconnected_device_uses_none_of_its_cell(relay: Relay, through: Through, of: Of) -> None:
     shared = SharedSegments([Segment("wifi", up=CELL)], dict.fromkeys("ab", "wifi"), 1, 1.0)
     own = of(AccessLink())
@@ -370,7 +370,7 @@ def test_probe_transfer_lasts_a_second_within_byte_bounds() -> None:
     assert relay_probe.size(1_000_000_000) == 4_000_000
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_transfers_measure_the_rate_in_each_direction() -> None:
     """They use the loopback interface, which is faster than any link."""
     with relay_probe.probe_server(HOST) as port:

@@ -306,7 +306,7 @@ def _all(times: list[float | None]) -> list[float]:
     return answered
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("delay", [0.050, 0.005])
 def test_the_round_trip_is_the_sum_of_the_delays(hosts: tuple[Host, Host], delay: float) -> None:
     broker = hosts[1]
@@ -319,7 +319,7 @@ def test_the_round_trip_is_the_sum_of_the_delays(hosts: tuple[Host, Host], delay
         assert tally.held_total / 50 > delay - 0.0005
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_packets_get_the_jitter_drawn_for_them(hosts: tuple[Host, Host]) -> None:
     device, broker = hosts
     device.serve([0.020, 0.005])
@@ -344,7 +344,7 @@ def test_exactly_the_drawn_packets_are_lost(hosts: tuple[Host, Host]) -> None:
     assert abs(lost - 50) < 5 * 6.7  # standard deviation √(500 · 0.1 · 0.9) = 6.7
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 def test_impairments_change_during_a_run(hosts: tuple[Host, Host]) -> None:
     device, broker = hosts
     line = device.serve([0.020])
@@ -388,7 +388,7 @@ def _seconds(device: Host, broker: Host, sizes: list[int]) -> float:
     return float(receiving.stdout.readline())
 
 
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.parametrize("loss", [0.0, 1e-9])
 def test_a_line_with_a_long_delay_holds_thousands_of_packets(
     hosts: tuple[Host, Host], loss: float
