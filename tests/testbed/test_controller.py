@@ -435,7 +435,7 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
 
 
 class Measuring(Connection):
-    """A connection to `d-1`, whose link is measured with the next of the rates `ups` each time it is asked
+    """A connection to `d-1`, which measures its link with the next of the rates `ups` when it is asked
     to, and to a router, which measures segments with those of `segments`."""
 
     def __init__(

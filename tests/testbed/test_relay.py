@@ -322,7 +322,7 @@ def test_segment_that_becomes_faster_does_not_wait_for_tokens_at_the_old_rate() 
 
 
 def test_measurement_of_a_segment_leaves_the_packets_of_devices_alone() -> None:
-    """At 121,120 bit/s ten packets pass in a second; the device's three and the measured ones in turn."""
+    """Ten packets pass in a second; the device's three take turns with the measured ones."""
     scheduler = SegmentScheduler([Segment("cell", up=121_120)], {"a": "cell"}, "up", float)
     arrived: list[str] = []
     sender = scheduler.add_sender("a")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import psutil
 import pytest
@@ -73,8 +75,8 @@ def test_use_of_another_host_in_words(foreign: float | None, steal: float, told:
 
 
 def test_ended_process_counts_for_the_parent_that_inherits_its_cpu_time() -> None:
-    """`make` had used 1 s, and its child `cc1` 100 s. The child used 3 s more and ended, another came and
-    ended after 2 s: `make` has 1 + 103 + 2 s, 5 more. Of two processes with one id, the new one has 4 s."""
+    """`make` had used 1 s, and its child `cc1` 100 s. The child used 3 s more and ended. Another
+    came and ended after 2 s: `make` has 1 + 103 + 2 s, 5 more. A new process with an old id has 4 s."""
     before = Reading(
         {
             (5, 1.0): ProcessTime("make", 1, 1.0),
@@ -111,13 +113,16 @@ def stranger() -> Iterator[psutil.Process]:
         psutil.Process(pid).kill()
 
 
+def _has_used(process: psutil.Process, seconds: float) -> bool:
+    return bool(process.cpu_times().user > seconds)
+
+
 def test_processes_of_the_run_are_no_others(stranger: psutil.Process) -> None:
     own = subprocess.Popen(["sh", "-c", "while :; do :; done"])
     before = other_work.read()
     try:
-        for pid in (own.pid, stranger.pid):
-            started = sum(psutil.Process(pid).cpu_times()[:2])
-            eventually(lambda: sum(psutil.Process(pid).cpu_times()[:2]) > started + 0.1)
+        for process in (psutil.Process(own.pid), stranger):
+            eventually(partial(_has_used, process, process.cpu_times().user + 0.1))
     finally:
         own.kill()
         now = other_work.read()
@@ -129,6 +134,5 @@ def test_processes_of_the_run_are_no_others(stranger: psutil.Process) -> None:
     everybody = other_work.used_between(before, now)
     assert {f"sh ({own.pid})", f"sh ({stranger.pid})"} <= everybody.keys()
     assert f"sh ({own.pid})" not in other_work.used_between(before, now, is_own)
-    with open(f"/proc/{stranger.pid}/cgroup", encoding="utf-8") as groups:
-        name = groups.read().split()[0]
+    name = Path(f"/proc/{stranger.pid}/cgroup").read_text(encoding="utf-8").split()[0]
     assert other_work.is_of_run(now, [name])(stranger.pid)  # as a container of the run
