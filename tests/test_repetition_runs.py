@@ -39,6 +39,7 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(PlannedDevice, "host_probed", wanted)
     monkeypatch.setattr(PlannedDevice, "host_link", property(lambda _: AccessLink(up=RATE // 2)))
     monkeypatch.setattr(repetition, "PAUSES", (0.5, 0.5))
+    monkeypatch.setattr(repetition, "_NAMED", 50)
     request.getfixturevalue("stranger")
     yield request.param
     if request.param == "docker":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from testbed.fidelity.host_load import HostSample
 from testbed.host import other_work
-from testbed.host.other_work import Reading
+from testbed.host.other_work import CpuReading
 
 PAUSES = (2.0, 5.0, 10.0)
 """Seconds before each repetition of a measurement."""
@@ -24,12 +24,12 @@ class OtherWork:
     """Work on a host, during a measurement, that is not of the run."""
 
     text: str
-    """Who used how much, such as `others use 1.3 of 2 cores: python3 (1234) 0.9`."""
+    """Programs and their use, such as `others use 1.3 of 2 cores: python3 (1234) 0.9`."""
     is_busy: bool | None
     """Whether the host is busier than its plan; None if its load is unknown."""
 
 
-def on_this_host(before: Reading, now: Reading, groups: Collection[str], cores: int) -> OtherWork:
+def on_this_host(before: CpuReading, now: CpuReading, groups: Collection[str], cores: int) -> OtherWork:
     """Return the other work on this host between two readings. `groups`: names in the paths of the
     run's control groups. `cores`: cores of this host."""
     used = other_work.used_between(before, now, other_work.is_of_run(now, groups))

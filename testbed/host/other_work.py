@@ -31,7 +31,7 @@ class ProcessTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CpuReading:
     """CPU times of all processes at one moment."""
 
     processes: Mapping[tuple[int, float], ProcessTime]
@@ -41,7 +41,7 @@ class Reading:
     at: float = field(default_factory=time.monotonic)
 
 
-def read() -> Reading:
+def read() -> CpuReading:
     """Read the CPU times of all processes. Takes some hundredths of a second."""
     processes = {}
     for process in psutil.process_iter(["name", "ppid", "create_time", "cpu_times"]):
@@ -49,11 +49,11 @@ def read() -> Reading:
         if (times := found["cpu_times"]) is not None:  # else it is hidden from this user
             used = ProcessTime(found["name"] or "?", found["ppid"] or 0, sum(times[:4]))
             processes[process.pid, found["create_time"] or 0.0] = used
-    return Reading(processes, getattr(psutil.cpu_times(), "steal", 0.0))
+    return CpuReading(processes, getattr(psutil.cpu_times(), "steal", 0.0))
 
 
 def used_between(
-    before: Reading, now: Reading, is_own: Callable[[int], bool] = lambda _: False
+    before: CpuReading, now: CpuReading, is_own: Callable[[int], bool] = lambda _: False
 ) -> dict[str, float]:
     """Return the CPU seconds that each program used between two readings, largest first. `is_own`:
     whether the process of an id is left out.
@@ -73,7 +73,7 @@ def used_between(
     return {name: one for name, one in sorted(used.items(), key=lambda each: -each[1]) if one > 0}
 
 
-def is_of_run(now: Reading, groups: Collection[str]) -> Callable[[int], bool]:
+def is_of_run(now: CpuReading, groups: Collection[str]) -> Callable[[int], bool]:
     """Return the function `is_own` for a run of this process. Its processes are this one with all its
     descendants, and those in control groups with a name in `groups`. Engines and threads of the kernel
     work for the run, too."""

@@ -56,7 +56,7 @@ from testbed.fidelity.validity import (
 from testbed.host import other_work, rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
-from testbed.host.other_work import Reading
+from testbed.host.other_work import CpuReading
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.plan.planned_actions import steps
@@ -142,7 +142,7 @@ class Controller:
         self._measured: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, of the last measurement of each device's link that
         the device made."""
-        self._before_links: Reading | None = None
+        self._before_links: CpuReading | None = None
         """CPU times of all processes before the last measurement of links; None if no link is
         measured."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
@@ -225,7 +225,7 @@ class Controller:
         self._used: dict[str, float] = {}
         """CPU seconds of each device in the device's last sample."""
         self.epoch: float | None = None
-        """Reading of the monotonic clock at device time 0; None before the run clock has started."""
+        """CpuReading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
         self._sampler = Sampler(
             plan.cpus,

@@ -15,7 +15,7 @@ from testbed.fidelity import repetition
 from testbed.fidelity.host_load import HostSample
 from testbed.fidelity.repetition import OtherWork
 from testbed.host import other_work
-from testbed.host.other_work import HYPERVISOR, ProcessTime, Reading
+from testbed.host.other_work import HYPERVISOR, CpuReading, ProcessTime
 from tests.waiting import eventually
 
 BUSY, QUIET, UNKNOWN = OtherWork("", True), OtherWork("", False), OtherWork("", None)
@@ -77,7 +77,7 @@ def test_use_of_another_host_in_words(foreign: float | None, steal: float, told:
 def test_ended_process_counts_for_the_parent_that_inherits_its_cpu_time() -> None:
     """`make` had used 1 s, and its child `cc1` 100 s. The child used 3 s more and ended. Another
     came and ended after 2 s: `make` has 1 + 103 + 2 s, 5 more. A new process with an old id has 4 s."""
-    before = Reading(
+    before = CpuReading(
         {
             (5, 1.0): ProcessTime("make", 1, 1.0),
             (6, 2.0): ProcessTime("cc1", 5, 100.0),
@@ -88,7 +88,7 @@ def test_ended_process_counts_for_the_parent_that_inherits_its_cpu_time() -> Non
         stolen=10.0,
         at=100.0,
     )
-    now = Reading(
+    now = CpuReading(
         {
             (5, 1.0): ProcessTime("make", 1, 106.0),
             (7, 30.0): ProcessTime("new", 1, 4.0),
