@@ -18,6 +18,7 @@ from agents.mqtt.topics import ROUTER
 from agents.mqtt.transport import Connection
 from agents.wire.messages import DeviceOrder
 from testbed.fidelity import repetition
+from testbed.fidelity.repetition import OtherWork
 from testbed.plan import PlannedDevice
 from testbed.run.controller import Controller
 from testbed.runtimes.process.runtime import ProcessRuntime
@@ -121,3 +122,36 @@ def test_link_that_stays_wrong_is_refused_with_who_was_busy(
     (run,) = (tmp_path / "runs").iterdir()
     assert len(probes(run)) == 3
     assert left(runtime, run.name, request) == []
+
+
+@pytest.mark.parametrize("kind", RUNTIMES)
+def test_only_the_wrong_segment_is_measured_again(
+    kind: str,
+    testbed: Testbed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The devices are connected through it by then. That it was wrong is planted."""
+    found = [["cell"]]
+    monkeypatch.setattr("testbed.run.controller.wrong_segments", lambda _: found.pop() if found else [])
+    monkeypatch.setattr(
+        Controller, "_other_work", lambda _: [OtherWork("others are busy", True)]
+    )
+    monkeypatch.setattr(repetition, "PAUSES", (0.5,))
+    topology = write_topology(
+        tmp_path,
+        task={"name": "digits-logreg", "local": {"steps": 5, "lr": 0.01}},
+        network={"backhaul": {"up": "4mbit"}, "cell": {"parent": "backhaul", "up": "1mbit"}},
+        devices=[{"name": "far", "count": 2, "cpu": 0.1, "segment": "cell"}],
+        stop={"after": "3s"},
+    )
+    done = testbed("up", topology, "--runtime", kind, "--runs", tmp_path / "runs")
+    assert done.code == 0, done
+    run = Finished.only_one_in(tmp_path / "runs")
+    lines = map(json.loads, (run.path / "telemetry.jsonl").read_text().splitlines())
+    measured = [one["segments"] for one in lines if "segments" in one and "seconds" not in one]
+    assert [[each["segment"] for each in one] for one in measured] == [["backhaul", "cell"], ["cell"]]
+    assert {update.client for update in run.updates} == {"far-1", "far-2"}
+    assert measured[1][0]["together"] == pytest.approx(RATE, rel=0.1)
+    assert left(kind, run.path.name, request) == []
