@@ -24,9 +24,12 @@ import pytest
 
 from agents import events
 from agents.config import BrokerAccess
+from agents.device import link as device_link
 from agents.mqtt.transport import Connection, ConnectionFailedError
 from testbed import bundle
+from testbed.fidelity import repetition
 from testbed.runtimes.ssh import container_image
+from testbed.runtimes.ssh.hosts import RealDevice
 from tests.chaos import Outboxes, unaccounted
 from tests.conftest import unavailable
 from tests.platforms.arm_board import PYTHON, arm_board
@@ -43,8 +46,10 @@ from tests.running import (
     write_topology,
 )
 from tests.ssh_servers import SshServer, SshServers, servers
+from tests.testbed.test_repetition import stranger
 from tests.waiting import eventually
 
+__all__ = ["stranger"]
 PORT = 18_890
 ARM64 = "TESTBED_ARM64" in os.environ
 """Whether one machine more has another processor, which is emulated and slow (`make platforms`)."""
@@ -404,6 +409,36 @@ def test_limits_of_a_real_device_are_kept_and_judged(
     saved = {update.client: update.bytes_before - update.bytes for update in run.updates}
     assert saved["near"] == 0
     assert 1500 < saved["pi"] < 3 * 650  # of 650 float32 values
+    assert left(hosts) == groups(run.path) == []
+
+
+@pytest.mark.timed
+@pytest.mark.usefixtures("stranger")
+def test_link_of_a_real_device_is_measured_again_on_a_busy_host(
+    testbed: Testbed, hosts: SshServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody gives it half of its rate before the first measurement, and all before the second."""
+    limits = {"shape": True, "cpu": 0.2, "link": {"up": "4mbit", "down": "9mbit"}}
+    pi = {"name": "pi", "hosts": ["root@pi1"], "python": sys.executable, **limits}
+    file = topology(tmp_path, hosts, devices=[{"name": "near", "cpu": 0.2}, pi])
+    first, rates, measure = hosts.machines[0], [2_000_000, 4_000_000], RealDevice.measure
+
+    def altered(device: RealDevice, *, is_shaped: bool = False) -> None:
+        if is_shaped:
+            eventually(lambda: any(name.endswith("/shaped") for name in first.files()))
+            first.output(f"tc qdisc replace dev eth0 root handle 1: {device_link._tbf(rates.pop(0))}")
+        measure(device, is_shaped=is_shaped)
+
+    monkeypatch.setattr(RealDevice, "measure", altered)
+    monkeypatch.setattr(repetition, "PAUSES", (0.5,))
+    done = testbed("up", file, "--runs", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    assert "Measuring 1 link again: the host is busy (others use " in done.out
+    assert "root@pi1" in done.out.partition("Measuring 1 link again")[2].partition("ready after")[0]
+    assert rates == []
+    run = Finished.only_one_in(tmp_path / "runs")
+    figures = json.loads((run.path / "fidelity.json").read_text())["devices"]["pi"]
+    assert abs(figures["up"]["error"]) < 10, figures
     assert left(hosts) == groups(run.path) == []
 
 

@@ -64,6 +64,7 @@ from agents.wire.messages import (
     DeviceOrder,
     EnergyStart,
     LimitsRequest,
+    MeasureOrder,
     MessageError,
     PowerSwitch,
     RemoteAction,
@@ -132,6 +133,8 @@ class Init:
         """Whether SIGTERM or SIGINT has arrived."""
         self._unmeasured = False
         """Whether the link could not be measured."""
+        self._probing: threading.Thread | None = None
+        """Thread that measures the link; None before the first measurement."""
         self._orders: queue.SimpleQueue[ReceivedMessage | None] = queue.SimpleQueue()
         """Received messages. None stands for the end of a child process or the arrival of SIGTERM or
         SIGINT."""
@@ -168,7 +171,7 @@ class Init:
         self._start_wanted(turn)
         self._connection.open(self._config.timeout_s)
         if self._config.probed is not None:
-            threading.Thread(target=self._probe, args=(self._config.probed,), daemon=True).start()
+            self._start_probe(self._config.probed)
         try:
             code = self._serve()
             return 1 if self._unmeasured else code
@@ -185,8 +188,14 @@ class Init:
         # Half of the time to start: then the clients behind one that hangs can still become ready.
         return turns.take(Path(cfg.turns), cfg.timeout_s / 2, lambda: self._stopped)
 
+    def _start_probe(self, requested: AccessLink) -> None:
+        """Start to measure the link, unless it is being measured."""
+        if self._probing is None or not self._probing.is_alive():
+            self._probing = threading.Thread(target=self._probe, args=(requested,), daemon=True)
+            self._probing.start()
+
     def _probe(self, requested: AccessLink) -> None:
-        """Measure the link while the client starts, and publish the result. End the device if the
+        """Measure the link beside the client, and publish the result. End the device if the
         measurement fails."""
         # Imported here, because devices without a link do not need it.
         from agents.device import link_probe
@@ -340,6 +349,8 @@ class Init:
                     self._do(action)
                 case LimitsRequest():
                     self._send_limits(self._machine.limits())
+                case MeasureOrder() if self._config.probed is not None:
+                    self._start_probe(self._config.probed)
                 case EnergyStart() as order if self._meter is not None:
                     self._meter.start(order)
                     self._count_energy(self._meter)

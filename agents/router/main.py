@@ -21,7 +21,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from agents.mqtt.retry import retry
 from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMessage
 from agents.router.network import Network
 from agents.wire import messages
-from agents.wire.messages import DeviceOrder, MessageError, NetworkStart
+from agents.wire.messages import DeviceOrder, MeasureOrder, MessageError, NetworkStart
 
 _RESOLVE_TIMEOUT_SECONDS = 30.0
 """Maximum time in seconds until the name service resolves a host."""
@@ -223,12 +223,24 @@ class Router:
                 case NetworkStart(run_time):
                     if self._network is not None:
                         self._network.start(run_time)
+                case MeasureOrder(names) if self._network is not None:
+                    measuring = partial(self._measure_again, self._network, names)
+                    threading.Thread(target=measuring, daemon=True).start()
                 case DeviceOrder() if self._config.several:
                     pass  # a device or segment of another router
                 case _:
                     raise MessageError("expected a change of a link or segment of the router's run")
         except MessageError as error:
             self._refusals.add(message.topic, error)
+        except (LinkError, OSError) as error:
+            self._fail(str(error))
+
+    def _measure_again(self, network: Network, names: Sequence[str]) -> None:
+        """Measure those of the segments `names` that this router shapes, and publish the result."""
+        try:
+            if own := network.segments.keys() & names:
+                found = messages.encode(network.measure(own))
+                self._connection.publish(self._topics.telemetry(topics.ROUTER), found)
         except (LinkError, OSError) as error:
             self._fail(str(error))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from agents.config import WAYS, RouterConfig, Segment, Way
 from agents.device.delayline import Impairment
@@ -58,6 +58,7 @@ class Network:
         self._cut: set[str] = set()
         """Names of the segments that are cut."""
         self._generator: subprocess.Popen[bytes] | None = None
+        self._is_measuring = False
 
     @property
     def _tree(self) -> SegmentTree:
@@ -77,11 +78,18 @@ class Network:
         self._shaped.set_up(inside)
         if flows := [one for one in self._sources if is_flows(one.traffic)]:
             self._loop(flows)
-        found = NetworkProbe(topics.ROUTER, time.monotonic(), self._shaped.measure())
+        found = self.measure(self.segments)
         if self._sources:
             self._generator = subprocess.Popen(background.command(self._sources), stdin=subprocess.PIPE)
-        self._shaped.use(time.monotonic())
         return found
+
+    def measure(self, names: Collection[str]) -> NetworkProbe:
+        """Measure the segments `names`. What they carry meanwhile is no use."""
+        self._is_measuring = True
+        figures = self._shaped.measure(names)
+        self._shaped.use(time.monotonic())
+        self._is_measuring = False
+        return NetworkProbe(topics.ROUTER, time.monotonic(), figures)
 
     def close(self) -> None:
         """End the background traffic."""
@@ -119,8 +127,10 @@ class Network:
         return {device for device, name in self._config.attached.items() if name in below}
 
     def use(self, now: float) -> NetworkUse | None:
-        """Return the use of the segments since the last call; None if nothing has passed. Raises
-        LinkError if the background traffic has ended."""
+        """Return the use of the segments since the last call; None if nothing has passed, or if they are
+        being measured. Raises LinkError if the background traffic has ended."""
+        if self._is_measuring:
+            return None
         if self._generator is not None and (code := self._generator.poll()) is not None:
             self._generator = None
             raise LinkError(f"the background traffic ended with exit code {code}")

@@ -25,10 +25,11 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from agents.config import Segment, Way, path_of
@@ -249,18 +250,21 @@ class ShapedSegments:
         seconds, self._read_at = now - (self._read_at or now), now
         return seconds, found
 
-    def measure(self) -> list[SegmentFigures]:
-        """Measure each segment's rate in each direction: with one leaf alone, and with all its leaves at
-        once. Both directions are measured at the same time. Nothing else may send meanwhile."""
+    def measure(self, names: Collection[str]) -> list[SegmentFigures]:
+        """Measure the rate of each segment of `names` in each direction: with one leaf alone, and with
+        all its leaves at once. Both directions are measured at the same time. Nothing else may send much
+        meanwhile."""
         with ThreadPoolExecutor(len(INTERFACES)) as pool:
-            return [figures for found in pool.map(self._measure, INTERFACES) for figures in found]
+            measured = pool.map(partial(self._measure, names), INTERFACES)
+            return [figures for found in measured for figures in found]
 
-    def _measure(self, way: Way) -> list[SegmentFigures]:
+    def _measure(self, names: Collection[str], way: Way) -> list[SegmentFigures]:
         leaves = {leaf: leaf.segment for leaf in self.tree.leaves[way]}
         with packet_socket(INTERFACES[way]) as sock, closing(Netlink()) as netlink:
             return [
                 probe.figures([self._fill(sock, netlink, probe, load) for load in probe.loads])
                 for probe in probes(leaves, self.tree.segments, way)
+                if probe.segment in names
             ]
 
     def _fill(

@@ -156,6 +156,14 @@ class LimitsRequest(_Fields, frozen=True):
     device: Name
 
 
+class MeasureOrder(_Fields, frozen=True):
+    """Order to the init of a device, or to the router: measure the device's link, or segments, again
+    before the run clock starts. A router measures those of the segments that it shapes."""
+
+    measure: Sequence[Name]
+    """Name of the device, or of the segments."""
+
+
 class QueueUse(_Fields, frozen=True):
     """Totals of one queue of a link, uplink or downlink, over the time during which packets waited in
     the queue."""
@@ -467,7 +475,7 @@ class Report(_Fields, frozen=True):
 
 
 AggregatorOrder = StartOrder | StopOrder | LogOrder | NoteOrder | EnergyOrder | DisruptOrder
-Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | NetworkStart
+Order = AggregatorOrder | DeviceOrder | EnergyStart | LimitsRequest | MeasureOrder | NetworkStart
 AddressedOrder = tuple[str, Order]
 """Name of the component that receives the order (as in `Topics.control`), and the order."""
 Telemetry = (
@@ -579,6 +587,8 @@ def _order(name: str, fields: dict[str, Any]) -> Order:
         return _build(_ToAggregator, {"order": fields}).order
     if name == topics.ROUTER and fields.keys() == {"run_time"}:
         return _build(NetworkStart, fields)
+    if fields.keys() == {"measure"}:
+        return _build(MeasureOrder, fields)
     alone = fields.keys() == {"device"} and name != topics.ROUTER
     kind: type[DeviceOrder | EnergyStart | LimitsRequest] = LimitsRequest if alone else DeviceOrder
     if "epoch" in fields and name != topics.ROUTER:

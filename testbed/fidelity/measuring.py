@@ -125,7 +125,8 @@ def measure(
     A sample with the key `probe` is a probe of a link. Such a sample may have `up` and `down` (bit/s on
     the wire), `rtt` and `jitter` (median and standard deviation of the round-trip times, in seconds),
     and `loss` (share of lost round trips). A probe before `clock.begin` belongs to the first requested
-    link. A sample with the key `limits` has the limits of the device's control group from that time on.
+    link, and only the last of them counts, because wrong ones are repeated. A sample with the key
+    `limits` has the limits of the device's control group from that time on.
     """
     usage: dict[str, list[_UsageAt]] = {}
     on_gpu: dict[str, list[Mapping[str, Any]]] = {}
@@ -137,8 +138,10 @@ def measure(
         if at is None or not isinstance(name, str) or (when := at - clock.epoch) > clock.end:
             continue
         if isinstance(probe := sample.get("probe"), Mapping):
-            before = when < clock.begin  # a probe of the first requested link, also in a resumed run
-            probes.setdefault(name, []).append(_LinkProbeAt(-math.inf if before else when, probe))
+            if when < clock.begin:  # of the first requested link, also in a resumed run; the last counts
+                probes[name] = [_LinkProbeAt(-math.inf, probe)]
+            else:
+                probes.setdefault(name, []).append(_LinkProbeAt(when, probe))
         elif "limits" in sample:
             with suppress(MessageError):
                 read = _LimitsAt(when, messages.of_telemetry(messages.CgroupLimits, sample["limits"]))

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from agents.events import Disrupted, Note, WrongSum
 from agents.texts import quantity
-from testbed.fidelity.figures import CPU, RATES, Fidelity, SegmentFidelity, Worst
+from testbed.fidelity.figures import CPU, RATES, Fidelity, Figure, SegmentFidelity
 from testbed.fidelity.host_load import HostSample, mean
 
 _FULL_LOAD = 0.95
@@ -393,8 +393,9 @@ def _late_timers(host: Sequence[HostSample]) -> Iterator[str]:
 
 
 def _wrong_shares(fidelity: Fidelity, host: Sequence[HostSample]) -> Iterator[str]:
-    off, worst = _worst_beyond(fidelity, (CPU,), _CPU_ERROR_PERCENT)
-    if worst is None:
+    off = len(_beyond(fidelity, (CPU,), _CPU_ERROR_PERCENT))
+    worst = fidelity.worst(CPU)
+    if not off or worst is None:
         return
     reason = (
         f"{worst.device.device} got {worst.figure.got:.3g} of a core, {worst.deviation} than the "
@@ -411,8 +412,8 @@ def link_doubt(
 ) -> str | None:
     """Return a sentence on the links with an error above `limit` (%) in one of the figures `names`; None
     if no link has such an error."""
-    off, worst = _worst_beyond(fidelity, names, limit)
-    if worst is None:
+    off, worst = len(_beyond(fidelity, names, limit)), fidelity.worst(*names)
+    if not off or worst is None:
         return None
     title, device = _TITLES[worst.name], worst.device.device
     return f"the {title} of {device} was {worst.deviation} than requested{_more_text(off)}"
@@ -424,12 +425,7 @@ def segment_doubt(
     """Return a sentence on the segments whose measured rate differs from the requested one by more than
     `limit` (%). The rates were measured before the start of the run. Return None if there is no such
     segment."""
-    off = [
-        (figure.distance, one, figure)
-        for one in segments
-        for figure in (one.alone, one.together)
-        if figure.distance > limit
-    ]
+    off = _segments_beyond(segments, limit)
     if not off:
         return None
     _, worst, figure = max(off, key=lambda entry: entry[0])
@@ -440,14 +436,40 @@ def segment_doubt(
     )
 
 
-def _worst_beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> tuple[int, Worst | None]:
-    """Return the number of devices with an error above `limit` (%) in one of the figures `names`, and
-    the worst figure. The figure is None if there is no such device."""
-    off = sum(
-        any(name in names and figure.distance > limit for name, figure in one.judged_figures())
+def wrong_links(fidelity: Fidelity) -> list[str]:
+    """Return the devices whose link, as measured before the run, counts against it."""
+    rates = _beyond(fidelity, (*RATES, "rtt"), _LINK_ERROR_PERCENT)
+    return [
+        one.device
         for one in fidelity.devices
-    )
-    return off, fidelity.worst(*names) if off else None
+        if one.device in rates or one.loss_is_off or one.unrequested_delay is not None
+    ]
+
+
+def wrong_segments(segments: Sequence[SegmentFidelity]) -> list[str]:
+    """Return the segments whose rate, as measured before the run, counts against it."""
+    off = _segments_beyond(segments, _SEGMENT_ERROR_PERCENT)
+    return [*dict.fromkeys(one.segment for _, one, _ in off)]
+
+
+def _segments_beyond(
+    segments: Sequence[SegmentFidelity], limit: float
+) -> list[tuple[float, SegmentFidelity, Figure]]:
+    return [
+        (figure.distance, one, figure)
+        for one in segments
+        for figure in (one.alone, one.together)
+        if figure.distance > limit
+    ]
+
+
+def _beyond(fidelity: Fidelity, names: tuple[str, ...], limit: float) -> list[str]:
+    """Return the devices with an error above `limit` (%) in one of the figures `names`."""
+    return [
+        one.device
+        for one in fidelity.devices
+        if any(name in names and figure.distance > limit for name, figure in one.judged_figures())
+    ]
 
 
 def _late_steps(steps: Iterable[StepDone]) -> Iterator[str]:

@@ -148,6 +148,9 @@ def main() -> None:
             if isinstance(order, messages.NetworkStart):
                 relay.submit(partial(shared.start, order.run_time))
                 return
+            if isinstance(order, messages.MeasureOrder):
+                relay.start(measure_again(order.measure))
+                return
             if isinstance(order, messages.DeviceOrder) and order.device in shared.segments:
                 relay.submit(partial(change_segment, order))
                 return
@@ -160,6 +163,10 @@ def main() -> None:
             refusals.add(event.topic, error)
             return
         relay.submit(partial(own[order.device].apply, action))
+
+    async def measure_again(segments: Sequence[str]) -> None:
+        found = messages.encode(await shared.measure(segments))
+        connection.publish(names.telemetry(ROUTER), found)
 
     def change_segment(order: messages.DeviceOrder) -> None:
         match order.action:
@@ -187,8 +194,7 @@ def main() -> None:
     relay.repeat(_RECORD_SECONDS, record_uses)
     make_realtime()  # otherwise a busy aggregator on the same core delays it by some milliseconds
     if cfg.attached:
-        figures = relay.complete(shared.measure())
-        found = messages.NetworkProbe(ROUTER, time.monotonic(), figures)
+        found = relay.complete(shared.measure(shared.segments))
         with files.atomic_write(Path(cfg.probe)) as partial_file:
             partial_file.write_bytes(msgspec.json.encode(found))
         relay.repeat(_USE_SECONDS, report_use)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -46,6 +46,10 @@ class StartedRelay:
     """Measurements of the links and segments."""
     traffic: Traffic
     """Counters of all traffic, including that of the measurements."""
+    measure: Callable[[Collection[str]], list[LinkProbe]]
+    """Function that measures the links of devices. Raises HostError."""
+    close: Callable[[], None]
+    """Function that ends the server for measurements. Idempotent."""
 
 
 def is_needed(spec: RunSpec) -> bool:
@@ -70,7 +74,8 @@ def launch_relay(
     """
     devices = spec.plan.emulated_devices
     host = broker.host
-    with relay_probe.probe_server(host) as probe_port, ExitStack() as opened:
+    with ExitStack() as serving, ExitStack() as opened:
+        probe_port = serving.enter_context(relay_probe.probe_server(host))
         listeners = {
             device.name: [opened.enter_context(socket.create_server((host, 0))) for _ in range(2)]
             for device in devices
@@ -98,12 +103,15 @@ def launch_relay(
         # The relay serves as soon as a byte comes back.
         relay_probe.round_trips(host, ports[devices[0].name][_PROBES], 1, 0.0, _START_TIMEOUT_SECONDS)
         measured = [_segment_rates(Path(cfg.probe))] if cfg.attached else []
-        found = _measure_links(host, ports, [d for d in devices if not d.is_direct])
-    at = time.monotonic()
-    probes = [LinkProbe(device, at, figures) for device, figures in found.items()]
-    return StartedRelay(
-        {name: own[_BROKER] for name, own in ports.items()}, [*measured, *probes], traffic
-    )
+
+        def measure(names: Collection[str]) -> list[LinkProbe]:
+            found = _measure_links(host, ports, [one for one in devices if one.name in names])
+            at = time.monotonic()
+            return [LinkProbe(device, at, figures) for device, figures in found.items()]
+
+        links = measure([one.name for one in devices if not one.is_direct])
+        clients = {name: own[_BROKER] for name, own in ports.items()}
+        return StartedRelay(clients, [*measured, *links], traffic, measure, serving.pop_all().close)
 
 
 def _segment_rates(path: Path) -> NetworkProbe:

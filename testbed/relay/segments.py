@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -27,7 +27,7 @@ from agents.links import background
 from agents.links.segment_probe import SegmentProbe, is_enough, nearest, probes
 from agents.links.traffic_schedule import RateSchedule, TransferSchedule, schedule
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import NetworkUse, SegmentFigures, SegmentUse
+from agents.wire.messages import NetworkProbe, NetworkUse, SegmentFigures, SegmentUse
 from testbed.relay.pipe import MAX_PIECE_BYTES, SEGMENT, largest_piece, on_wire
 
 Item = Callable[[], None]
@@ -158,13 +158,15 @@ class SegmentScheduler:
                 queue.waiting = 0
                 del self._backlogged[id(queue)]
 
-    def clear(self) -> None:
-        """Remove all that waits or is in flight."""
-        for queue in self._backlogged.values():
-            queue.items.clear()
-            queue.waiting = 0
-        self._backlogged.clear()
-        self._under_way.clear()
+    def add_sender(self, device: str) -> str:
+        """Add a queue beside that of `device`, for a measurement; return its name."""
+        name = f"{device} measured"
+        self._queues[name] = _Queue(device, self._queues[device].path)
+        return name
+
+    def remove_sender(self, name: str) -> None:
+        """Remove a queue of `add_sender`, with all that waits in it."""
+        self._backlogged.pop(id(self._queues.pop(name)), None)
 
     def advance(self, now: float) -> None:
         """Let all items pass that may have passed by `now`."""
@@ -341,6 +343,7 @@ class SharedSegments:
         self._counted_at = time.monotonic()
         self._off: set[str] = set()
         """Segments whose background traffic is switched off."""
+        self._is_measuring = False
 
     @property
     def segments(self) -> Mapping[str, Segment]:
@@ -351,16 +354,20 @@ class SharedSegments:
         """Return the lanes of the device's segments: one, or none if it shares no segment."""
         return [kind(self._directions[way], device)] if device in self._attached else []
 
-    async def measure(self) -> list[SegmentFigures]:
-        """Measure each segment's rate in each direction: with one device alone, and with all its devices
-        at once. Nothing else may send meanwhile."""
-        found = await asyncio.gather(*map(self._measure, WAYS))
+    async def measure(self, names: Collection[str]) -> NetworkProbe:
+        """Measure the rate of each segment of `names` in each direction: with one device alone, and with
+        all its devices at once. Nothing else may send much meanwhile."""
+        self._is_measuring = True
+        found = await asyncio.gather(*(self._measure(names, way) for way in WAYS))
+        self._is_measuring = False
         self.use()
-        return [figures for each in found for figures in each]
+        return NetworkProbe(ROUTER, time.monotonic(), [figures for each in found for figures in each])
 
-    async def _measure(self, way: Way) -> list[SegmentFigures]:
+    async def _measure(self, names: Collection[str], way: Way) -> list[SegmentFigures]:
         found = []
         for probe in probes(self._attached, self.segments, way):
+            if probe.segment not in names:
+                continue
             measured = []
             for load in probe.loads:
                 tries: list[float] = []
@@ -373,7 +380,8 @@ class SharedSegments:
     async def _fill(self, probe: SegmentProbe[str], load: Mapping[str, float]) -> float:
         """Return the measured rate in bit/s of the segment while the devices in `load` send."""
         direction = self._directions[probe.way]
-        lanes = [SegmentLane(direction, device) for device in load]
+        senders = [direction.scheduler.add_sender(device) for device in load]
+        lanes = [SegmentLane(direction, sender) for sender in senders]
         rate = sum(load.values())
         most = min(lane.piece for lane in lanes)
         size = max(_MIN_PIECE, min(most, int(rate / 8 * probe.seconds / _MEASURED_PIECES)))
@@ -390,7 +398,8 @@ class SharedSegments:
         for one in sending:
             one.cancel()
         await asyncio.wait(sending)
-        direction.scheduler.clear()
+        for sender in senders:
+            direction.scheduler.remove_sender(sender)
         if len(ends) < 2:
             return 8 * (passed - first) / seconds
         (begin, before), (last, after) = ends[0], ends[-1]
@@ -460,7 +469,10 @@ class SharedSegments:
             asyncio.get_running_loop().call_at(planned.next, again)
 
     def use(self) -> NetworkUse | None:
-        """Return the use of the segments since the last call; None if nothing has passed."""
+        """Return the use of the segments since the last call; None if nothing has passed, or if they are
+        being measured."""
+        if self._is_measuring:
+            return None
         now, found = time.monotonic(), []
         for way, direction in self._directions.items():
             for name, total in direction.scheduler.passed.items():

@@ -124,6 +124,10 @@ class Relay:
         """Call `change` between two packets, in the relay's thread. `change` may change lanes."""
         self._loop.call_soon_threadsafe(change)
 
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` in the relay's thread while it serves."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` every `seconds` seconds, in the relay's thread. The calls take place between two
         packets."""

@@ -8,7 +8,9 @@ nothing from the controller.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,17 +37,26 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import AddressedOrder, EnergyFigures, MessageError, NoteOrder
+from agents.wire.messages import AddressedOrder, EnergyFigures, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError
-from testbed.fidelity import SegmentClock, measure, requested, segments
-from testbed.fidelity.figures import RATES, EnergyComparison
+from testbed.fidelity import SegmentClock, measure, repetition, requested, segments
+from testbed.fidelity.figures import RATES, EnergyComparison, Fidelity, SegmentFidelity
 from testbed.fidelity.host_load import HostSample, Sampler
 from testbed.fidelity.limits import differences
-from testbed.fidelity.validity import FAILED_LINK_PERCENT, doubt_note, link_doubt, segment_doubt
-from testbed.host import rapl
+from testbed.fidelity.repetition import OtherWork, pause
+from testbed.fidelity.validity import (
+    FAILED_LINK_PERCENT,
+    doubt_note,
+    link_doubt,
+    segment_doubt,
+    wrong_links,
+    wrong_segments,
+)
+from testbed.host import other_work, rapl
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
+from testbed.host.other_work import CpuReading
 from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.plan.planned_actions import steps
@@ -127,7 +138,13 @@ class Controller:
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
         """Current CPU share of each device, in cores."""
         self._unmeasured = set(spec.plan.probed_devices)
-        """Devices whose link has not been measured yet."""
+        """Devices whose link, and segments whose rate, is still being measured by others."""
+        self._measured: dict[str, float] = {}
+        """Time in seconds, on the monotonic clock, of the last measurement of each device's link that
+        the device made."""
+        self._before_links: CpuReading | None = None
+        """CPU times of all processes before the last measurement of links; None if no link is
+        measured."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
         """Planned limits of each emulated device's container; None if no control group limits the
         container."""
@@ -139,6 +156,8 @@ class Controller:
         """Time in seconds, on the monotonic clock, at which the init of each device was last asked to
         read the limits."""
         self._status: dict[str, str] = {}
+        self._most_ready = 0
+        """Maximum number of devices that were ready at once before the run clock started."""
         self._exit_codes: dict[str, int] = {}
         self._exits: list[str] = []
         """Sentences on the devices that the last check found ended while the run clock went."""
@@ -150,6 +169,8 @@ class Controller:
         because these orders would be lost. None if orders are sent at once."""
         self._follower = RecordFollower(spec.directory.events)
         self._probes = Samples(spec.directory.telemetry, 0)
+        self._probed: list[dict[str, Any]] = []
+        """Measurements of links so far, as lines of telemetry."""
         self._ended: events.RunEnded | None = None
         self._orders: list[AddressedOrder] = []
         self._dilation = spec.plan.dilation
@@ -199,10 +220,12 @@ class Controller:
         self.other_samples: dict[str, list[HostSample]] = {}
         """Other host with devices -> its load samples. The samples are taken less often than once per
         second."""
+        self._other_hosts: dict[str, HostSample | None] = {}
+        """Other host with devices -> its last sample; None if its load is unknown."""
         self._used: dict[str, float] = {}
         """CPU seconds of each device in the device's last sample."""
         self.epoch: float | None = None
-        """Reading of the monotonic clock at device time 0; None before the run clock has started."""
+        """CpuReading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
         self._sampler = Sampler(
             plan.cpus,
@@ -244,21 +267,27 @@ class Controller:
         fleet = f"{quantity(len(self._devices), 'device')} ({self._spec.plan.runtime})"
         self._view.progress(f"Starting broker, aggregator and {fleet}")
         begin = time.monotonic()
+        if any(not device.as_shaped.is_direct for device in self._spec.plan.devices):
+            self._before_links = other_work.read()
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
         self._check_processes()
         connection = self._connect(broker)
         try:
+            if self._before_links is not None:
+                self._sample_other_hosts()
             self._hold_barrier(connection)
             self._skip_earlier_records()
-            doubt = self._check_links()
+            doubt = self._check_links(connection)
             self.timings.ready = time.monotonic() - begin - self.timings.launch
             self._view.progress(
                 f"Started in {self.timings.launch:.1f} s, ready after {self.timings.ready:.1f} s more; "
                 "the run clock starts"
             )
             self._runtime.begin()
+            self.clocks.clear()
             self._sample_other_hosts()
+            self.other_samples.clear()  # the load of the start is not the run's
             self._connection = connection
             self._send(connection, (AGGREGATOR, messages.StartOrder()))
             if doubt is not None:
@@ -304,19 +333,21 @@ class Controller:
         start = self._spec.topology.start
         needed = max(1, math.ceil(start.quorum * len(self._awaited)))
         deadline = time.monotonic() + start.timeout
-        reported = 0
         for _ in self._ticks():
             living = self._awaited - self._exit_codes.keys()
             ready = {name for name in living - self._unmeasured if self._status.get(name) == "ready"}
             ready -= self._await_limits(ready, connection)
-            if len(ready) > reported:
-                reported = len(ready)
-                self._view.progress(f"Ready: {reported} of {quantity(len(self._awaited), 'device')}")
+            if len(ready) > self._most_ready:
+                self._most_ready = len(ready)
+                self._view.progress(f"Ready: {len(ready)} of {quantity(len(self._awaited), 'device')}")
             late = time.monotonic() >= deadline
             # Absent devices measure their links now, too.
             measured = self._unmeasured <= self._exit_codes.keys()
             if self._status.get(AGGREGATOR) == "ready" and len(ready) >= needed:
                 if late or (ready == living and measured):
+                    for name in sorted(living & self._unmeasured):  # a limit would slow down measuring
+                        if self._status.get(name) == "ready":
+                            self._limit(name)
                     return
             elif len(living) < needed or AGGREGATOR in self._exit_codes:
                 self._fail_early()
@@ -367,28 +398,81 @@ class Controller:
         self._view.past(records[: len(records) - len(new)])
         self._process_records(reversed(new))
 
-    def _check_links(self) -> str | None:
-        """Return a sentence on links whose measurement deviates more than a valid run allows; None if
-        there are no such links.
+    def _check_links(self, connection: Connection) -> str | None:
+        """Measure links again that were measured wrong, while a host is busier than its plan. Return a
+        sentence on links whose last measurement deviates more than a valid run allows; None if there are
+        no such links.
 
         Raises RunFailedError if a rate deviates so much that the run must not start.
         """
-        dilation = self._spec.plan.dilation
-        samples = [in_device_time(one, dilation) for one in self._probes.read()]
-        before_the_start = SegmentClock(0.0, begin=math.inf)
-        found = measure(requested.devices(self._spec, ()), samples, before_the_start, {})
-        if (why := link_doubt(found, FAILED_LINK_PERCENT, RATES)) is not None:
-            raise RunFailedError(
-                f"{why}, as measured before the run clock started. Request a link that this host can "
-                "emulate, or try again when the host is less busy."
-            )
-        rates = segments.of_run(self._spec, (), 0.0, 0.0, 0.0)
-        if (why := segment_doubt(rates, FAILED_LINK_PERCENT)) is not None:
-            raise RunFailedError(
-                f"{why}, as measured before the run clock started: request rates that this host can "
-                "emulate, or try again when the host is less busy."
-            )
+        for count in itertools.count(1):
+            found, rates = self._link_figures()
+            links, shared = wrong_links(found), wrong_segments(rates)
+            if not links and not shared:
+                break
+            work = self._other_work()
+            seconds = pause(count, work)
+            busy = "; ".join(one.text for one in work)
+            if seconds is None:
+                self._refuse_links(found, rates, f" in {quantity(count, 'measurement')} ({busy})")
+                break
+            why = "the host is busy" if any(one.is_busy for one in work) else "a host may be busy"
+            again = f"{quantity(len(links) + len(shared), 'link')} again: {why} ({busy})"
+            self._view.progress(f"Measuring {again}")
+            self._note(f"measured {again}")
+            self._measure_again(connection, seconds, links, shared)
         return link_doubt(found) or segment_doubt(rates)
+
+    def _link_figures(self) -> tuple[Fidelity, tuple[SegmentFidelity, ...]]:
+        """Return the figures of the links of devices that have not ended, and of segments, by their last
+        measurements."""
+        dilation = self._spec.plan.dilation
+        self._probed += (in_device_time(one, dilation) for one in self._probes.read() if "probe" in one)
+        before_the_start = SegmentClock(0.0, begin=math.inf)
+        wanted = [one for one in requested.devices(self._spec, ()) if one.device not in self._exit_codes]
+        found = measure(wanted, self._probed, before_the_start, {})
+        return found, segments.of_run(self._spec, (), 0.0, 0.0, 0.0)
+
+    def _other_work(self) -> list[OtherWork]:
+        """Return the work of others during the last measurement of links, on each host with devices."""
+        self._sample_other_hosts()
+        assert self._before_links is not None  # noqa: S101
+        meter, now = self._runtime.meter, other_work.read()
+        here = repetition.on_this_host(self._before_links, now, meter.groups(), os.cpu_count() or 1)
+        others = self._other_hosts
+        return [here, *(repetition.on_another_host(host, load) for host, load in others.items())]
+
+    def _refuse_links(self, found: Fidelity, rates: tuple[SegmentFidelity, ...], measured: str) -> None:
+        """Raise RunFailedError if the run must not start. `measured`: how often links were measured, and
+        how busy hosts were."""
+        why = link_doubt(found, FAILED_LINK_PERCENT, RATES) or segment_doubt(rates, FAILED_LINK_PERCENT)
+        if why is not None:
+            raise RunFailedError(
+                f"{why}, as measured before the run clock started,{measured}. Request a link that this "
+                "host can emulate, or try again when the host is less busy."
+            )
+
+    def _measure_again(
+        self, connection: Connection, seconds: float, links: list[str], shared: list[str]
+    ) -> None:
+        """Wait for some seconds, then measure the links of devices again, then segments. Raises
+        RunFailedError if too few devices are left."""
+        until = time.monotonic() + seconds
+        for _ in self._ticks():
+            if time.monotonic() >= until:
+                break
+        self._sample_other_hosts()
+        self._before_links = other_work.read()
+        orders = self._runtime.measure_again([one for one in links if one not in self._exit_codes])
+        for device, order in orders:
+            self._unmeasured.add(device)
+            self._limits.pop(device, None)  # read again when the limits are set again
+            self._send(connection, (device, order))
+        self._hold_barrier(connection)
+        if shared:
+            self._unmeasured |= set(shared)
+            self._send(connection, (ROUTER, MeasureOrder(shared)))
+            self._hold_barrier(connection)
 
     def _fail_early(self) -> None:
         names = sorted(self._exit_codes)
@@ -484,6 +568,7 @@ class Controller:
         """Sample the clock and the load of each other host with devices."""
         at = 0.0 if self.epoch is None else (time.monotonic() - self.epoch) / self._dilation
         for host, reading in self._runtime.meter.other_hosts(at, self._used).items():
+            self._other_hosts[host] = reading.load
             if reading.load is not None:
                 self.other_samples.setdefault(host, []).append(reading.load)
             off = reading.clock_uncertainty / self._dilation
@@ -539,12 +624,18 @@ class Controller:
                     write_telemetry(_line(sample))
                 case messages.EnergySample() | messages.PowerSwitch() as energy:
                     self._handle_energy(energy, write_telemetry)
-                case messages.LinkProbe(device) as probe:
-                    if device in self._unmeasured:  # else it is a retained message, sent again
+                case messages.LinkProbe(device, at) as probe:
+                    # Otherwise it is a retained message, sent again.
+                    if device in self._unmeasured and at > self._measured.get(device, -math.inf):
                         self._unmeasured.discard(device)
+                        self._measured[device] = at
                         write_telemetry(_line(probe))
+                        if self._status.get(device) == "ready":
+                            self._limit(device)
                 case messages.NetworkProbe() | messages.NetworkUse() as network:
                     write_telemetry(_line(network))
+                    if isinstance(network, messages.NetworkProbe):
+                        self._unmeasured -= {one.segment for one in network.segments}
                 case messages.LimitsRead(device) as read:
                     self._limits[device] = read
                     write_telemetry(_line(read))
@@ -561,15 +652,19 @@ class Controller:
                     if (component, state) == (AGGREGATOR, "ready") and self._postponed is not None:
                         self._orders[:0] = self._postponed
                         self._postponed = None
-                    if state == "ready" and component in self._devices:
-                        self._runtime.limit(component)
-                        self._limited[component] = time.monotonic()
+                    is_measured = component not in self._unmeasured or self._connection is not None
+                    if state == "ready" and component in self._devices and is_measured:
+                        self._limit(component)
                 case _:
                     raise MessageError("it is not for the controller")
         except MessageError as error:
             first = self._refusals.add(event.topic, error) == 1
             if first and event.topic.startswith(self._topics.failure("")):  # some action has failed
                 self.failures.append(f"invalid message on {event.topic}: {error}")
+
+    def _limit(self, device: str) -> None:
+        self._runtime.limit(device)
+        self._limited[device] = time.monotonic()
 
     def _handle_energy(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,11 @@ class Runtime(Protocol):
     def limit(self, device: str) -> None:
         """Apply the CPU quota of `device`. The controller calls this method each time the device's
         client becomes ready. For a device that has ended, the call has no effect."""
+
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        """Measure the links of `devices` again, before the run clock starts. Return the orders for the
+        devices that measure their own link. Their CPU is then without a limit until the next call of
+        `limit`. The other measurements are in the meter's next telemetry. Raises HostError."""
 
     def begin(self) -> None:
         """Prepare for the start of the run clock. Called immediately before the clock starts. At that
@@ -121,6 +126,10 @@ class Meter(Protocol):
     def externally_stopped(self) -> set[str]:
         """Components that somebody outside the testbed has stopped (by a signal or `docker pause`).
         Components that this host cannot see are left out."""
+
+    def groups(self) -> Collection[str]:
+        """Names that are in the paths of all control groups of the run's processes on this host."""
+        return ()
 
     def server_pids(self) -> list[int]:
         """Process ids of broker, aggregator and router. Processes that this host cannot see are left

@@ -113,6 +113,7 @@ EXAMPLES: list[tuple[str, Message]] = [
     (NAMES.telemetry(ROUTER), messages.Disturbance(ROUTER, 9.5, 4.0, "the router stood still")),
     (NAMES.control(AGGREGATOR), messages.DisruptOrder(9.5, 4.0, "the router stood still")),
     (NAMES.control(PI), messages.LimitsRequest(PI)),
+    (NAMES.control(PI), messages.MeasureOrder([PI])),
     (NAMES.failure(PI), messages.Failure(PI, "`tc` said: ü")),
     (NAMES.status(PI), messages.Status(PI, "joining")),
     (NAMES.status(AGGREGATOR), messages.Status(AGGREGATOR, "offline")),
@@ -250,6 +251,7 @@ BUILT: dict[type[Any], st.SearchStrategy[Any]] = {
         ),
     ),
     messages.LimitsRequest: st.builds(messages.LimitsRequest, names),
+    messages.MeasureOrder: st.builds(messages.MeasureOrder, st.lists(names, max_size=3)),
     messages.LimitsRead: st.builds(messages.LimitsRead, names, seconds, limits),
     messages.Disturbance: st.builds(messages.Disturbance, names, seconds, seconds, texts),
     messages.DisruptOrder: st.builds(messages.DisruptOrder, seconds, seconds, texts),
@@ -276,7 +278,7 @@ def _topic(message: Message) -> str:
             return NAMES.telemetry(name)
         case messages.NetworkProbe(name) | messages.NetworkUse(name):
             return NAMES.telemetry(name)
-        case messages.NetworkStart():
+        case messages.NetworkStart() | messages.MeasureOrder():
             return NAMES.control(ROUTER)
         case messages.Failure(name):
             return NAMES.failure(name)

@@ -118,6 +118,8 @@ PROGRAM = """
         attached={"a": "cell", "b": "cell", "c": "other", "e": "slow"},
     ))
     probe = network.set_up("inside")
+    again = network.measure(["other"])
+    unused = network.use(time.monotonic()) is None
     impaired = [len(network.impairments(name)) for name in "abcd"]
     network.start(0.0)
     while network.use(time.monotonic()) is None:  # the generator starts
@@ -138,7 +140,8 @@ PROGRAM = """
     print(json.dumps({
         "probe": [[one.segment, one.way, one.full, one.together / one.full, one.alone / one.reach]
                   for one in probe.segments],
-        "impaired": impaired,
+        "again": [[one.segment, one.way, one.together / one.full] for one in again.segments],
+        "unused": unused, "impaired": impaired,
         "on": {f"{one.segment} {one.way}": 8 * one.background / on.seconds for one in on.segments},
         "off": off is None, "below": below, "cut": cut,
         "rates": [network.segments[name].up for name in ("cell", "backhaul")],
@@ -202,6 +205,12 @@ def test_each_segment_has_its_rate_alone_and_with_all_its_devices(run: dict[str,
     for _, _, _, together, alone in run["probe"]:
         assert together == pytest.approx(1, abs=0.05)
         assert alone == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.timed
+def test_single_segment_is_measured_again(run: dict[str, Any]) -> None:
+    assert run["again"] == [["other", "up", pytest.approx(1, abs=0.05)]]
+    assert run["unused"]
 
 
 @pytest.mark.timed

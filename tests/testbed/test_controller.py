@@ -8,7 +8,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,23 @@ from typing import Any
 import pytest
 
 from agents import events, user_code
-from agents.config import AccessLink, BrokerAccess
+from agents.config import AccessLink, BrokerAccess, Segment
 from agents.device_actions import Action, Crash, SetLink
 from agents.mqtt.topics import Topics
 from agents.mqtt.transport import Connection, ReceivedMessage
-from agents.wire.messages import NO_LIMIT, AddressedOrder, DeviceOrder, EnergyStart, NoteOrder
+from agents.wire.messages import (
+    NO_LIMIT,
+    AddressedOrder,
+    DeviceOrder,
+    EnergyStart,
+    MeasureOrder,
+    NoteOrder,
+)
 from testbed.errors import BadInputError, HostError, RunFailedError
+from testbed.fidelity import repetition
+from testbed.fidelity.repetition import OtherWork
 from testbed.host.signals import interrupting
+from testbed.plan.agent_configs import RunSpec
 from testbed.run import judging, live_runs
 from testbed.run.controller import Controller
 from testbed.rundir.tail import Samples
@@ -170,6 +180,9 @@ class Idle:
 
     def restart(self, component: str) -> int | None:
         return None
+
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        return [(name, MeasureOrder([name])) for name in devices]
 
     def begin(self) -> None: ...
 
@@ -421,21 +434,123 @@ def test_run_clock_does_not_start_with_wrong_kernel_limits(
             controller._hold_barrier(connection)
 
 
+class Measuring(Connection):
+    """A connection to `d-1`, which measures its link with the next of the rates `ups` when it is asked
+    to, and to a router, which measures segments with those of `segments`."""
+
+    def __init__(
+        self, run: RunSpec, controller: Controller, ups: list[float], segments: list[float]
+    ) -> None:
+        self._names, self._controller = Topics(run.directory.run), controller
+        self._ups, self._segments = ups, segments
+        self.asked: list[tuple[str, list[str]]] = []
+        """Component and names of each order to measure."""
+
+    def publish(self, topic: str, payload: Any, *, retain: bool = False) -> None:
+        _, component = self._names.kind_and_name(topic)
+        measured = json.loads(payload)["measure"]
+        self.asked.append((component, measured))
+        if component == "router":
+            rates = {"full": 1e6, "reach": 1e6, "alone": 1e6, "together": self._segments.pop(0)}
+            answer: dict[str, Any] = {"segments": [{"segment": measured[0], "way": "up", **rates}]}
+        else:
+            answer = {"probe": {"up": self._ups.pop(0)}}
+        answer |= {"device": component, "at": time.monotonic()}
+        received = ReceivedMessage(self._names.telemetry(component), json.dumps(answer).encode(), 0)
+        self._controller._inbox.receive(received)
+
+
+BUSY, QUIET = OtherWork("others use 1.3 of 2 cores", True), OtherWork("others use 0 of 2 cores", False)
+WRONG = "the uplink of d-1 was 50.0% less than requested, as measured before the run clock started"
+
+
 @pytest.mark.parametrize(
-    ("up", "told"),
-    [(0.95e6, None), (0.88e6, "the uplink of d-1 was 12.0% less than requested"), (0.5e6, "50.0% less")],
+    ("ups", "segments", "work", "told"),
+    [
+        ([0.95e6], [], QUIET, None),
+        ([0.88e6], [], QUIET, "the uplink of d-1 was 12.0% less than requested"),
+        ([0.5e6], [], QUIET, f"{WRONG}, in 1 measurement (others use 0 of 2 cores)"),
+        ([0.5e6, 0.99e6], [], BUSY, None),
+        ([0.5e6] * 4, [], BUSY, f"{WRONG}, in 4 measurements (others use 1.3 of 2 cores)"),
+        ([0.5e6, 0.88e6, 0.88e6, 0.88e6], [], BUSY, "the uplink of d-1 was 12.0% less than requested"),
+        ([0.99e6], [0.5e6, 1e6], BUSY, None),
+        ([0.99e6], [0.5e6] * 4, BUSY, "the rate up of segment cell for all senders was -50.0 % off"),
+    ],
 )
-def test_run_clock_does_not_start_with_a_wrong_link(up: float, told: str | None, tmp_path: Path) -> None:
+def test_wrong_links_are_measured_again_only_on_a_busy_host(
+    ups: list[float],
+    segments: list[float],
+    work: OtherWork,
+    told: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repetition, "PAUSES", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(Controller, "_other_work", lambda _: [work])
+    run = spec(tmp_path, devices=1)
+    cell = {"cell": Segment("cell", up=1_000_000)} if segments else {}
+    linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
+    run = replace(run, plan=replace(run.plan, devices=linked, segments=cell))
+    before = '{"device": "d-1", "at": 1.0, "probe": {"up": 9e6}}\n'  # of a run that is carried on
+    run.directory.telemetry.write_text(before)
+    view = Lines()
+    controller = Controller(run, Idle(), view)
+    connection = Measuring(run, controller, ups, segments)
+    controller._status = {"aggregator": "ready", "d-1": "ready"}
+    controller._unmeasured = {"d-1", *cell}
+    connection.publish(connection._names.control("d-1"), '{"measure": ["d-1"]}')
+    if cell:
+        connection.publish(connection._names.control("router"), '{"measure": ["cell"]}')
+    controller._hold_barrier(connection)
+    if told is not None and ("as measured" in told or "segment" in told):
+        with pytest.raises(RunFailedError, match=re.escape(told)):
+            controller._check_links(connection)
+    else:
+        assert controller._check_links(connection) == told
+    assert (ups, segments) == ([], [])
+    again = [one for one in view.lines if one.startswith("Measuring")]
+    assert len(again) == len(connection.asked) - 1 - len(cell)
+    assert set(again) <= {"Measuring 1 link again: the host is busy (others use 1.3 of 2 cores)"}
+    lines = Samples(run.directory.telemetry).read()
+    assert len(lines) == 1 + len(connection.asked)
+
+
+def test_links_of_devices_that_left_meanwhile_count_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repetition, "PAUSES", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
+    run = spec(tmp_path, more="start: {quorum: 50%}")
+    linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
+    run = replace(run, plan=replace(run.plan, devices=linked))
+    run.directory.telemetry.write_text("")
+    runtime = Idle()
+    controller = Controller(run, runtime, Lines())
+    connection = Measuring(run, controller, [], [])
+    controller._status = {"aggregator": "ready", "d-1": "ready", "d-2": "ready"}
+    with run.directory.telemetry.open("a") as telemetry:
+        for name, up in (("d-1", 1e6), ("d-2", 0.5e6)):
+            telemetry.write(json.dumps({"device": name, "at": 2.0, "probe": {"up": up}}) + "\n")
+    monkeypatch.setattr(runtime, "exit_codes", lambda: {"d-2": 1})  # in the pause
+    assert controller._check_links(connection) is None
+    assert connection.asked == []
+
+
+def test_interruption_ends_the_pause_before_a_repetition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repetition, "PAUSES", (3600.0,))
+    monkeypatch.setattr(Controller, "_other_work", lambda _: [BUSY])
     run = spec(tmp_path, devices=1)
     linked = tuple(replace(device, link=AccessLink(up=1_000_000)) for device in run.plan.devices)
     run = replace(run, plan=replace(run.plan, devices=linked))
-    before = '{"device": "d-1", "at": 1.0, "probe": {"up": 9e6}}\n'  # of a run that is carried on
-    run.directory.telemetry.write_text(before)
-    controller = Controller(run, Idle(), View())
-    with run.directory.telemetry.open("a") as telemetry:
-        telemetry.write(json.dumps({"device": "d-1", "at": 2.0, "probe": {"up": up}}) + "\n")
-    if up == 0.5e6:
-        with pytest.raises(RunFailedError, match=told):
-            controller._check_links()
-    else:
-        assert controller._check_links() == told
+    run.directory.telemetry.write_text("")
+
+    class Interrupting(Lines):
+        def progress(self, message: str) -> None:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    controller = Controller(run, Idle(), Interrupting())
+    run.directory.telemetry.write_text('{"device": "d-1", "at": 2.0, "probe": {"up": 5e5}}\n')
+    with pytest.raises(KeyboardInterrupt):
+        controller._check_links(Measuring(run, controller, [], []))

@@ -126,6 +126,11 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
         runtime.limit("d")
         runtime.begin()
         assert quota() == (5000, 50_000)
+        assert runtime.measure_again(["d"]) == [("d", messages.MeasureOrder(["d"]))]
+        assert quota()[0] == -1
+        runtime.begin()  # an absent device, which nobody limits after the measurement
+        assert [container.attrs["HostConfig"][name] for name in ("CpuShares", "CpusetCpus")] == [2, "1"]
+        runtime.limit("d")
         runtime.act("d", Crash())
         runtime.act("d", Restart())
         assert quota()[0] == -1

@@ -268,7 +268,7 @@ def test_devices_of_a_cell_share_its_rate_equally(upwards: bool, through: Throug
 def test_relay_measures_its_segments_alone_and_with_all_devices() -> None:
     segments = [Segment("backhaul", up=2_000_000, down=CELL), Segment("cell", "backhaul", up=500_000)]
     shared = SharedSegments(segments, {"a": "cell", "b": "cell", "c": "backhaul"}, 1, 1.0)
-    found = asyncio.run(shared.measure())
+    found = asyncio.run(shared.measure(["backhaul", "cell"])).segments
     assert [(one.segment, one.way, one.reach, one.full) for one in found] == [
         ("backhaul", "up", 2_000_000, 2_000_000),
         ("cell", "up", 500_000, 500_000),
@@ -285,7 +285,7 @@ def test_slow_segment_is_measured_in_seconds() -> None:
     """At 4 kbit/s a full packet takes 3 s; 8 pieces of 130 bytes on the wire take 2 s."""
     shared = SharedSegments([Segment("cell", up=4_000)], {"a": "cell"}, 1, 1.0)
     begin = time.monotonic()
-    (found,) = asyncio.run(shared.measure())
+    (found,) = asyncio.run(shared.measure(["cell"])).segments
     assert found.alone == pytest.approx(4_000, rel=0.05)
     assert time.monotonic() - begin < 5
     assert shared.use() is None
@@ -321,14 +321,28 @@ def test_segment_that_becomes_faster_does_not_wait_for_tokens_at_the_old_rate() 
     assert scheduler.passed["cell"]["a"] / 1514 - before == pytest.approx(10, abs=1)
 
 
-def test_cleared_scheduler_has_nothing_left() -> None:
-    scheduler = SegmentScheduler([Segment("cell", up=121_120, rtt=1.0)], {"a": "cell"}, "up", float)
+def test_measurement_of_a_segment_leaves_the_packets_of_devices_alone() -> None:
+    """Ten packets pass in a second; the device's three take turns with the measured ones."""
+    scheduler = SegmentScheduler([Segment("cell", up=121_120)], {"a": "cell"}, "up", float)
+    arrived: list[str] = []
+    sender = scheduler.add_sender("a")
     for _ in range(30):
-        scheduler.put("a", lambda: None, 1448, now=0.0)
-    scheduler.advance(1.0)
-    scheduler.clear()
+        scheduler.put(sender, lambda: arrived.append("measured"), 1448, now=0.0)
+    for _ in range(3):
+        scheduler.put("a", lambda: arrived.append("device"), 1448, now=0.0)
+    scheduler.remove_sender(sender)
+    for item in scheduler.pop_due(5.0):
+        item()
+    assert arrived.count("device") == 3
+    assert arrived.count("measured") <= 3
     assert scheduler.next_due() is None
     assert not scheduler.is_full("a")
+
+
+def test_only_the_named_segments_are_measured() -> None:
+    shared = SharedSegments([Segment("a", up=CELL), Segment("b", up=CELL)], {"x": "a", "y": "b"}, 1, 1.0)
+    (found,) = asyncio.run(shared.measure(["b", "c"])).segments
+    assert (found.segment, found.way, found.full) == ("b", "up", CELL)
 
 
 @pytest.mark.timed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -25,7 +25,7 @@ from agents.device_actions import (
     Unplug,
 )
 from agents.mqtt.topics import ROUTER
-from agents.wire.messages import AddressedOrder, DeviceOrder
+from agents.wire.messages import AddressedOrder, DeviceOrder, MeasureOrder
 from testbed.errors import BadInputError
 from testbed.plan import PlannedDevice, to_host_time
 from testbed.plan.agent_configs import IMPAIRMENTS, RunSpec
@@ -139,6 +139,14 @@ class ContainerDevices:
     def limit(self, name: str) -> None:
         """Apply the device's CPU quota."""
         self._limit(name, planned_limits(self.states[name].planned))
+
+    def measure_again(self, names: Sequence[str]) -> list[AddressedOrder]:
+        """Lift the CPU limits of the devices, which would slow down a measurement of their links. Return
+        the orders to measure."""
+        for name in names:
+            self._limit(name, UNLIMITED)
+            self._limited.discard(name)
+        return [(name, MeasureOrder([name])) for name in names]
 
     def begin(self) -> None:
         """Limit the devices that have no limit yet. Called when the run clock starts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psutil
 
@@ -51,6 +51,9 @@ class DockerMeter(Meter):
         """Containers that were paused when the runtime last listed its containers, and servers that a
         signal has stopped. The init of a device reports that itself."""
         return self._containers.stopped(SERVERS)
+
+    def groups(self) -> Collection[str]:
+        return cgroups.names(self._run)
 
     def server_pids(self) -> list[int]:
         return self._containers.pids(SERVERS)

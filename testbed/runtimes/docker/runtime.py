@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -165,6 +165,9 @@ class DockerRuntime:
     def limit(self, device: str) -> None:
         """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
         self._devices.limit(device)
+
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        return self._devices.measure_again(devices)
 
     def begin(self) -> None:
         self._devices.begin()

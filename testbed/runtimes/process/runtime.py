@@ -169,6 +169,7 @@ class ProcessRuntime:
         self._memory_lost: set[str] = set()
         """Devices whose files a power-off has erased. They are deleted before the next start."""
         self._has_relay = relay.is_needed(spec)
+        self._relay: relay.StartedRelay | None = None
         self._energy = FleetEnergyMeter(spec.plan.emulated_devices, self._children, spec.plan.absent)
         self.meter = ProcessMeter(
             self._devices, self._children, self._paused, self._duty_cycle, self._energy
@@ -238,8 +239,15 @@ class ProcessRuntime:
             partial.write_text(repr(share))
         self._energy.ready(device)
 
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        if devices and self._relay is not None:
+            self.meter.probes = self._relay.measure(devices)
+        return []
+
     def begin(self) -> None:
-        """Do nothing, because processes have no weights."""
+        """Close the server for measurements. Processes have no weights."""
+        if self._relay is not None:
+            self._relay.close()
 
     def act(self, device: str, action: DeviceAction) -> list[AddressedOrder]:
         """Carry out an action. The relay changes links. Signals do everything else. Raises BadInputError
@@ -370,6 +378,8 @@ class ProcessRuntime:
         ended."""
         self._restarting.clear()
         self._duty_cycle.close()
+        if self._relay is not None:
+            self._relay.close()
         last = (ROUTER, BROKER)
         end([child for component, child in self._children.items() if component not in last])
         end([child for component, child in self._children.items() if component in last])
@@ -399,6 +409,7 @@ class ProcessRuntime:
         except OSError as error:
             log = self._log_tail(ROUTER)
             raise HostError(f"the relay does not answer ({error}).{log}") from error
+        self._relay = started
         self.meter.probes = started.probes
         self.meter.traffic = self._energy.traffic = started.traffic
         return started.ports

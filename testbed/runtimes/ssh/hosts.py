@@ -168,9 +168,12 @@ class RealHosts:
             device.await_clock(deadline)
         figures = [device.figures() for device in self._devices.values()]
         self._spec.directory.write_manifest(real={one.device: one.as_dict() for one in figures})
-        for device in self._devices.values():
-            if device.has_shaped_link:
-                device.measure(is_shaped=True)
+        self.measure_again([one.name for one in self._devices.values() if one.has_shaped_link])
+
+    def measure_again(self, names: Sequence[str]) -> None:
+        """Measure shaped links, one after the other. Raises HostError."""
+        for name in names:
+            self._devices[name].measure(is_shaped=True)
 
     def act(self, name: str, action: DeviceAction) -> list[AddressedOrder]:
         """Return the orders for the device's init, which carries out the action. Raises

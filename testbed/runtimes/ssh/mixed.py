@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from agents.config import BrokerAccess
 from agents.device_actions import DeviceAction
@@ -60,6 +60,11 @@ class MixedRuntime(Runtime):
         if device not in self._real.names:
             self._emulating.limit(device)
 
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        real = self._real.names.intersection(devices)
+        self._real.measure_again(sorted(real))
+        return self._emulating.measure_again([one for one in devices if one not in real])
+
     def begin(self) -> None:
         self._emulating.begin()
 
@@ -105,6 +110,9 @@ class MixedMeter(Meter):
 
     def externally_stopped(self) -> set[str]:
         return self._emulating.externally_stopped()
+
+    def groups(self) -> Collection[str]:
+        return self._emulating.groups()
 
     def server_pids(self) -> list[int]:
         return self._emulating.server_pids()

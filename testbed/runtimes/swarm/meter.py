@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agents.device.control_group import ControlGroup
 from testbed.runtimes import HostReading, Meter
@@ -35,6 +35,9 @@ class SwarmMeter(Meter):
         """Containers that were paused when the runtime last listed its containers, and servers on this
         host that a signal has stopped."""
         return self._containers.stopped(self._servers_here())
+
+    def groups(self) -> Collection[str]:
+        return [one.id for one in self._containers.values()]
 
     def server_pids(self) -> list[int]:
         return [*self._containers.pids(self._servers_here()), *self.more_pids]

@@ -419,6 +419,9 @@ class SwarmRuntime:
         """Apply the CPU quota of `device`. For a device that has ended, the call has no effect."""
         self._devices.limit(device)
 
+    def measure_again(self, devices: Sequence[str]) -> list[AddressedOrder]:
+        return self._devices.measure_again(devices)
+
     def begin(self) -> None:
         self._devices.begin()
         self._proxies.set_timeout(_ANSWER_TIMEOUT_SECONDS)
