@@ -16,7 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 from agents.imports import freeze, without_garbage_collection
 from testbed import images
 from testbed.cli import main as cli
-from testbed.host import docker_engine
+from testbed.host import docker_engine, other_work
+from testbed.host.other_work import CpuReading
 from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed
 
@@ -28,7 +29,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     if config.option.markexpr == "timed":
-        return "These tests measure seconds, rates and shares: leave the machine to them. A test that failed beside other work is reported as `busy host`."
+        return (
+            "These tests measure seconds, rates and shares: leave the machine to them. One that fails "
+            "beside other work is skipped as `busy host`."
+        )
     return None
 
 
@@ -54,7 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[_OPEN] = leaks.open_files()
     if item.get_closest_marker("timed"):
-        item.stash[_USE] = neighbours.use()
+        item.stash[_USE] = other_work.read()
     return (yield)
 
 
@@ -88,8 +92,8 @@ _NAMED = 4
 """Maximum number of open files that a failure lists."""
 _OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
 """Open files before a test and its fixtures."""
-_USE: pytest.StashKey[neighbours.Use] = pytest.StashKey()
-"""What neighbours had used before a test that measures, and its fixtures."""
+_USE: pytest.StashKey[CpuReading] = pytest.StashKey()
+"""CPU times before a test that measures, and before its fixtures."""
 
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),

@@ -9,6 +9,8 @@ import sys
 import psutil
 import pytest
 
+from testbed.host import other_work
+from testbed.host.other_work import CpuReading, ProcessTime
 from tests import neighbours
 from tests.waiting import eventually
 
@@ -16,30 +18,44 @@ SPIN = "while True: pass"
 
 
 def test_busy_loop_of_somebody_else_is_named() -> None:
-    before = neighbours.use()
-    strangers = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    with subprocess.Popen([sys.executable, "-c", SPIN], env=strangers) as loop:
+    before = other_work.read()
+    unset = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    strangers = [
+        "setsid",
+        "--fork",
+        sys.executable,
+        "-c",
+        f"import os; print(os.getpid(), flush=True)\n{SPIN}",
+    ]
+    with subprocess.Popen(strangers, env=unset, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        loop = psutil.Process(int(starter.stdout.readline()))
         try:
-            why = eventually(lambda: neighbours.busy_since(before))
+            eventually(lambda: loop.cpu_times().user > 1)
+            why = neighbours.busy_since(before)
         finally:
             loop.kill()
+    assert why is not None
     assert f"({loop.pid})" in why
 
 
 def test_work_of_the_tests_is_no_neighbour() -> None:
+    before = other_work.read()
     with subprocess.Popen([sys.executable, "-c", SPIN]) as loop:
         try:
             eventually(lambda: psutil.Process(loop.pid).cpu_times().user > 0)
-            assert loop.pid not in {pid for pid, _ in neighbours.use().seconds}
+            why = neighbours.busy_since(before) or ""
         finally:
             loop.kill()
+    assert f"({loop.pid})" not in why
 
 
 @pytest.mark.parametrize(("used", "is_busy"), [(0.9, False), (1.1, True)])
-def test_limit_of_a_tenth_of_a_core(monkeypatch: pytest.MonkeyPatch, used: float, is_busy: bool) -> None:
-    before = neighbours.Use({(1, "old"): 5.0}, at=0.0)
-    now = neighbours.Use({(1, "old"): 5.0 + used}, at=10.0)
-    monkeypatch.setattr(neighbours, "use", lambda: now)
-    why = neighbours.busy_since(before)
+def test_limit_of_a_tenth_of_a_core(used: float, is_busy: bool) -> None:
+    before, now = (
+        CpuReading({(10**7, 0.0): ProcessTime("old", 1, 5.0 + more)}, at=at)
+        for more, at in ((0.0, 0.0), (used, 10.0))
+    )
+    why = neighbours.busy_since(before, now)
     assert (why is not None) == is_busy
-    assert why is None or "1.1 CPU seconds in 10.0 s: old (1) 1.1 s" in why
+    assert why is None or "1.1 CPU seconds in 10.0 s: old (10000000) 1.1 s" in why

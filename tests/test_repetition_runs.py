@@ -135,9 +135,7 @@ def test_only_the_wrong_segment_is_measured_again(
     """The devices are connected through it by then. That it was wrong is planted."""
     found = [["cell"]]
     monkeypatch.setattr("testbed.run.controller.wrong_segments", lambda _: found.pop() if found else [])
-    monkeypatch.setattr(
-        Controller, "_other_work", lambda _: [OtherWork("others are busy", True)]
-    )
+    monkeypatch.setattr(Controller, "_other_work", lambda _: [OtherWork("others are busy", True)])
     monkeypatch.setattr(repetition, "PAUSES", (0.5,))
     topology = write_topology(
         tmp_path,
