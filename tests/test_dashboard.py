@@ -29,7 +29,7 @@ from tests.conftest import unavailable
 from tests.running import children_running, cli, left_as_processes, started, told, write_small_topology
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.hosts]
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 
 

@@ -47,7 +47,7 @@ def written(folder: Path, **task: Any) -> Path:
         "rule": {"name": "fedasync", "mixing": 0.6},
         "devices": [{"name": "fast", "count": 2, "cpu": 0.3}, {"name": "slow", "cpu": 0.15}],
         "evaluate": {"every": "2s"},
-        "stop": {"updates": 20, "after": "60s"},  # orders come before the end, on a busy host too
+        "stop": {"updates": 20, "after": "4min"},  # orders come before the end, on a busy host too
         "virtual": {"step_time": "100ms"},
     }
     file = folder / "t.yaml"

@@ -42,6 +42,7 @@ from tests.ssh_servers import in_network_of, servers
 from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.hosts
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
 PACE = {"cpu": 0.3, "timing": "400ms"}
 """Devices start quickly, and wait most of the time."""

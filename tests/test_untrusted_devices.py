@@ -20,6 +20,7 @@ from tests.running import UNHURRIED, Finished, Testbed, started, until_printed, 
 from tests.ssh_servers import SshServers, servers
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.hosts
 PORT = 18_894
 SKEW, DRIFT = 80_000_000, 50e-6
 """Error of the clock of the real devices: nanoseconds at the start, and seconds per second."""
