@@ -29,7 +29,6 @@ from tests.conftest import unavailable
 from tests.platforms.arm_board import PYTHON, arm_board
 from tests.running import (
     TOPOLOGIES,
-    UNHURRIED,
     Finished,
     Testbed,
     interrupt,
@@ -37,9 +36,8 @@ from tests.running import (
     left_in_docker,
     started,
     until_printed,
-    write_topology,
 )
-from tests.ssh_servers import SshServer, SshServers, servers
+from tests.ssh_servers import SshServer, SshServers, servers, write_with_real_devices
 from tests.waiting import eventually
 
 PORT = 18_890
@@ -94,14 +92,8 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
-    devices = [
-        {"name": "near", "cpu": 0.3},
-        {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable},
-    ]
-    task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
-    server = {"address": hosts.address, "port": PORT}
-    rest = {"task": task, "rule": UNHURRIED, "dilation": 1, "runtime": {"name": "process"}}
-    return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
+    pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
+    return write_with_real_devices(folder, hosts, PORT, [pis], **changes)
 
 
 def left(hosts: SshServers) -> list[object]:
