@@ -94,7 +94,7 @@ _USE: pytest.StashKey[neighbours.Use] = pytest.StashKey()
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
     *("test_recovery_runs.py", "test_dashboard.py", "test_documents.py", "test_wheel.py"),
-    *("test_papers.py", "test_cli_outputs.py", "test_flower.py", "test_resume.py"),
+    *("test_papers.py", "test_cli_outputs.py", "test_whole_runs.py", "test_resume.py"),
     "test_real_devices.py",
 )
 """Long files whose tests share a run or a process, or are runs of containers, whose devices would take
@@ -103,7 +103,7 @@ SINGLE = (
     *(
         "test_actions_in_runs.py",
         "test_behaviours.py",
-        "test_flower_apps.py",
+        "test_flower.py",
     ),
     *("test_own_code.py", "test_up_process.py", "test_recipes.py", "test_slow_evaluation.py"),
     *(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from agents import events
@@ -111,6 +113,22 @@ def test_only_sums_leave_the_clients_and_what_that_costs_is_theirs(ended: Finish
 def test_run_is_replayed_bit_by_bit(ended: Finished) -> None:
     if ended.manifest["runtime"] != "virtual":
         assert replay(RunDirectory(ended.path)).updates == len(ended.updates)
+
+
+def test_directory_has_all_records_and_no_password(ended: Finished) -> None:
+    """Nothing that looks like one of the passwords (32 URL-safe characters) is in any text."""
+    files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
+    if ended.manifest["runtime"] != "virtual":
+        files |= {"models", "logs", "inputs.bin"}
+        assert {path.name for path in ended.path.iterdir()} == files
+    models = {path.name for path in (ended.path / "models").iterdir()}
+    assert {"000000.safetensors", "final.safetensors"} <= models
+    first = ended.records[0]
+    assert isinstance(first, events.RunStarted)
+    assert (first.clients, first.missing) == (CLIENTS, ())
+    for path in ended.path.rglob("*"):
+        if path.suffix in {".json", ".jsonl", ".log", ".yaml"}:
+            assert not re.search(r"(?<![\w-])[\w-]{32}(?![\w-])", path.read_text()), path
 
 
 def test_nothing_is_left_but_the_directory(ended: Finished) -> None:
