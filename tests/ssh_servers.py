@@ -189,11 +189,11 @@ class SshServers:
 
 
 def write_with_real_devices(
-    folder: Path, hosts: SshServers, port: int, devices: list[dict[str, Any]], **changes: Any
+    folder: Path, hosts: SshServers, port: int, real: dict[str, Any], **changes: Any
 ) -> Path:
-    """A topology of a local process and of real devices, to which the broker listens at `port`."""
+    """A topology of a local process and the group `real`. For real devices the broker listens at `port`."""
     rest = {
-        "devices": [{"name": "near", "cpu": 0.3}, *devices],
+        "devices": [{"name": "near", "cpu": 0.3}, real],
         "server": {"address": hosts.address, "port": port},
         "task": {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}},
         "rule": UNHURRIED,

@@ -93,7 +93,7 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def topology(folder: Path, hosts: SshServers, **changes: Any) -> Path:
     pis = {"name": "pi", "hosts": ["root@pi1", "ssh://pi2"], "python": sys.executable}
-    return write_with_real_devices(folder, hosts, PORT, [pis], **changes)
+    return write_with_real_devices(folder, hosts, PORT, pis, **changes)
 
 
 def left(hosts: SshServers) -> list[object]:

@@ -110,7 +110,7 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def topology(folder: Path, hosts: SshServers, python: str, **changes: Any) -> Path:
     pi = {"name": "pi", "hosts": ["root@pi1"], "python": python}
-    return write_with_real_devices(folder, hosts, PORT, [pi], **changes)
+    return write_with_real_devices(folder, hosts, PORT, pi, **changes)
 
 
 @pytest.mark.timed
