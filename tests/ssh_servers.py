@@ -191,7 +191,7 @@ class SshServers:
 def write_with_real_devices(
     folder: Path, hosts: SshServers, port: int, real: dict[str, Any], **changes: Any
 ) -> Path:
-    """A topology of a local process and the group `real`. For real devices the broker listens at `port`."""
+    """A topology of a local process and the group `real`, to which the broker listens at `port`."""
     rest = {
         "devices": [{"name": "near", "cpu": 0.3}, real],
         "server": {"address": hosts.address, "port": port},

@@ -119,7 +119,7 @@ def test_directory_has_all_records_and_no_password(ended: Finished) -> None:
     """Nothing that looks like one of the passwords (32 URL-safe characters) is in any text."""
     files = {"topology.yaml", "manifest.json", "events.jsonl", "telemetry.jsonl", "fidelity.json"}
     if ended.manifest["runtime"] != "virtual":
-        files |= {"models", "logs", "inputs.bin"}
+        files |= {"models", "logs", "inputs.bin", "start.safetensors"}  # frozen parameters are in it
         assert {path.name for path in ended.path.iterdir()} == files
     models = {path.name for path in (ended.path / "models").iterdir()}
     assert {"000000.safetensors", "final.safetensors"} <= models
