@@ -22,8 +22,8 @@ CLIENTS = ("d-1", "d-2", "d-3")
     scope="module", params=[pytest.param("docker", marks=pytest.mark.docker), "process", "virtual"]
 )
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Run of 120 updates, which take two clients 14 seconds at least: the third crashes in the first second
-    and comes back, and any two open a sum. The bias is frozen. Clients log their work (`-v`)."""
+    """Run of 120 updates, which take two clients 14 seconds at least. The third crashes in the first
+    second and comes back; any two open a sum. The bias is frozen. Clients log their work (`-v`)."""
     runtime: str = request.param
     if runtime == "docker":
         request.getfixturevalue("built")
