@@ -31,6 +31,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 SILENCE = "the broker, in silence"
 _WAIT_SECONDS = 1.0
 """Seconds to wait for an answer, or for a message that should not come."""
+_PATIENCE_SECONDS = 120.0
+"""Seconds to wait for what has to come, on a busy host, too."""
 
 
 class RefusedError(Exception):
@@ -89,7 +91,7 @@ def logged_in(
     client.connect(login["host"], login["port"])
     client.loop_start()
     try:
-        until = time.monotonic() + 5
+        until = time.monotonic() + _PATIENCE_SECONDS
         while not answers and time.monotonic() < until:
             time.sleep(0.01)
         if answers != ["Success"]:
@@ -152,7 +154,7 @@ def reading_and_publishing(facts: Facts) -> Iterator[tuple[str, str | None]]:
 
 def _publish(client: paho.Client, topic: str, payload: bytes, *, retain: bool) -> None:
     """The client whose login this is may take its session back meanwhile: then once more."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
             client.publish(topic, payload, 1, retain).wait_for_publish(5)

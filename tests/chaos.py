@@ -469,8 +469,7 @@ def _judged(
     acted = [record for record in run.records if isinstance(record, events.Acted)]
     shut_out = {record.device for record in acted if record.source == AGGREGATOR}
     wrong += [f"{client} was shut out" for client in shut_out - flooding]
-    if stuck := sorted(set(CLIENTS) - late - flooding):
-        wrong += [f"{client} did not go on{_why(run.records, client, calm_from)}" for client in stuck]
+    wrong += [f"{client} did not go on" for client in sorted(set(CLIENTS) - late - flooding)]
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
@@ -489,20 +488,6 @@ def _judged(
         resumed=live.resumed,
         reasons=run.manifest.get("validity", {}).get("reasons", []),
     )
-
-
-def _why(records: Sequence[events.Record], client: str, calm_from: float) -> str:
-    """Where `client`, or the aggregator, was only not back in time, as on a busy host: since when."""
-    state: tuple[str, float] | None = None
-    for record in records:
-        match record:
-            case events.Disrupted(at=at, since=since, reason=why) if at > calm_from and "away" in why:
-                return f" (the aggregator was away from {since:.1f} to {at:.1f} s)"
-            case events.ClientStatus(at=at, state=now) if record.client == client and at <= calm_from:
-                state = now, at
-    if state is None or state[0] == "ready":
-        return ""
-    return f" ({state[0]} since {state[1]:.1f} s)"
 
 
 def unaccounted(

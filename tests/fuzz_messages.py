@@ -174,11 +174,6 @@ class Fuzz:
         if message.vector.size and self._random.random() < 0.3:
             small = METHODS[self._random.choice([*METHODS])]().compress(message.vector).encoded
             message = replace(message, vector=message.vector[:0], encoded=small)
-        elif self._random.random() < 0.1:
-            words = np.array(self._random.choice([[0], [2**32 - 1], [1, 2]]), np.uint32)
-            outside, took = self._random.choice([0, -1, 10**400]), self._random.choice([0, -1, 10**400])
-            masked = Masked(words, (0, 70), outside, took)
-            message = replace(message, vector=message.vector[:0], encoded=masked.encoded)
         if self._random.random() < 0.2:
             floats, integers = self._random.choice(BUFFERS)
             found = Buffers(np.array(floats, np.float32), np.array(integers, np.int64))

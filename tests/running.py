@@ -116,7 +116,7 @@ def interrupt(running: subprocess.Popen[str]) -> tuple[float, str]:
     """Ctrl-C; the seconds until it had ended, and what it still printed."""
     begin = time.monotonic()
     running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=180)
     return time.monotonic() - begin, output
 
 

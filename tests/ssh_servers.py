@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from tests.conftest import unavailable
+from tests.running import UNHURRIED, write_topology
 from tests.waiting import eventually
 
 _PROGRAMS = ("sshd", "ssh", "ssh-keygen", "unshare", "nsenter", "ip")
@@ -184,6 +186,21 @@ class SshServers:
                 machine.plug()
             else:
                 machine.power_on()
+
+
+def write_with_real_devices(
+    folder: Path, hosts: SshServers, port: int, real: dict[str, Any], **changes: Any
+) -> Path:
+    """A topology of a local process and the group `real`, to which the broker listens at `port`."""
+    rest = {
+        "devices": [{"name": "near", "cpu": 0.3}, real],
+        "server": {"address": hosts.address, "port": port},
+        "task": {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}},
+        "rule": UNHURRIED,
+        "dilation": 1,
+        "runtime": {"name": "process"},
+    }
+    return write_topology(folder, **{**rest, **changes})
 
 
 @contextmanager

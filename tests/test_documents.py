@@ -164,6 +164,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.hosts
 def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > len(PAGES)
@@ -180,6 +181,7 @@ def test_the_site_has_all_pages_and_needs_no_network(site: Path) -> None:
         assert word in (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.hosts
 @pytest.mark.browser
 def test_site_search_works_from_disk(site: Path) -> None:
     if lacking := browser.missing():

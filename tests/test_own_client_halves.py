@@ -165,7 +165,7 @@ def test_killed_run_of_processes_resumes_and_equals_the_plain_loop(
 ) -> None:
     name = "scaffold"
     devices = [{"name": "d", "count": N, "cpu": 0.1, "timing": "100ms"}]
-    file = written(tmp_path, name, devices=devices, stop={"updates": 120}, runtime={"name": "process"})
+    file = written(tmp_path, name, devices=devices, stop={"updates": 200}, runtime={"name": "process"})
     runs = tmp_path / "runs"
     with started("up", file, "--runs", runs) as up:
         until_printed(up, "version")

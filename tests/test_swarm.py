@@ -42,6 +42,7 @@ from tests.ssh_servers import in_network_of, servers
 from tests.two_engines import Engine, lacking, swarm
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.hosts
 LINK = {"up": "2mbit", "down": "5mbit", "rtt": "20ms"}
 PACE = {"cpu": 0.3, "timing": "400ms"}
 """Devices start quickly, and wait most of the time."""
@@ -56,19 +57,6 @@ NO_OTHER_PROCESSES = ("unshare", "--pid", "--fork", "--mount-proc")
 """Prefix that hides other processes, so that `down --all` ends no run of other tests."""
 NAMES = {"first", "second-1", "second-2"}
 PORT = 18_891
-STRANGER = """
-import sys
-from pathlib import Path
-from agents.config import BrokerAccess
-from agents.mqtt.transport import Connection, ConnectionFailedError
-host, port, file = sys.argv[1:]
-for certificate in (Path(file).read_text(), None):
-    try:
-        Connection(BrokerAccess(host, int(port), "pi", "guessed", certificate), [], print).open(5)
-    except ConnectionFailedError:
-        print("refused")
-"""
-"""Program that logs in with a wrong password, with and without TLS."""
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +105,7 @@ def left(engines: tuple[Engine, Engine]) -> list[str]:
 def nothing_is_left(engines: tuple[Engine, Engine]) -> None:
     """The last network of a worker, by which its engine was reached, is removed by the Swarm itself, a
     moment after its last task."""
-    deadline = time.monotonic() + 10
-    while found := left(engines):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
+    eventually(lambda: not left(engines))
 
 
 def test_run_on_two_engines_survives_kills_and_is_resumed(
@@ -211,8 +196,8 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
 def test_real_device_joins_a_run_on_a_swarm(
     on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller is killed, and the run is taken down and resumed. A stranger is refused. At last a
-    node agent is killed, without which nobody hears of the node's devices any more: the run ends."""
+    """The controller is killed, and the run is taken down and resumed. At last a node
+    agent is killed, without which nobody hears of the node's devices any more: the run ends."""
     manager = int((on_swarm[0].folder / "pid").read_text())
     inside = in_network_of(manager)
     with servers(tmp_path, ("pi1",), " OMP_NUM_THREADS=1", beside=manager) as hosts:
@@ -241,10 +226,6 @@ def test_real_device_joins_a_run_on_a_swarm(
             try:
                 until_printed(up, "the run clock starts")
                 until(up, runs, lambda run: {u.client for u in run.updates} == names)
-                (certificate,) = hosts.machines[0].home.rglob("broker.pem")
-                stranger = [sys.executable, "-c", STRANGER, hosts.address, str(PORT), str(certificate)]
-                refused = subprocess.run([*inside, *stranger], capture_output=True, text=True)
-                assert refused.stdout.split() == ["refused"] * 2, refused.stderr
             finally:
                 up.kill()
         (path,) = runs.iterdir()
@@ -258,7 +239,7 @@ def test_real_device_joins_a_run_on_a_swarm(
                 until(up, runs, lambda run: going_on(run) == names)
                 worker = on_swarm[1]
                 worker.client.api.kill(*containers(worker, NODE_AGENT))
-                output = up.communicate(timeout=90)[0]
+                output = up.communicate(timeout=180)[0]
             finally:
                 up.kill()
         assert up.returncode == 1, output
@@ -280,9 +261,9 @@ def test_device_that_exits_during_the_launch_ends_the_run_and_is_named(
     file = topology(tmp_path, [here, there], stop={"after": "5min"})
     worker = on_swarm[1]
     with started("up", file, "--runtime", "swarm", "--runs", tmp_path / "runs") as up:
-        eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)], 90)
+        eventually(lambda: [one for one in containers(worker, "second-1") if has_shard(worker, one)])
         worker.client.api.kill(*containers(worker, "second-1"))
-        told = up.communicate(timeout=90)[0]
+        told = up.communicate(timeout=180)[0]
     assert up.returncode == 1, told
     assert "second-1 ended before the run clock could start" in told
     nothing_is_left(on_swarm)
@@ -360,11 +341,9 @@ def has_shard(engine: Engine, device: str) -> bool:
 
 def until(up: subprocess.Popen[str], runs: Path, there: Callable[[Finished], bool]) -> Finished:
     """Wait until the only run is as it should be."""
-    deadline = time.monotonic() + 180
     while not there(found := Finished.only_one_in(runs)):
-        if up.poll() is not None or time.monotonic() > deadline:
-            up.terminate()
-            pytest.fail("\n".join([*map(str, found.records[-20:]), up.communicate(timeout=60)[0]]))
+        if up.poll() is not None:
+            pytest.fail("\n".join([*map(str, found.records[-20:]), up.communicate()[0]]))
         time.sleep(0.2)
     return found
 

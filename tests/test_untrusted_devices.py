@@ -16,8 +16,8 @@ import pytest
 
 from agents.timing.clock_sync import Estimate
 from tests.conftest import unavailable
-from tests.running import UNHURRIED, Finished, Testbed, started, until_printed, write_topology
-from tests.ssh_servers import SshServers, servers
+from tests.running import Finished, Testbed, started, until_printed
+from tests.ssh_servers import SshServers, servers, write_with_real_devices
 from tests.waiting import eventually
 
 PORT = 18_894
@@ -109,13 +109,11 @@ def ssh(hosts: SshServers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def topology(folder: Path, hosts: SshServers, python: str, **changes: Any) -> Path:
-    devices = [{"name": "near", "cpu": 0.3}, {"name": "pi", "hosts": ["root@pi1"], "python": python}]
-    server = {"address": hosts.address, "port": PORT}
-    task = {"name": "digits-logreg", "local": {"steps": 20, "lr": 0.1}}
-    rest = {"task": task, "rule": UNHURRIED, "dilation": 1, "runtime": {"name": "process"}}
-    return write_topology(folder, **{"devices": devices, "server": server, **rest, **changes})
+    pi = {"name": "pi", "hosts": ["root@pi1"], "python": python}
+    return write_with_real_devices(folder, hosts, PORT, pi, **changes)
 
 
+@pytest.mark.timed
 def test_wrong_clock_is_corrected_and_strangers_are_refused(
     hosts: SshServers, begin: int, tmp_path: Path
 ) -> None:
@@ -193,6 +191,7 @@ HOSTILE = {
 """What the program called `python` on the device does, by name."""
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_output_ends_in_a_clean_error(
     testbed: Testbed, hosts: SshServers, tmp_path: Path, name: str
@@ -205,13 +204,11 @@ def test_hostile_output_ends_in_a_clean_error(
         f"{HOSTILE[name]}\n"
     )
     program.chmod(0o755)
-    begin = time.monotonic()
     done = testbed("up", topology(tmp_path, hosts, str(program)), "--runs", tmp_path / "runs")
     assert done.code == 1, done.err
-    assert time.monotonic() - begin < 30
     assert "root@pi1" in done.err
     assert "Traceback" not in done.err
     assert len(done.err) < 5000
     shown = done.out + done.err
     assert not any(sign in shown for sign in ("\x1b]", "\x1b[2J", "\x07", "\x00", "\u202e"))
-    eventually(lambda: hosts.machines[0].processes(str(program)) == [], 10)
+    eventually(lambda: hosts.machines[0].processes(str(program)) == [])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +17,8 @@ import pytest
 
 from agents import events
 from agents.wire import payloads
-from analysis.device_states import timeline
-from analysis.load import load
 from testbed.host import kernel
+from testbed.runtimes.docker.containers import RUN_LABEL
 from tests import attacks
 from tests.running import (
     Finished,
@@ -36,6 +31,7 @@ from tests.running import (
     write_small_topology,
     write_topology,
 )
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("built")]
 
@@ -48,7 +44,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         tmp_path,
         task={"name": "digits-logreg", "local": {"steps": 5, "batch_size": 32, "lr": 0.01}},
         devices=[
-            {"name": "one", "cpu": 0.7, "timing": "300ms", "link": {"up": "5mbit"}},
+            {"name": "one", "cpu": 0.7, "timing": "300ms", "link": {"rtt": "10ms"}},
             {"name": "two", "cpu": 0.2, "timing": "300ms"},
         ],
         rule={"name": "fedasync"},
@@ -76,7 +72,11 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
         processes = device.top(ps_args="-eo pid,uid,args")["Processes"]
         assert {uid for _, uid, args in processes if "agents.client" in args} == {"10001"}
         a_shell_is_the_clients(next((tmp_path / "runs").iterdir()), "one")
+        before = len(Finished.only_one_in(tmp_path / "runs").of_group("two"))
         attacked = attack_from(device, by_component)
+        during = len(Finished.only_one_in(tmp_path / "runs").of_group("two"))
+        assert during > before
+        eventually(lambda: len(Finished.only_one_in(tmp_path / "runs").of_group("two")) > during)
         interrupt_leaves_nothing(up, engine, tmp_path / "runs")
     run = Finished.only_one_in(tmp_path / "runs")
     assert isinstance(run.records[-1], events.RunEnded)
@@ -89,7 +89,7 @@ def test_containers_have_least_privilege_and_ctrl_c_removes_them(
 def a_shell_is_the_clients(run: Path, device: str) -> None:
     """`testbed shell` on a terminal, and for one command."""
     arguments = ["-m", "testbed", "shell", str(run), device]
-    shell = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=60, dimensions=(33, 99))
+    shell = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=120, dimensions=(33, 99))
     shell.expect_exact("$ ")
     shell.sendline("stty size; hostname; id -u; exit 3")
     shell.expect("33 99\r\n")
@@ -149,10 +149,7 @@ def attack_from(device: Any, by_component: dict[str, Any]) -> list[dict[str, str
 
 
 def assert_no_effect_on(device: str, run: Finished) -> None:
-    """`device` has learned all the time, and nobody but who attacked has lost a session."""
-    applied = [update.applied for update in run.updates if update.client == device]
-    assert max(b - a for a, b in itertools.pairwise(applied)) < 2
-    assert applied[-1] > run.records[-1].at - 2
+    """Nobody but who attacked has lost a session, and no update of `device` was refused."""
     log = (run.path / "logs" / "broker.log").read_text()
     assert attacks.reconnected(log) == {"one", "init/one"}
     assert set(run.manifest["refused"]) == {"one", "init/one", "?"}
@@ -165,121 +162,75 @@ def test_ctrl_c_during_startup_leaves_nothing(engine: docker.DockerClient, tmp_p
     topology = write_small_topology(tmp_path)
     with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
         until_printed(up, "Starting broker")
-        time.sleep(1)
         interrupt_leaves_nothing(up, engine, tmp_path / "runs")
 
 
 def interrupt_leaves_nothing(up: subprocess.Popen[str], engine: docker.DockerClient, runs: Path) -> None:
     (run,) = runs.iterdir()
-    took, output = interrupt(up)
+    _, output = interrupt(up)
     assert up.returncode == 130, output
     assert "Traceback" not in output
     assert left_in_docker(engine, run.name) == []
-    assert took < 10
 
 
-FAST_AND_SLOW: list[dict[str, Any]] = [
-    {"name": "fast", "count": 2, "cpu": 0.25, "memory": "512MiB"},
-    {"name": "slow", "count": 2, "cpu": 0.04, "memory": "512MiB"},
-]
-EVALUATE = {"every": "1s", "samples": 500}
-
-
-def test_fedbuff_learns_mnist_and_slow_devices_are_stale(data_root: Path, tmp_path: Path) -> None:
-    stop = {"target_accuracy": 0.8, "after": "2min"}
-    changes = {"devices": FAST_AND_SLOW, "evaluate": EVALUATE, "stop": stop}
-    topology = write_topology(tmp_path, "mnist-fedbuff", **changes)
-    run = run_to_its_end(topology, "docker", "--data", data_root)
-    assert run.manifest["outcome"] == "target_accuracy"
-    stale = {
-        group: statistics.mean(u.staleness for u in run.of_group(group)) for group in ("fast", "slow")
-    }
-    assert stale["slow"] > 2 * stale["fast"]
-
-
-@pytest.mark.parametrize(
-    ("task", "partition", "size"),
-    [
-        ("cifar10-resnet18", {"scheme": "resampled", "samples": 8}, 4 * (11_173_962 + 9600) + 8 * 20),
-        ("shakespeare-lstm", {"scheme": "natural"}, 4 * 133_520),
-    ],
-)
-def test_large_model_of_a_paper_runs_in_containers(
-    task: str, partition: dict[str, Any], size: int, data_root: Path, tmp_path: Path
-) -> None:
-    """Updates of 44.7 MB, buffers among them; sequences of each role."""
-    local = {"steps": 1, "batch_size": 4, "lr": 0.01}
+def test_large_model_of_a_paper_runs_in_containers(data_root: Path, tmp_path: Path) -> None:
+    """Updates of 44.7 MB with buffers, learned from a dataset on this host."""
+    devices = [{"name": "d", "count": 2, "cpu": 0.4, "memory": "1GiB"}]
     topology = write_topology(
         tmp_path,
         "resnet18",
-        task={"name": task, "partition": partition, "local": local},
+        task={
+            "name": "cifar10-resnet18",
+            "partition": {"scheme": "resampled", "samples": 8},
+            "local": {"steps": 1, "batch_size": 4, "lr": 0.01},
+        },
+        devices=devices,
         evaluate={"every": "10min", "samples": 8},
         stop={"updates": 3, "after": "4min"},
     )
     run = run_to_its_end(topology, "docker", "--data", data_root)
     assert run.manifest["outcome"] == "updates"
+    size = 4 * (11_173_962 + 9600) + 8 * 20
     assert all(size < update.bytes < size + 2000 for update in run.updates)
     _, _, buffers = payloads.unpack((run.path / "models" / "final.safetensors").read_bytes())
     assert (buffers.integers > 0).all()  # batches that were counted
 
 
-def test_same_topology_runs_with_another_rule_and_runtime(data_root: Path, tmp_path: Path) -> None:
-    """Another rule and another runtime: the topology is the same, and the run ends well."""
-    changes = {"rule": {"name": "fedasync"}, "evaluate": EVALUATE, "stop": {"updates": 8}}
-    topology = write_topology(tmp_path, "mnist-fedbuff", devices=FAST_AND_SLOW, **changes)
-    run = run_to_its_end(topology, "process", "--data", data_root)
-    assert (run.manifest["outcome"], run.manifest["rule"]) == ("updates", "fedasync")
-    assert len(run.updates) >= 8
-
-
-@pytest.mark.timed  # others make networks, too
-def test_down_removes_a_run_whose_controller_was_killed(
+def test_run_whose_controller_was_killed_is_taken_down_and_resumed(
     engine: docker.DockerClient, tmp_path: Path
 ) -> None:
-    """`down` is called from another directory. The run has links, so that there is a router and traffic
+    """`down` is called from another directory. The run has a link, so that there is a router and traffic
     control to remove."""
-    before = _network_state()
-    link = {"up": "100mbit", "down": "100mbit", "rtt": "20ms"}  # measured in a moment
-    topology = write_small_topology(tmp_path, devices=[{"name": "far", "cpu": 0.3, "link": link}])
-    with started("up", topology, "--runtime", "docker", "--runs", tmp_path / "runs") as up:
+    devices = [{"name": "far", "cpu": 0.3, "timing": "50ms", "link": {"rtt": "20ms"}}]
+    changes: dict[str, Any] = {"rule": {"name": "fedasync"}, "stop": {"updates": 60, "after": "4min"}}
+    topology = write_topology(tmp_path, devices=devices, **changes)
+    runs = tmp_path / "runs"
+    with started("up", topology, "--runtime", "docker", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
+        eventually(lambda: Finished.only_one_in(runs).updates)
         os.kill(up.pid, signal.SIGKILL)
         up.wait()
-    (run,) = (path.name for path in (tmp_path / "runs").iterdir())
+    (run,) = (path.name for path in runs.iterdir())
     assert len(left_in_docker(engine, run)) == 9  # four containers, three networks, two control groups
+    networks = engine.api.networks(filters={"label": f"{RUN_LABEL}={run}"})
+    interfaces = [network["Id"][:12] for network in networks]
+    assert all(name in network_state() for name in interfaces)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     assert cli("down", run, cwd=elsewhere).returncode == 0
     assert left_in_docker(engine, run) == []
-    assert _network_state() == before
+    assert not any(name in network_state() for name in interfaces)
+    before = Finished.only_one_in(runs).records
+    resumed = cli("up", "--resume", run, "--runs", runs)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    after = Finished.only_one_in(runs)
+    assert after.records[: len(before)] == before
+    assert (after.manifest["runtime"], after.manifest["outcome"]) == ("docker", "updates")
+    assert len({(u.client, u.dispatch) for u in after.updates}) == len(after.updates) >= 60
+    assert left_in_docker(engine, run) == []
 
 
-def _network_state() -> list[str]:
-    """Everything that a run could leave on the host: namespaces, interfaces, qdiscs, and firewall
-    rules."""
-    commands = ("ip netns", "ip -brief link", "tc qdisc", "iptables -S", "iptables -t nat -S")
-    found = [subprocess.run(each.split(), capture_output=True, text=True) for each in commands]
-    return [done.stdout for done in found]
-
-
-def test_ten_devices_run_in_containers(
-    engine: docker.DockerClient,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
-    """Started in parallel; the times are printed, not asserted. Only sums leave the devices, and what
-    that costs them is theirs."""
-    privacy = {"secure": {"colluding": 4, "needed": 6}}
-    devices = [{"name": "sensor", "count": 10, "cpu": 0.06, "memory": "384MiB"}]
-    changes = {"devices": devices, "stop": {"after": "4s"}, "privacy": privacy}
-    topology = write_topology(tmp_path, "twenty", **changes)
-    run = run_to_its_end(topology, "docker")
-    assert len(run.manifest["devices"]) == 10
-    assert run.manifest["timings"].keys() == {"launch", "ready", "down"}
-    assert all(u.masking > 0 for u in run.updates)
-    record = load(run.path)
-    assert "mask" in set(timeline(record)["state"])
-    updates = record.updates["bytes"].sum()
-    sent = record.telemetry.groupby("device", observed=True)["sent"].max().sum()
-    assert sent > 3.5 * updates  # shares to 9 others, each half a model
-    assert left_in_docker(engine, run.path.name) == []
+def network_state() -> str:
+    """Interfaces, qdiscs and firewall rules of this host: all that a run's networks could leave."""
+    commands = ("ip -brief link", "tc qdisc", "iptables -S", "iptables -t nat -S")
+    return "".join(subprocess.check_output(each.split(), text=True) for each in commands)

@@ -17,6 +17,7 @@ from testbed import images
 from testbed.broker import programs
 from tests.running import Finished, write_small_topology
 
+pytestmark = pytest.mark.hosts
 ROOT = Path(__file__).parents[1]
 SOURCES = (
     *("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"),

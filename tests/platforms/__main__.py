@@ -2,6 +2,7 @@
 
 python -m tests.platforms --list
 python -m tests.platforms [PLATFORM ...] [--only CHECK,...] [--without CHECK,...]
+python -m tests.platforms PLATFORM ... --run COMMAND
 python -m tests.platforms --table
 """
 
@@ -25,6 +26,9 @@ from tests.platforms.checks import CHECKS, Check
 from tests.platforms.local import CHECKOUT
 from tests.platforms.machine import Machine
 
+_TRY_SECONDS = 600.0
+"""Seconds that a command given by hand may take, before `Machine.slowness`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -33,8 +37,6 @@ class Platform:
     description: str
     open: Callable[[], AbstractContextManager[Machine]]
     """Brings it up. Raises HostError or RuntimeError if that fails."""
-    shared: bool = False
-    """Whether others may have runs on its engine."""
 
 
 def main() -> int:
@@ -49,6 +51,9 @@ def main() -> int:
         print(f"there is no platform {', '.join(unknown)}; --list shows all", file=sys.stderr)
         return 2
     good = True
+    if options.run:
+        with interrupting():
+            return max(try_out(found[name], options.run) for name in options.platforms)
     if not options.table:
         chosen = [each for each in CHECKS if each.name not in options.without]
         chosen = [each for each in chosen if not options.only or each.name in options.only]
@@ -62,7 +67,7 @@ def main() -> int:
 def platforms() -> dict[str, Platform]:
     """All platforms by name."""
     return {
-        "host": Platform("this host with its own engine, or without one", engines.host, shared=True),
+        "host": Platform("this host with its own engine, or without one", engines.host),
         **{
             release: Platform(f"engine of Debian {release}", partial(_engine, release))
             for release in ("trixie", "sid")
@@ -89,6 +94,15 @@ def platforms() -> dict[str, Platform]:
     }
 
 
+def try_out(platform: Platform, command: str) -> int:
+    """Run `command` (bash) on a platform; return its exit code."""
+    with platform.open() as machine:
+        print(_words(machine.facts), flush=True)
+        done = machine.run(command, timeout=_TRY_SECONDS)
+    print(f"{done.output}\n[exit code {done.exit_code}, {done.seconds:.0f} s]", flush=True)
+    return done.exit_code
+
+
 def check(name: str, platform: Platform, chosen: Sequence[Check]) -> bool:
     """Bring a platform up, run checks on it and record their outcomes; return whether all passed."""
     print(f"{name}: bringing it up", flush=True)
@@ -99,7 +113,7 @@ def check(name: str, platform: Platform, chosen: Sequence[Check]) -> bool:
             print(f"{name}: {_words(machine.facts)}", flush=True)
             with results.changing() as records:
                 results.came_up(records, name, machine.facts)
-            for each, outcome in checks.run(machine, name, chosen, shared=platform.shared):
+            for each, outcome in checks.run(machine, name, chosen):
                 _tell(name, each, outcome)
                 with results.changing() as records:
                     results.add(records, name, each.name, outcome, commit)
@@ -165,6 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("platforms", nargs="*", help="by default all")
     parser.add_argument("--list", action="store_true", help="list the platforms")
     parser.add_argument("--table", action="store_true", help="only write the table, from the records")
+    parser.add_argument("--run", metavar="COMMAND", help="only run a command on the platforms named")
     parser.add_argument("--only", type=names, default=[], help="checks, separated by commas")
     parser.add_argument("--without", type=names, default=[], help="checks, separated by commas")
     return parser.parse_args()

@@ -12,7 +12,8 @@ from pathlib import Path
 from testbed.host import cache
 from tests.platforms.machine import Completed, Machine
 
-_VERDICT = r"^Verdict: (?:valid|not valid|not judged)"
+_VERDICT = r"(?s:\A(?!.*the kernel has other limits).*?)^(Verdict: (?:valid|not valid|not judged))"
+"""Every run reads the limits of its devices back from the kernel."""
 _RESULT = r"^(?:CPU: .*|[a-z_]+: (?:accuracy|loss) [^(,]*)"
 _END_OF_TESTS = r"^=+ (.*\d passed.*) =+$"
 _DETAIL_LENGTH = 200
@@ -25,7 +26,7 @@ class Check:
     name: str
     """Name, and heading of its column."""
     command: str
-    """Bash command. `{runs}` is a folder for run directories, `{shared}` is `--shared` or nothing."""
+    """Bash command. `{runs}` is a folder for run directories."""
     expected: str
     """Regular expression that must match at the beginning of a line of the output."""
     also: str = ""
@@ -60,11 +61,11 @@ def _up(name: str, topology: str, runtime: str, also: str = _RESULT, expected: s
     return Check(name, command, expected, also, needs_engine=runtime == "docker")
 
 
-def _probe(name: str) -> Check:
-    command = f"python -m tests.platforms.probes {name} {{runs}} {{shared}}"
-    return Check(name, command, f"{name}: nothing wrong")
-
-
+_PID = (
+    "import json, glob; "
+    "print(json.load(open(glob.glob('{runs}/killed/*/manifest.json')[0]))['controller']['pid'])"
+)
+"""Program that prints the process id of the controller of the run in the folder `killed`."""
 _PATIENT = (
     "for each in quickstart links faults; do "
     "echo 'start: {{timeout: {seconds:.0f}s}}' >> topologies/$each.yaml; done"
@@ -87,11 +88,15 @@ CHECKS = (
     _up("quickstart", "quickstart", "docker"),
     _up("links", "links", "docker"),
     _up("faults", "faults", "docker"),
-    _probe("limits"),
-    _probe("killed"),
+    Check(
+        "killed",
+        "testbed up topologies/quickstart.yaml --runtime docker --detach --runs {runs}/killed && "
+        f'kill -9 "$(python -c "{_PID}")" && testbed down $(ls {{runs}}/killed) --runs {{runs}}/killed',
+        r"\S+: down",
+    ),
     Check(
         "tests",
-        'python -m pytest -p no:cacheprovider -m "docker and not alone and not timed"',
+        'python -m pytest -p no:cacheprovider -m "docker and not hosts and not timed"',
         _END_OF_TESTS,
         also=r"FAILED \S+",
         timeout=1800,
@@ -124,18 +129,15 @@ CHECKS = (
         needs_engine=False,
         needs_clone=True,
     ),
-    _probe("left"),
+    Check("left", "python -m tests.platforms.left {runs}", "left: nothing wrong"),
 )
 """Checks in the order of execution: the last one inspects the runs of the earlier ones."""
 
 
-def run(
-    machine: Machine, name: str, chosen: Sequence[Check], *, shared: bool
-) -> Iterator[tuple[Check, Outcome]]:
+def run(machine: Machine, name: str, chosen: Sequence[Check]) -> Iterator[tuple[Check, Outcome]]:
     """Run `chosen` on the machine of the platform `name`, and yield each outcome as it comes.
 
-    `shared` says whether other users may have runs on the machine's engine. Checks that need an engine
-    are skipped if the machine has none.
+    Checks that need an engine are skipped if the machine has none.
     """
     runs = f"/tmp/testbed-platforms-{secrets.token_hex(4)}"  # noqa: S108  # on the machine, not here
     try:
@@ -151,8 +153,7 @@ def run(
             if check.only_on not in ("", name):
                 continue
             words = (check.emulated if machine.slowness > 1 else "") or check.command
-            option = "--shared" if shared else ""
-            command = words.format(runs=runs, shared=option, clone=machine.clone).strip()
+            command = words.format(runs=runs, clone=machine.clone)
             done = machine.run(command, timeout=check.timeout)
             yield check, _outcome(check, name, command, done)
     finally:

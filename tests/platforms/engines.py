@@ -1,22 +1,16 @@
 """Docker engines of other Debian releases, beside this host's engine.
 
-    python -m tests.platforms.engines sid [--containerd] [--binaries FOLDER] [-- COMMAND]
-
-runs COMMAND (bash; a shell without one) where the engine's network is, with DOCKER_HOST set, after
-the images of this checkout are loaded. The engine has data, sockets, network and mounts of its own, and
-leaves nothing. It uses the control groups and the kernel of this host. The network has no way out, so
-images are built from outside of it.
+An engine has data, sockets, network and mounts of its own, and leaves nothing. It uses the control
+groups and the kernel of this host. The network has no way out, so images are built from outside of it.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -26,16 +20,13 @@ from pathlib import Path
 from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
-from testbed.host.signals import interrupting
 from testbed.host.subprocesses import run
 from testbed.images import debian
 from tests import two_engines
 from tests.platforms import facts, pythons
-from tests.platforms.local import CHECKOUT, ENVIRONMENT, LocalMachine
+from tests.platforms.local import ENVIRONMENT, LocalMachine
 from tests.platforms.machine import Machine
 
-HOST = "host"
-"""Stands for a release: this host's own engine binaries, started beside its running engine."""
 _PACKAGES = ("docker.io", "iptables", "iproute2", "kmod", "procps", "ca-certificates")
 """`docker top` of the engine takes procps."""
 _OF_A_USER = ("apt", "python3", "python3-venv", "make", "git")
@@ -75,13 +66,13 @@ def lacking() -> str | None:
 def engine(
     release: str, *, containerd_store: bool = False, binaries: Path | None = None
 ) -> Iterator[LocalMachine]:
-    """The engine of the Debian `release` (such as `trixie`, or HOST), with this checkout's images.
+    """The engine of the Debian `release` (such as `trixie`), with this checkout's images.
 
     Programs in the folder `binaries`, such as a `dockerd` of another version, come before the release's.
     Ends the engine and all that runs in its network. Raises HostError or RuntimeError if it
     cannot be started.
     """
-    root = None if release == HOST else chroot(release)
+    root = chroot(release)
     with tempfile.TemporaryDirectory(prefix="testbed-") as temporary:  # short: of Unix sockets
         folder = Path(temporary) / "engine"
         configuration = Path(temporary) / "daemon.json"
@@ -183,26 +174,3 @@ def _load_images(url: str) -> None:
         two_engines.carry(built, [url])
     with closing(docker_engine.connect_to(url, _PATIENCE_SECONDS)) as client:
         images.ensure(client, lambda line: print(line, flush=True))
-
-
-def main() -> int:
-    """Run a command, or a shell, beside an engine; return its exit code."""
-    parser = argparse.ArgumentParser(description="Run COMMAND with another Docker engine.")
-    parser.add_argument("release", help=f"Debian release, or {HOST!r}: this host's own binaries")
-    parser.add_argument("--containerd", action="store_true", help="let containerd keep the images")
-    parser.add_argument("command", nargs="*", help="run by bash; a shell if missing")
-    parser.add_argument("--binaries", type=Path, help="folder with a dockerd of another version")
-    options = parser.parse_args()
-    with (
-        interrupting(),
-        engine(
-            options.release, containerd_store=options.containerd, binaries=options.binaries
-        ) as machine,
-    ):
-        print(", ".join(f"{name} {value}" for name, value in machine.facts.items()), flush=True)
-        command = " ".join(options.command) or "exec bash"
-        return subprocess.call(machine.command(command), cwd=CHECKOUT, env=machine.variables())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

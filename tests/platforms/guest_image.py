@@ -1,7 +1,8 @@
 """Disk images of guests, built from Debian's packages at this host's own speed and kept in the cache.
 
 Everything that needs no kernel of the guest is done here, in the guest's root file system as a folder:
-its Python environment is installed, its Docker engine gets the testbed's container images.
+its Python environment is installed, its Docker engine gets the testbed's container images. Programs of
+another architecture are emulated, which takes much longer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from testbed import images
 from testbed.errors import HostError
 from testbed.host import cache
 from testbed.images import debian
-from tests.platforms import pythons
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKOUT = "/root/testbed"
@@ -73,55 +73,19 @@ FILES = {
     "etc/initramfs-tools/conf.d/small": "MODULES=list\nCOMPRESS=lz4\n",
     "etc/initramfs-tools/modules": "virtio_pci\nvirtio_mmio\nvirtio_blk\next4\n",
 }
-_SERVICES = """systemctl enable systemd-networkd ssh
-systemctl disable mosquitto
-systemctl mask systemd-networkd-wait-online.service e2scrub_all.timer e2scrub_reap.service \\
-    fstrim.timer dpkg-db-backup.timer logrotate.timer getty@tty1.service"""
-_VENV = f"python3 -m venv --system-site-packages {VENV}"
 SETUP = f"""
 set -e
 update-initramfs -u -k all
-{_SERVICES}
-{_VENV}
+systemctl enable systemd-networkd ssh
+systemctl disable mosquitto
+systemctl mask systemd-networkd-wait-online.service e2scrub_all.timer e2scrub_reap.service \\
+    fstrim.timer dpkg-db-backup.timer logrotate.timer getty@tty1.service
+python3 -m venv --system-site-packages {VENV}
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps /wheels/*.whl
 {VENV}/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable {CHECKOUT}
 {VENV}/bin/python -m compileall -q {CHECKOUT} || true
 """
 """Commands run in the root file system after the packages are installed."""
-_STAND_INS = """#!/bin/sh
-set -e
-[ -e "$1/lib64" ] || { mkdir -p "$1/usr/lib64"; ln -s usr/lib64 "$1/lib64"; }
-mkdir -p "$1/usr/local/sbin"
-for name in dpkg-deb tar; do
-    cp "/usr/bin/$name" "$1/usr/local/sbin/"
-    for library in $(ldd "/usr/bin/$name" | grep -o '/[^ ]*'); do
-        mkdir -p "$1${library%/*}"
-        cp -L "$library" "$1$library"
-        echo "$1$library" >> "$1/stand-ins"
-    done
-done
-for name in py3compile update-ca-certificates update-initramfs; do
-    printf '#!/bin/sh\\n' > "$1/usr/local/sbin/$name"
-    chmod +x "$1/usr/local/sbin/$name"
-done
-"""
-"""For another architecture, whose programs are emulated: unpacks packages with programs of this host,
-whose libraries have folders of their own, and leaves out what is done later for all packages at once."""
-_NO_STAND_INS = """#!/bin/sh
-set -e
-xargs rm -f < "$1/stand-ins"
-rm "$1/stand-ins" "$1"/usr/local/sbin/*
-"""
-_FOREIGN_SETUP = f"""
-set -e
-update-initramfs -c -k all
-{_SERVICES}
-{_VENV} --without-pip
-{VENV}/bin/python -c "import agents.aggregator.main, agents.client.training, agents.device.main, \\
-    testbed.cli.main, testbed.run.up, testbed.runtimes.process.runtime, analysis.summary"
-"""
-"""Commands for another architecture: wheels are unpacked before, and only needed modules are
-compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +97,6 @@ class ImageSpec:
     architecture: str
     """Debian's and Docker's name: `amd64`, `arm64`."""
     has_engine: bool
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this host has to emulate its programs."""
-        return _is_foreign(self.architecture)
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -216,17 +175,8 @@ def _replace(spec: ImageSpec, image: Image, scratch: Path) -> None:
 
 def checkout_archive(path: Path) -> None:
     """Write a tar archive of the files of this checkout that git does not ignore, as they are now."""
-    command = [
-        "git",
-        "-C",
-        str(REPOSITORY),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    listed = subprocess.run(command, check=True, capture_output=True).stdout
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, capture_output=True, cwd=REPOSITORY).stdout
     names = [name for name in listed.split(b"\0") if name and (REPOSITORY / os.fsdecode(name)).exists()]
     tar = ["tar", "--create", f"--file={path}", f"--directory={REPOSITORY}", "--null", "--files-from=-"]
     subprocess.run([*tar, "--owner=root:0", "--group=root:0"], input=b"\0".join(names), check=True)
@@ -237,8 +187,6 @@ def _digest(spec: ImageSpec) -> str:
     tags = images.current_tags(images.FOLDER, images.AGENTS)
     chain = [tags["base"], tags["libraries"], tags["broker"]] if spec.has_engine else []
     parts = [asdict(spec), spec.packages, FILES, SETUP, _SIZE, _requirements(), debian.OPTIONS, chain]
-    if spec.is_foreign:
-        parts += [_STAND_INS, _FOREIGN_SETUP]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 
@@ -254,16 +202,15 @@ def _build(spec: ImageSpec, scratch: Path) -> None:
     root, result = scratch / "root", scratch / "image"
     result.mkdir()
     with _step("Debian's packages"):
-        _bootstrap(spec, root, scratch)
+        _bootstrap(spec, root)
     with _step("wheels"):
         _download(spec, root / "wheels")
     with _step("set-up"):
         _configure(spec, root, result)
     if spec.has_engine:
         with _step("container images"), _engine(root, scratch) as address:
-            _run(
-                sys.executable, "-m", "testbed", "images", "build", environment={"DOCKER_HOST": address}
-            )
+            build = (sys.executable, "-m", "testbed", "images", "build")
+            _run(*build, environment={"DOCKER_HOST": address})
     with _step("disk"):
         for name in ("vmlinuz", "initrd.img"):
             (file,) = (root / "boot").glob(f"{name}-*")
@@ -293,16 +240,9 @@ def programs_of(architecture: str) -> Iterator[None]:
             _run("umount", str(_BINFMT))
 
 
-def _bootstrap(spec: ImageSpec, root: Path, scratch: Path) -> None:
+def _bootstrap(spec: ImageSpec, root: Path) -> None:
     """Install the packages into the folder `root`, as `testbed.images.debian` does for containers."""
     command = ["mmdebstrap", "--mode=root", *debian.OPTIONS, f"--architectures={spec.architecture}"]
-    if spec.is_foreign:
-        command.append(f'--aptopt=DPkg::Path "{_PATH}"')
-        for when, script in (("extract", _STAND_INS), ("customize", _NO_STAND_INS)):
-            hook = scratch / when
-            hook.write_text(script, encoding="utf-8")
-            hook.chmod(0o755)
-            command.append(f"--{when}-hook={hook}")
     _run("unshare", "--mount", *command, f"--include={','.join(spec.packages)}", spec.suite, str(root))
 
 
@@ -334,34 +274,11 @@ def _configure(spec: ImageSpec, root: Path, result: Path) -> None:
     checkout.mkdir()
     checkout_archive(root / "checkout.tar")
     _run("tar", "--extract", f"--file={root / 'checkout.tar'}", f"--directory={checkout}")
-    if spec.is_foreign:
-        _install(spec, root)
-    setup = _FOREIGN_SETUP if spec.is_foreign else SETUP
-    _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=setup)
+    _run(*_ISOLATED, f'{_MOUNTS}\nexec {_CHROOT} "$0" bash', str(root), standard_input=SETUP)
     shutil.rmtree(root / "wheels")
     (root / "checkout.tar").unlink()
 
 
-def _install(spec: ImageSpec, root: Path) -> None:
-    """Do what the guest's pip would do, without emulating it: install wheels and checkout."""
-    environment = root / VENV.lstrip("/")
-    packages = environment / f"lib/python{_PYTHON}/site-packages"
-    options = ["--quiet", "--no-index", "--no-deps", "--no-compile", "--ignore-requires-python"]
-    target = [f"--target={packages}", *_for_guests_python(spec)]
-    wheels = map(str, (root / "wheels").iterdir())
-    _run(sys.executable, "-m", "pip", "install", *options, *target, *wheels)
-    (packages / "checkout.pth").write_text(f"{CHECKOUT}\n", encoding="utf-8")
-    program = environment / "bin/testbed"
-    program.parent.mkdir()
-    program.write_text(_PROGRAM, encoding="utf-8")
-    program.chmod(0o755)
-    if (native := pythons.found().get(_PYTHON)) is not None:  # else SETUP does it, emulated
-        folders = [root / "usr/lib/python3/dist-packages", packages, root / CHECKOUT.lstrip("/")]
-        compiling = [str(native), "-m", "compileall", "-qq", "-s", str(root), "-p", "/"]
-        subprocess.run([*compiling, *map(str, folders)], check=False)  # some are not of this version
-
-
-_PROGRAM = f"#!{VENV}/bin/python\nfrom testbed.__main__ import main\nmain()\n"
 _ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c")
 """A shell whose mounts and processes end with it."""
 _MOUNTS = """
@@ -394,21 +311,10 @@ def _engine(root: Path, scratch: Path) -> Iterator[str]:
     It has mounts, processes, network and control groups (of version 2, without controllers) of its own.
     """
     socket = root / _ENGINE_SOCKET
-    unshare = [
-        "unshare",
-        "--mount",
-        "--net",
-        "--cgroup",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "bash",
-        "-c",
-    ]
+    spaces = ("--mount", "--net", "--cgroup", "--pid", "--fork", "--kill-child")
+    command = ["unshare", *spaces, "bash", "-c", _ENGINE, str(root)]
     with (scratch / "engine.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*unshare, _ENGINE, str(root)], stdin=subprocess.PIPE, stdout=log, stderr=log
-        )
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
             _wait_for(socket, process, scratch / "engine.log")
             yield f"unix://{socket}"

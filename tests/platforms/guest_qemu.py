@@ -63,12 +63,8 @@ def booted(image: Image, cores: int, memory_mib: int) -> Iterator[Vm]:
         options = [
             *("-smp", str(cores), "-m", str(memory_mib)),
             *("-drive", f"file={image.disk},format=raw,if=virtio,snapshot=on"),
-            *(
-                "-netdev",
-                f"user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22",
-                "-device",
-                "virtio-net-pci,netdev=net",
-            ),
+            *("-netdev", f"user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22"),
+            *("-device", "virtio-net-pci,netdev=net"),
             *("-device", "virtio-rng-pci"),
         ]
         with _qemu(image, options, console, is_emulated=is_emulated) as process:
@@ -90,17 +86,8 @@ def _qemu(
     command = [
         *("setpriv", "--pdeathsig", "KILL", _QEMU[architecture], *_MACHINE[architecture], *processor),
         *("-kernel", str(image.kernel), "-initrd", str(image.initrd), "-append", kernel),
-        *(
-            "-display",
-            "none",
-            "-monitor",
-            "none",
-            "-serial",
-            "stdio",
-            "-no-reboot",
-            "-nodefaults",
-            *options,
-        ),
+        *("-display", "none", "-monitor", "none", "-serial", "stdio", "-no-reboot", "-nodefaults"),
+        *options,
     ]
     with console.open("wb") as log:
         process = subprocess.Popen(

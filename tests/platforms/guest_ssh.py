@@ -18,20 +18,6 @@ _SLOWNESS = 20.0
 _BOOT_SECONDS = 45.0
 _LOST_SECONDS = 60.0
 """How long after its timeout a command that the guest has not ended is given up."""
-_FACTS = r"""
-engine=$(docker version --format '{{.Server.Version}}' 2>/dev/null || echo none)
-echo "engine=$engine"
-echo "cgroup=v$(test -e /sys/fs/cgroup/cgroup.controllers && echo 2 || echo 1)"
-echo "driver=$(docker info --format '{{.CgroupDriver}}' 2>/dev/null || echo none)"
-echo "kernel=$(uname -r)"
-ip link add netem type dummy
-tc qdisc add dev netem root netem delay 1ms && echo netem=yes || echo netem=no
-ip link delete netem
-echo "architecture=$(uname -m)"
-echo "cores=$(nproc)"
-python -c 'import platform, importlib.metadata as m
-print("python=" + platform.python_version(), "with torch", m.version("torch"))'
-"""
 
 
 class Guest:
@@ -79,11 +65,6 @@ class Guest:
         completed = self._remote(f"{clear}; tar x -C {CHECKOUT}", 60 * self.slowness, archive)
         if completed.exit_code:
             raise HostError(f"The checkout cannot be copied into the guest: {completed.output}")
-
-    def read_facts(self) -> None:
-        """Fill `facts`."""
-        lines = self.run(_FACTS, timeout=30).output.splitlines()
-        self.facts = dict(line.split("=", 1) for line in lines if "=" in line)
 
     def _remote(self, command: str, timeout: float, standard_input: Path | None) -> Completed:
         """Run `command` in the account's shell."""

@@ -1,17 +1,12 @@
-"""Virtual machines with another kernel, engine, Python, architecture or number of cores.
-
-`python -m tests.platforms.guests debian-13 'testbed doctor'` runs a command in one, and
-`python -m tests.platforms.guests` lists them.
-"""
+"""Virtual machines with another kernel, engine, Python, architecture or number of cores."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from tests.platforms import guest_image, guest_qemu
+from tests.platforms import facts, guest_image, guest_qemu
 from tests.platforms.guest_ssh import Guest
 from tests.platforms.machine import Machine
 
@@ -47,26 +42,5 @@ def guest(spec: GuestSpec) -> Iterator[Machine]:
         machine = Guest(vm, image)
         machine.wait()
         machine.copy_checkout()
-        machine.read_facts()
+        machine.facts = facts.of(machine)
         yield machine
-
-
-def main(arguments: list[str]) -> int:
-    """Run each command in the guest that is named first; return the last exit code."""
-    if not arguments:
-        print("\n".join(GUESTS))
-        return 0
-    name, *commands = arguments
-    exit_code = 0
-    with guest(GUESTS[name]) as machine:
-        print(dict(machine.facts), f"slowness {machine.slowness:g}", flush=True)
-        for command in commands:
-            completed = machine.run(command, timeout=120)
-            exit_code = completed.exit_code
-            print(f"$ {command}\n{completed.output}", flush=True)
-            print(f"[exit code {exit_code}, {completed.seconds:.0f} s]", flush=True)
-    return exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

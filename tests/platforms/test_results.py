@@ -11,7 +11,7 @@ from tests.platforms import checks, results
 from tests.platforms.checks import Check, Outcome
 from tests.platforms.machine import Completed
 
-CHECK = Check("quickstart", "testbed up --runs {runs} {shared}", r"^Verdict: \w+", r"^CPU: .*")
+CHECK = Check("quickstart", "testbed up --runs {runs}", r"^Verdict: \w+", r"^CPU: .*")
 FACTS = {"engine": "Docker 28.5.2", "cgroup": "v1"}
 
 
@@ -38,7 +38,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def outcome(exit_code: int, output: str) -> Outcome:
     machine = Answering(Completed(exit_code, output, 2.0))
-    ((_, found),) = checks.run(machine, "sid", [CHECK], shared=False)
+    ((_, found),) = checks.run(machine, "sid", [CHECK])
     return found
 
 
@@ -65,23 +65,26 @@ def test_failed_check_keeps_its_output(exit_code: int, output: str, detail: str)
 
 def test_checks_that_need_an_engine_are_skipped_without_one() -> None:
     machine = Answering(Completed(0, "", 0.0), engine="none")
-    assert list(checks.run(machine, "python-3.13", [CHECK], shared=False)) == []
+    assert list(checks.run(machine, "python-3.13", [CHECK])) == []
 
 
 def test_demo_runs_where_the_project_was_set_up() -> None:
     machine = Answering(Completed(0, "Verdict: valid", 0.0), engine="none")
     demo = [check for check in checks.CHECKS if check.name == "demo"]
-    assert list(checks.run(machine, "python-3.13", demo, shared=False)) == []
+    assert list(checks.run(machine, "python-3.13", demo)) == []
     machine.clone = Path("/home/me/clone")
-    ((_, found),) = checks.run(machine, "python-3.13", demo, shared=False)
+    ((_, found),) = checks.run(machine, "python-3.13", demo)
     assert found.passed
     assert "make -C /home/me/clone demo" in machine.commands[-2]
 
 
-def test_down_all_is_skipped_only_on_a_shared_engine() -> None:
-    machine = Answering(Completed(0, "", 0.0))
-    list(checks.run(machine, "host", [CHECK], shared=True))
-    assert "--shared" in machine.commands[0]
+def test_limits_that_the_kernel_does_not_have_fail_the_check_of_a_run() -> None:
+    (quickstart,) = (check for check in checks.CHECKS if check.name == "quickstart")
+    for reason, passed in (("the cores were full", True), ("the kernel has other limits for a", False)):
+        machine = Answering(Completed(0, f"ends\n · {reason}\nVerdict: not valid · Next", 2.0))
+        ((_, found),) = checks.run(machine, "sid", [quickstart])
+        assert found.passed == passed
+    assert found.log is not None
 
 
 def test_records_are_merged_and_survive_a_platform_that_fails_to_start(tmp_path: Path) -> None:
