@@ -313,9 +313,8 @@ def test_foreground_run_is_listed_and_ctrl_c_completes_its_records(tmp_path: Pat
         (path,) = (tmp_path / "runs").iterdir()
         listed = {live.run: live for live in live_runs.find_all_runs(tmp_path / "runs")}
         assert listed[path.name] == LiveRun(path.name, "virtual", 0, path)
-        seconds, _ = interrupt(running)
+        interrupt(running)
         assert running.returncode == 130
-        assert seconds < 10
     assert path.name not in {live.run for live in live_runs.find_all_runs(tmp_path / "runs")}
     records = list(events.read(path / "events.jsonl"))
     assert isinstance(records[-1], events.RunEnded)
