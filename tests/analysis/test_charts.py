@@ -104,13 +104,6 @@ def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     assert not CHARTS["accuracy"]([run]).is_empty
 
 
-def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
-    other = Run(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"topology": {}})
-    chart = CHARTS["accuracy"]([run, other])
-    assert [one.name for one in chart.layers] == ["fedbuff", "?", "scenario"]
-    assert chart.layers[0].color != chart.layers[1].color
-
-
 def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) -> None:
     fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
     other = Run(**fields | {"topology": {**run.topology, "seed": 2}})
