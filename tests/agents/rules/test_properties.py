@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.config import StopConditions
 from agents.models.vectors import Vector
 from agents.rules import RULES
 from agents.rules.area import Area
@@ -36,7 +35,7 @@ from agents.rules.interface import RequestUpdate, Rule
 from agents.rules.port import Port
 from analysis.client_story import story
 from tests.agents.fleet import Fleet, random_lives
-from tests.agents.helpers import Simulation, records
+from tests.agents.helpers import records
 
 INSTANCES: dict[str, list[Rule]] = {
     "area": [
@@ -98,21 +97,6 @@ every_rule = pytest.mark.parametrize(
     "rule", [rule for rules in INSTANCES.values() for rule in rules], ids=repr
 )
 
-ALONE: dict[str, Rule] = {
-    "async_fedavg": AsyncFedAvg(weights="time_based"),
-    "asysg": AsySG(gradients=1, server_lr=0.4),
-    "defedavg_iid": DeFedAvgIid(buffer_size=1),
-    "defedavg_niid": DeFedAvgNiid(sample=3),
-    "fedasync": FedAsync(mixing=1.0),
-    "fedavg": FedAvg(sample=2, replacement=True, weights="unbiased"),
-    "fedbuff": FedBuff(buffer_size=1, staleness="inverse_sqrt", reply="after_aggregation"),
-    "fedfa": FedFa(window_size=1, variant="delta"),
-    "fedfix": FedFix(period=1.0),
-    "port": Port(min_updates=1),
-}
-"""Rules of which one client alone makes plain local SGD. The others move a part of the way only (favano)
-or send each client the model from before its own update (area, as_fedavg)."""
-
 MOVES = ["deliver", "finish", "arrive", "work"] * 3 + [
     *["nan", "crash", "reconnect", "tick", "connect anew", "lose all", "start anew"]
 ]
@@ -130,8 +114,6 @@ def test_every_rule_is_tested_here() -> None:
         assert {type(rule) for rule in rules} == {RULES[name]}
         for rule in rules:
             rule.check(len(IMPORTANCE))
-    deltas = {name for name, rules in INSTANCES.items() if rules[0].client_side.kind == "delta"}
-    assert deltas <= ALONE.keys()
 
 
 def happens(fleet: Fleet, what: str, name: str) -> None:
@@ -253,13 +235,6 @@ def test_actions_do_not_depend_on_set_order() -> None:
         check=True,
     )
     assert done.stdout.strip() == digest()
-
-
-@pytest.mark.parametrize("rule", ALONE.values(), ids=ALONE.keys())
-def test_single_client_does_plain_local_sgd(rule: Rule) -> None:
-    """One step covers 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
-    models = Simulation(rule, [3.0], [1.0], 0.4, StopConditions(updates=8), dtype=np.float64).run()
-    assert models == pytest.approx([3 * (1 - 0.6**k) for k in range(9)], abs=1e-14)
 
 
 @every_rule
