@@ -126,11 +126,16 @@ def _trainers(task: Task, train: Shard, jobs: Sequence[Job]) -> list[Trainer]:
     return [Trainer(task, shard, job.local) for shard, job in zip(shards, jobs, strict=True)]
 
 
-CLOSE, EQUAL = {"rtol": 1e-4, "atol": 1e-6}, {"rtol": 0.0, "atol": 0.0}
+CLOSE, EQUAL = (1e-4, 1e-6), (0.0, 0.0)
+"""Relative and absolute difference that a result may have."""
 
 
 def _assert_like_the_clients(
-    task: Task, train: Shard, jobs: Sequence[Job], results: Sequence[Outcome], within: dict[str, float]
+    task: Task,
+    train: Shard,
+    jobs: Sequence[Job],
+    results: Sequence[Outcome],
+    within: tuple[float, float],
 ) -> None:
     """Compare with the clients' own trainers, whose seeds are 0 to 4 again and again."""
     for k, (own, job, result) in enumerate(
@@ -138,8 +143,8 @@ def _assert_like_the_clients(
     ):
         rng = np.random.default_rng(k % len(RAGGED))
         expected = own.gradient(job.start, rng) if job.gradient else own.train(job.start, rng, job.lr)
-        np.testing.assert_allclose(result.end, expected.end, **within)
-        assert result.loss == pytest.approx(expected.loss, rel=within["rtol"], abs=0)
+        np.testing.assert_allclose(result.end, expected.end, *within)
+        assert result.loss == pytest.approx(expected.loss, rel=within[0], abs=0)
 
 
 def _assert_trained_alike(task: Task, train: Shard, options: dict[str, Any]) -> None:
@@ -341,7 +346,7 @@ def test_each_model_of_a_stack_equals_the_clients(
     monkeypatch.setattr(AnyModule, "_many", counted)
     results, again = trainer.run(jobs), trainer.run(jobs)
     assert max(stacked) == 12
-    _assert_like_the_clients(*TASKS[task], jobs, results, {"rtol": 1e-5, "atol": 1e-5})
+    _assert_like_the_clients(*TASKS[task], jobs, results, (1e-5, 1e-5))
     for first, second in zip(results, again, strict=True):
         np.testing.assert_array_equal(first.end, second.end)
 

@@ -87,7 +87,7 @@ def test_rule_that_needs_more_than_four_clients_is_refused(
     ("rule", "parameters"), [("async_fedavg", {"weights": "time_based"}), ("fedfix", {"period": 1.0})]
 )
 def test_update_times_need_one_value_per_device(rule: str, parameters: dict[str, Any]) -> None:
-    made = RULES[rule](update_times=TIMES, **parameters)
+    made = RULES[rule](**parameters | {"update_times": TIMES})
     made.check(3)
     with pytest.raises(ValueError, match="3 entries, expected 4"):
         made.check(4)
