@@ -36,12 +36,6 @@ def test_swap_is_one_discordant_pair() -> None:
     assert (found.low, found.high, found.resampled) == (-1.0, 1.0, "configurations")
 
 
-def test_reverse_order_has_tau_minus_one() -> None:
-    found = of(a=[(1.0, 3.0)], b=[(2.0, 2.0)], c=[(3.0, 1.0)])
-    assert found.tau == -1.0
-    assert found.swapped == (("a", "b"), ("a", "c"), ("b", "c"))
-
-
 def test_tie_is_not_discordant_and_lowers_tau() -> None:
     found = of(a=[(1.0, 2.0)], b=[(1.0, 1.0)], c=[(3.0, 3.0)])
     assert ranks(found) == {"a": (1, 2), "b": (1, 1), "c": (3, 3)}

@@ -104,13 +104,6 @@ def test_losses_by_device_are_drawn_as_a_spread(run: Run) -> None:
     assert not CHARTS["accuracy"]([run]).is_empty
 
 
-def test_overlaid_runs_are_named_by_their_differences(run: Run) -> None:
-    other = Run(**{name: getattr(run, name) for name in run.__dataclass_fields__} | {"topology": {}})
-    chart = CHARTS["accuracy"]([run, other])
-    assert [one.name for one in chart.layers] == ["fedbuff", "?", "scenario"]
-    assert chart.layers[0].color != chart.layers[1].color
-
-
 def test_runs_that_differ_in_their_seed_share_a_colour_and_a_legend(run: Run) -> None:
     fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
     other = Run(**fields | {"topology": {**run.topology, "seed": 2}})
@@ -219,28 +212,22 @@ def test_actions_within_a_second_share_a_mark(run: Run) -> None:
     assert layer(with_actions(BLANK, [run], since=4.5), "scenario").columns["x"].tolist() == []
 
 
-def scripted(directory: Path, *records: events.Acted) -> Run:
-    lines = [*EVENTS[:-1], *(events.to_line(record).strip() for record in records), EVENTS[-1]]
-    (directory / "events.jsonl").write_text("\n".join(lines) + "\n")
-    return load(directory)
-
-
 def crash(at: float, device: str = "fast") -> events.Acted:
     return events.Acted(at, device, "scenario", 0.0, {"action": "crash"})
 
 
 def test_marks_are_labelled_with_words_if_all_fit(directory: Path) -> None:
     """The run takes 10 s; 70 characters fit above its plot."""
-    roomy = with_actions(BLANK, [scripted(directory, crash(2.0), crash(6.0))])
+    roomy = with_actions(BLANK, [with_records(directory, crash(2.0), crash(6.0))])
     assert layer(roomy, "scenario").columns["label"].tolist() == ["crash fast", "crash fast"]
     assert roomy.key == ()
-    narrow = with_actions(BLANK, [scripted(directory, crash(2.0), crash(3.1), crash(9.9))])
+    narrow = with_actions(BLANK, [with_records(directory, crash(2.0), crash(3.1), crash(9.9))])
     assert layer(narrow, "scenario").columns["label"].tolist() == ["1", "2", "3"]
     assert narrow.key[1] == "2: crash fast (3.1 s)"
 
 
 def test_marks_of_one_of_several_runs_name_the_run(directory: Path) -> None:
-    run = scripted(directory, crash(2.0), crash(6.0))
+    run = with_records(directory, crash(2.0), crash(6.0))
     other = replace(run, topology={"rule": {"name": "fedavg"}}, scenario=run.scenario[:1])
     found = with_actions(BLANK, [run, other], colors={id(run): "red"})
     marks = layer(found, "scenario").columns
@@ -293,7 +280,7 @@ def test_resource_use_is_drawn_over_time(directory: Path) -> None:
 def test_marks_are_merged_where_many_actions_happen(directory: Path) -> None:
     churn = [crash(at) for at in range(5, 60)]
     quiet = events.Acted(900.0, "slow", "scenario", 0.0, {"action": "pause"})
-    chart = with_actions(BLANK, [scripted(directory, *churn, quiet)])
+    chart = with_actions(BLANK, [with_records(directory, *churn, quiet)])
     marks = layer(chart, "scenario").columns
     assert marks["x"].tolist() == [5, *range(6, 60, 2), 900]
     assert marks["what"].tolist()[-2:] == ["28: crash fast", "29: pause slow"]
@@ -307,7 +294,7 @@ def test_link_traces_do_not_hide_a_crash(directory: Path) -> None:
     change = {"action": "set", "link": {"up": 1e5}}
     steps = [events.Acted(at / 2, "fast", "scenario", 0.0, change) for at in range(100)]
     by_hand = events.Acted(30.0, "fast", "hand", 0.0, change)
-    chart = with_actions(BLANK, [scripted(directory, *steps, crash(20.0, "slow"), by_hand)])
+    chart = with_actions(BLANK, [with_records(directory, *steps, crash(20.0, "slow"), by_hand)])
     assert layer(chart, "scenario").columns["what"].tolist() == [
         "1: crash slow",
         "2: link up 100 kbit/s fast",

@@ -259,15 +259,6 @@ def test_runs_changed_by_hand_are_noted(directory: Path) -> None:
     assert told.startswith("Changed by hand during the run: fedbuff. ")
 
 
-def test_runs_of_different_code_are_separate_rows(by_hand: Run) -> None:
-    """Their topologies are identical."""
-    runs = [
-        replace(by_hand, path=Path(name), manifest={**by_hand.manifest, "code": name[0]})
-        for name in ("a1", "b1", "b2")
-    ]
-    assert [row.runs for row in comparison.compare(runs, None)] == [1, 2]
-
-
 def test_runs_of_an_older_sweep_version_are_a_separate_row(by_hand: Run) -> None:
     """Data files beside the topology were changed, and the sweep run again."""
     cell = {**by_hand.manifest, "label": "slow link", "runtime": "process"}
@@ -298,27 +289,9 @@ def test_repeated_seed_in_virtual_time_is_noted(by_hand: Run) -> None:
     assert comparison.remarks(emulated) == []
 
 
-def test_missed_target_has_no_cost(by_hand: Run) -> None:
-    (row,) = comparison.compare([by_hand], 0.9)
-    assert isnan(row.time.mean)
-    assert isnan(row.speed_up)
-    headings, (cells,) = comparison.texts([row])
-    assert cells[headings.index("time s")] == "> 10.0"
-    assert cells[headings.index("resolution s")] == "–"
-    assert cells[headings.index("reached")] == "0 of 1"
-
-
 def test_default_target_is_the_highest_reached_by_all(by_hand: Run, sooner: Run) -> None:
     assert comparison.common_target([by_hand, sooner]) == 0.85
     assert comparison.common_target([]) is None
-
-
-def test_runs_that_are_not_valid_are_marked(tmp_path: Path) -> None:
-    manifest = MANIFEST | {"validity": {"valid": False, "reasons": ["the host was busy"]}}
-    run = load(write_run(tmp_path, EVENTS, "name: a\nrule: {name: fedavg}\n", manifest))
-    headings, (cells,) = comparison.texts(comparison.compare([run], 0.8))
-    assert (headings[-1], cells[-1]) == ("valid", "0 of 1")
-    assert story.story([run])[1].title == "fedavg (not valid: 1 of 1 runs)"
 
 
 def test_runs_that_were_not_judged_are_counted_separately(tmp_path: Path) -> None:

@@ -135,27 +135,6 @@ def test_resumed_run_starts_with_the_planned_states(directory: Path) -> None:
     assert of(run, "mute") == [("wait", 0.0, 9.0, -1), ("offline", 9.0, 10.0, -1)]
 
 
-def test_pauses_and_absence_take_precedence_over_work(directory: Path) -> None:
-    run = with_records(
-        directory,
-        events.Acted(2.0, "slow", "scenario", 0.0, {"action": "pause"}),
-        events.Acted(3.0, "slow", "scenario", 0.0, {"action": "resume"}),
-        events.Acted(9.0, "slow", "hand", 0.0, {"action": "crash"}),
-        events.ClientStatus(9.1, "slow", "offline"),
-        events.ClientStatus(9.5, "slow", "ready"),
-    )
-    assert of(run, "slow") == [
-        ("download", 0.0, 1.0, 2),
-        ("train", 1.0, 2.0, 2),
-        ("paused", 2.0, 3.0, -1),
-        ("train", 3.0, 7.0, 2),
-        ("upload", 7.0, 8.0, 2),
-        ("wait", 8.0, 9.0, -1),
-        ("offline", 9.0, 9.5, -1),
-        ("wait", 9.5, 10.0, -1),
-    ]
-
-
 def test_disconnected_device_is_offline_until_it_is_ready_again(directory: Path) -> None:
     run = with_records(
         directory,

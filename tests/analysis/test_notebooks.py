@@ -65,6 +65,7 @@ async def _executed(folder: Path) -> dict[str, Executed]:
     return found
 
 
+@pytest.mark.hosts
 @pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs(executions: dict[str, Executed], name: str) -> None:
     notebook = executions[name]

@@ -115,7 +115,7 @@ class Adapter:
         self._end_instant(0.0)
 
     def receive(self, update: ClientUpdate) -> None:
-        self._advance(update.at)
+        self.advance(update.at)
         client = update.client
         residual = update.kind == "residual"
         first = residual and not self._sequences.get(client)
@@ -145,7 +145,7 @@ class Adapter:
         self._handle(inputs.UpdateArrived(at, client, 16, at, message), update.at)
 
     def model(self, at: float, client: str | None = None) -> Vector:
-        self._advance(at)
+        self.advance(at)
         if client is None:
             self._end_instant(at)
             return self.server.w
@@ -159,7 +159,7 @@ class Adapter:
         self._status(client, "ready", at)
 
     def leave(self, client: str, at: float, memory: ArrayLike | None = None) -> None:
-        self._advance(at)
+        self.advance(at)
         if memory is not None:
             sequence = self._sequences.pop(client, 0)
             vector = np.asarray(memory) if sequence else np.zeros(0)
@@ -187,10 +187,10 @@ class Adapter:
         self._status(client, "offline", at)
 
     def _status(self, client: str, state: str, at: float) -> None:
-        self._advance(at)
+        self.advance(at)
         self._handle(inputs.StatusChanged(from_seconds(at), client, state), at)
 
-    def _advance(self, at: float) -> None:
+    def advance(self, at: float) -> None:
         """Fire the timers that are due before `at`."""
         while self._core.next_timer is not None and self._core.next_timer < from_seconds(at):
             self._end_instant(to_seconds(self._core.next_timer))

@@ -1,4 +1,9 @@
-"""Write the conformance kit's scenarios anew: `python -m tests.conformance.record`."""
+"""Write the conformance kit's scenarios anew: `python -m tests.conformance.record`.
+
+What clients do (`receive`, `join`, `leave`) is kept as the files have it. What the core sends and makes
+is recorded again. A new scenario is written by hand into the file of its rule, with what clients do; an
+event with `at` alone lets time pass until then.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,8 @@ from typing import Any
 import yaml
 
 from agents.rules import RULES
-from testbed.conformance.scenario import FOLDER
-from tests.conformance.recording import record
-from tests.conformance.scripts import SCRIPTS
+from testbed.conformance.scenario import FOLDER, rule_names
+from tests.conformance.recording import Recorder
 
 _HEAD = "# Written by `python -m tests.conformance.record`. testbed/conformance/scenario.py reads it.\n"
 
@@ -23,8 +27,8 @@ def text(rule: str) -> str:
         "tolerance: {relative: 1.0e-5, absolute: 1.0e-6}",
         "scenarios:",
     ]
-    for script in SCRIPTS[rule]:
-        scenario = record(rule, script)
+    for content in yaml.safe_load((FOLDER / f"{rule}.yaml").read_text(encoding="utf-8"))["scenarios"]:
+        scenario = Recorder(rule, content).record()
         events = scenario.pop("events")
         for mark, (key, value) in zip(["-", *[" "] * len(scenario)], scenario.items(), strict=False):
             lines.append(f"{mark} {key}: {_flow(value)}")
@@ -40,7 +44,7 @@ def _flow(value: Any) -> str:
 
 
 def main() -> None:
-    for rule in SCRIPTS:
+    for rule in rule_names():
         (FOLDER / f"{rule}.yaml").write_text(text(rule), encoding="utf-8")
 
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
 from agents import events
 from agents.device_actions import to_json
-from agents.models.vectors import Vector
-from agents.rules.area import AreaState
 from agents.timing.nanoseconds import SECOND, to_seconds
 from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned_actions import steps
@@ -23,7 +20,6 @@ from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.view import View
 from testbed.virtual.run import FileRecorder, _simulation
-from testbed.virtual.simulation import Simulation
 
 AFTER = 200
 CENTERS = [[float(k), float(k**2)] for k in range(6)]
@@ -53,16 +49,15 @@ TOPOLOGY = {
 }
 
 
-def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, list[events.Record]]:
+def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, list[events.Record]]:
     path = folder / "topology.yaml"
     path.write_text(yaml.safe_dump(TOPOLOGY | {"rule": rule}))
     topology, plan = planning.plan_file(path, Options())
     directory = RunDirectory.create(folder, "run")
     spec, prepared = preparing.prepare(topology, plan, directory, Options(), View())
     with closing(FileRecorder(directory, View())) as recorder:
-        simulation = _simulation(spec, prepared, View(), recorder)
-        simulation.run(0.0, lambda: False)
-    return spec, simulation, list(events.read(directory.events))
+        _simulation(spec, prepared, View(), recorder).run(0.0, lambda: False)
+    return spec, list(events.read(directory.events))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +70,7 @@ def _played(folder: Path, rule: dict[str, Any]) -> tuple[RunSpec, Simulation, li
     ids=lambda rule: rule["name"],
 )
 def test_run_continues_after_faults_and_records_them(tmp_path: Path, rule: dict[str, Any]) -> None:
-    spec, simulation, records = _played(tmp_path, rule)
+    spec, records = _played(tmp_path, rule)
     assert isinstance(records[-1], events.RunEnded)
     assert (records[-1].reason, records[-1].at) == ("after", AFTER)
     due = [
@@ -87,22 +82,3 @@ def test_run_continues_after_faults_and_records_them(tmp_path: Path, rule: dict[
     applied = [r for r in records if isinstance(r, events.UpdateApplied)]
     assert {r.client for r in applied if r.applied > AFTER - 30} == set(spec.topology.device_names)
     assert not any(40.1 < r.arrived < 70 for r in applied if r.client == "steady-1")
-    if rule["name"] == "area":
-        _holds_the_mean(simulation, records)
-
-
-def _holds_the_mean(simulation: Simulation, records: list[events.Record]) -> None:
-    """x + u is the mean of where the trainings ended that were applied last, or are in u alone, by the
-    clients' memory."""
-    last = {r.client: r.sequence for r in records if isinstance(r, events.UpdateApplied)}
-    left = "in the rule's buffer when the run ended"
-    in_u = {r.client for r in records if isinstance(r, events.UpdateRejected) and r.reason == left}
-    ends: list[Vector] = []
-    for name, sequence in last.items():
-        memory = simulation.device(name).memory
-        assert memory is not None
-        known = dict(known for name, known in memory.items() if name in ("applied", "sent"))
-        ends.append(known[min(k for k in known if k > sequence) if name in in_u else sequence])
-    state = cast("AreaState", simulation._core._rule)
-    assert len(ends) == len(CENTERS)
-    assert simulation._server.w + state.u == pytest.approx(np.mean(ends, 0), abs=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.config import AccessLink, LocalTraining, Segment
@@ -68,6 +68,9 @@ class Times:
     def play_times(self) -> list[float]:
         return [at for _, at in self.play()]
 
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 steadily = pytest.mark.parametrize("steady", [False, True])
 
@@ -329,6 +332,7 @@ def test_deterministic_links_draw_no_random_numbers() -> None:
     assert arrivals == [100_000_000]
 
 
+@unhurried
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=12))
 def test_shared_link_is_fair_bit_by_bit(flows: list[tuple[int, int]]) -> None:
     """(start in s, size in bit) at 1 bit/s, against small steps of time."""
@@ -425,6 +429,7 @@ def test_aggregator_acknowledges_an_update(steady: bool) -> None:
     assert times.play_times() == pytest.approx([0.24324 + 70 / 12_500])
 
 
+@unhurried
 @given(
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 20_000)), min_size=1, max_size=8),
     st.sampled_from([50_000, 1_000_000, 20_000_000]),

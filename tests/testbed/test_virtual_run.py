@@ -130,42 +130,6 @@ def test_cost_of_secure_aggregation_on_a_device(
         assert update.applied == pytest.approx(train_end + 0.002)
 
 
-@pytest.mark.parametrize(
-    ("rule", "heading"),
-    [
-        ({"name": "fedavg"}, 3.0),
-        ({"name": "async_fedavg"}, 1.5),
-        ({"name": "fedfix", "period": "1s"}, 3.0),
-        ({"name": "fedbuff", "buffer_size": 1}, 1.5),
-        ({"name": "fedfa", "window_size": 1, "variant": "delta"}, 1.5),
-        ({"name": "defedavg_iid", "buffer_size": 1}, 1.5),
-        ({"name": "asysg", "gradients": 1}, 1.5),
-        ({"name": "port", "min_updates": 1}, 1.5),
-        ({"name": "area", "criterion": "every", "every": 2}, 3.0),
-        ({"name": "area", "criterion": "period", "period": "2s"}, 3.0),
-        ({"name": "fedasync"}, None),
-        ({"name": "fedfa", "window_size": 1}, None),
-        ({"name": "as_fedavg", "every": 2}, None),
-        ({"name": "favano", "period": "3s", "sample": 2}, None),
-    ],
-    ids=repr,
-)
-def test_each_rule_converges_where_theory_predicts(
-    rule: dict[str, Any], heading: float | None, tmp_path: Path
-) -> None:
-    """Three updates to one, centers 0 and 6: their mean, or weighted by the updates, or none."""
-    task = {"name": "quadratic", "centers": [[0], [6]], "local": {"steps": 1, "lr": 0.01}}
-    ended = compare_with_optimum(
-        _run(_topology(tmp_path, rule=rule, task=task, stop={"after": "60s"}), tmp_path)
-    )
-    assert ended is not None
-    if heading is None:
-        assert ended.surrogate is None
-    else:
-        assert ended.surrogate is not None
-        assert ended.surrogate.tolist() == pytest.approx([heading], abs=0.1)
-
-
 def test_every_theory_topology_is_tested() -> None:
     marks = test_run_ends_where_theory_predicts.pytestmark  # type: ignore[attr-defined]
     tested = {case[0] for case in marks[0].args[1]}
@@ -266,19 +230,6 @@ def test_interrupted_client_has_done_its_started_steps(tmp_path: Path) -> None:
     assert done["b"] == pytest.approx([4, 0.4, 1.0])  # it waited for the interrupt
 
 
-@pytest.mark.parametrize("rule", ["defedavg_niid", "area", "port", "asysg", "fedfa"])
-def test_rules_of_every_kind_learn_the_digits(rule: str, tmp_path: Path) -> None:
-    needed: dict[str, dict[str, Any]] = {
-        "defedavg_niid": {"sample": 1},
-        "area": {"criterion": "every", "every": 2},
-        "port": {"min_updates": 1, "urgent": True},
-        "asysg": {"gradients": 1, "server_lr": 0.3},
-        "fedfa": {"variant": "param", "window_size": 2},
-    }
-    file = _topology(tmp_path, rule={"name": rule, **needed[rule]}, stop={"after": "60s"})
-    assert _run(file, tmp_path).evaluations["accuracy"].iloc[-1] > 0.7
-
-
 def test_device_without_any_duration_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="time stands still"):
         _run(_topology(tmp_path, devices=[{"name": "a", "timing": "0s"}]), tmp_path)
@@ -313,9 +264,8 @@ def test_foreground_run_is_listed_and_ctrl_c_completes_its_records(tmp_path: Pat
         (path,) = (tmp_path / "runs").iterdir()
         listed = {live.run: live for live in live_runs.find_all_runs(tmp_path / "runs")}
         assert listed[path.name] == LiveRun(path.name, "virtual", 0, path)
-        seconds, _ = interrupt(running)
+        interrupt(running)
         assert running.returncode == 130
-        assert seconds < 10
     assert path.name not in {live.run for live in live_runs.find_all_runs(tmp_path / "runs")}
     records = list(events.read(path / "events.jsonl"))
     assert isinstance(records[-1], events.RunEnded)

@@ -143,14 +143,12 @@ def test_first_model_uses_the_start_of_the_link_trace(tmp_path: Path) -> None:
 def test_jitter_and_loss_depend_on_the_seed(tmp_path: Path) -> None:
     link = {"rtt": "200ms", "jitter": "50ms", "loss": "10%"}
     took = []
-    for name, seed in (("one", 1), ("two", 1), ("three", 2)):
-        folder = tmp_path / name
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
         folder.mkdir()
         devices = [A | {"link": link}, {"name": "b", "timing": "100s"}]
-        _run(folder, [], devices=devices, seed=seed, stop={"after": "60s"})
-        took.append((folder / "run" / "events.jsonl").read_text().splitlines()[1:])
-    assert took[0] == took[1]
-    assert took[0] != took[2]
+        took.append(_applied(_run(folder, [], devices=devices, seed=seed, stop={"after": "60s"})))
+    assert took[0] != took[1]
 
 
 def test_stalled_run_is_reported(tmp_path: Path) -> None:
@@ -167,14 +165,10 @@ def test_stalled_run_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_no_thread_is_left(tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    _run(tmp_path, [])
-    assert set(threading.enumerate()) <= before
-
-
 def test_records_list_actions_and_their_results(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     records = _run(tmp_path, [{"at": "2s", "crash": "a", "restart_after": "1s"}])
+    assert set(threading.enumerate()) <= before
     told = [
         (r.at, r.details["action"] if isinstance(r, events.Acted) else r.state)
         for r in records
@@ -186,16 +180,7 @@ def test_records_list_actions_and_their_results(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scenario", "told"),
     [
-        # A client that ends while it is cut off: the server hears of it when packets pass again,
-        (
-            [
-                {"at": "2s", "disconnect": "a", "for": "3s"},
-                {"at": "3s", "crash": "a", "restart_after": "1s"},
-            ],
-            [(5, "offline"), (5, "joining"), (5, "ready")],
-        ),
-        # which is after what it had sent, and before it comes anew,
-        (
+        (  # a client that ends while it is cut off: the server hears of it when packets pass again
             [
                 {"at": "2s", "disconnect": "a", "for": "9s"},
                 {"at": "3s", "leave": "a"},
@@ -203,30 +188,10 @@ def test_records_list_actions_and_their_results(tmp_path: Path) -> None:
             ],
             [(11, "offline"), (11, "joining"), (11, "ready")],
         ),
-        # or when the broker gives up on it.
-        (
-            [{"at": "2s", "disconnect": "a", "for": "90s"}, {"at": "3s", "leave": "a"}],
-            [(2 + 1.5 * KEEPALIVE, "offline")],
-        ),
         (
             [{"at": "2s", "disconnect": "a", "for": "90s"}, {"at": "60s", "crash": "a"}],
             [(2 + 1.5 * KEEPALIVE, "offline")],
         ),
-    ],
-)
-def test_end_of_a_disconnected_device_is_detected_later(
-    tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
-) -> None:
-    records = _run(tmp_path, scenario, stop={"after": "100s"})
-    assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
-
-
-@pytest.mark.parametrize(
-    ("scenario", "told"),
-    [
-        ([{"at": "2s", "disconnect": "a", "for": "44s"}], []),
-        ([{"at": "2s", "disconnect": "a", "for": "50s"}], [(47, "offline"), (52, "ready")]),
-        ([{"at": "2s", "pause": "a", "for": "50s"}], [(47, "offline"), (52, "ready")]),
         (
             [
                 {"at": "2s", "disconnect": "a", "for": "30s"},
@@ -236,16 +201,14 @@ def test_end_of_a_disconnected_device_is_detected_later(
         ),
     ],
 )
-def test_device_silent_for_too_long_is_offline_until_it_reconnects(
+def test_work_of_a_silent_device_is_lost_until_it_is_heard_again(
     tmp_path: Path, scenario: list[dict[str, Any]], told: list[tuple[float, str]]
 ) -> None:
-    """Its work meanwhile is lost: the server no longer expects it."""
     records = _run(tmp_path, scenario, stop={"after": "100s"})
     assert [(r.at, r.state) for r in records if isinstance(r, events.ClientStatus)] == told
-    for since, until in zip(told[::2], told[1::2], strict=True):
-        begun = [r.dispatched for r in records if isinstance(r, events.UpdateApplied)]
-        assert max(at for at in begun if at < since[0]) <= 2
-        assert min(at for at in begun if at > 2) >= until[0]
+    begun = [r.dispatched for r in records if isinstance(r, events.UpdateApplied)]
+    ready = [at for at, state in told if state == "ready"]
+    assert not [at for at in begun if 2 < at < (ready or [100])[0]]
 
 
 def test_topk_remainder_of_a_lost_update_is_in_the_next_ones(tmp_path: Path) -> None:
@@ -314,19 +277,6 @@ def test_farewell_is_sent_after_messages_in_flight(tmp_path: Path) -> None:
     assert 1 < took < 1.9
     assert [r.state for r in statuses] == ["offline", "joining", "ready"]
     assert [retired.at, *(r.at for r in statuses)] == pytest.approx([1 + 2 * took] * 4)
-
-
-def test_leaving_client_is_removed_from_area_mean(tmp_path: Path) -> None:
-    _run(
-        tmp_path,
-        [{"at": "50s", "leave": "c"}],
-        devices=[{"name": name, "timing": "1s"} for name in "abc"],
-        task={"name": "quadratic", "centers": [[0.0], [3.0], [9.0]], "local": {"steps": 1, "lr": 0.1}},
-        rule={"name": "area", "criterion": "every", "every": 2},
-        stop={"after": "350s"},
-    )
-    (w,) = load_file(tmp_path / "run" / "models" / "final.safetensors").values()
-    assert float(w[0]) == pytest.approx(1.5, abs=1e-3)
 
 
 def test_run_has_the_use_of_its_segments_and_actions_on_them(tmp_path: Path) -> None:

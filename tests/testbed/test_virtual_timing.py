@@ -98,11 +98,6 @@ def test_unknown_durations_are_zero_at_any_share() -> None:
     assert speed.set_share(0.25) == 1
 
 
-def test_one_second_of_operations_takes_exactly_a_second() -> None:
-    speed = ComputeTimes(_device(gflops=1.0), StepCost(flops=1e9))
-    assert speed.computing(1) == 1_000_000_000
-
-
 @pytest.mark.parametrize(
     ("link", "bits_per_second"),
     [

@@ -44,7 +44,7 @@ class Terminal:
     def resize(self, lines: int, columns: int) -> None:
         self._shell.setwinsize(lines, columns)
 
-    def until(self, shown: str, timeout: float = 60) -> None:
+    def until(self, shown: str, timeout: float = 180) -> None:
         """Read until a line shows the regular expression, colours aside; what came before is gone."""
         deadline, seen = time.monotonic() + timeout, ""
         while not re.search(shown, _ESCAPES.sub("", _MOVES.sub("\n", seen))):
@@ -58,9 +58,12 @@ class Terminal:
         (program,) = psutil.Process(self._shell.pid).children()
         program.send_signal(number)
 
+    def until_restored(self) -> None:
+        self._shell.expect_exact("\x1b[?1049l", timeout=180)
+
     def end(self) -> tuple[int, str]:
         """Exit code of the program and all that was shown; the terminal must be as it was before."""
-        self._shell.expect(pexpect.EOF, timeout=60)
+        self._shell.expect(pexpect.EOF, timeout=180)
         output = self._output.getvalue()
         found = re.fullmatch(r"(?s)modes (\S+)\r\n(.*)code (\d+)\r\nmodes (\S+)\r\n", output)
         assert found is not None, output[-1000:]
@@ -83,7 +86,7 @@ def terminal(command: str) -> Iterator[Terminal]:
         dimensions=(24, 80),
         encoding="utf-8",
         codec_errors="replace",
-        timeout=60,
+        timeout=180,
     )
     try:
         yield Terminal(shell)
@@ -93,7 +96,7 @@ def terminal(command: str) -> Iterator[Terminal]:
 
 def test_watch_follows_a_running_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    topology = write_small_topology(tmp_path, stop={"after": "120s"})
+    topology = write_small_topology(tmp_path, stop={"after": "1h"})
     with terminal(f"up {topology} --runtime process --runs {runs}") as up:
         up.until(r"fast +train")
         up.press("q")
@@ -103,7 +106,7 @@ def test_watch_follows_a_running_run(tmp_path: Path) -> None:
             watch.until(r"fast +train .* 0\.30 0\.\d\d ")
             watch.resize(40, 140)
             watch.until(r"fast +train .{60,} 0\.30 ")
-            watch.press("ss\x1b[B")  # by updates: fast comes first
+            watch.press("\x1b[B")
             watch.until(r"> fast +train")
             watch.press("x")
             watch.until("kill fast\\?")
@@ -145,7 +148,7 @@ def ended(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-ENDINGS: dict[str, tuple[Callable[[Terminal, RunDirectory], None], int]] = {
+ENDINGS: dict[str, tuple[Callable[[Terminal, RunDirectory], object], int]] = {
     "q": (lambda shown, _: shown.press("q"), 0),
     "Ctrl-C": (lambda shown, _: shown.press("\x03"), 130),
     "SIGTERM": (lambda shown, _: shown.signal(signal.SIGTERM), 130),
@@ -174,7 +177,7 @@ def test_suspended_watch_restores_and_retakes_the_terminal(ended: RunDirectory) 
     with terminal(f"watch {ended.path}") as shown:
         shown.until("ended: time is up")
         shown.signal(signal.SIGTSTP)
-        time.sleep(0.5)
+        shown.until_restored()
         shown.signal(signal.SIGCONT)
         shown.until("ended: time is up")
         shown.press("q")

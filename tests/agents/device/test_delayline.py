@@ -120,13 +120,6 @@ def test_a_change_applies_to_packets_that_arrive_later() -> None:
     assert line.tally(1) == QueueTally(arrived=4, dropped=1, accepted=2, held_total=1.5)
 
 
-def test_loss_is_the_requested_fraction() -> None:
-    line = DelayLine({1: [Impairment(loss=0.1)]}, np.random.default_rng(SEED).random)
-    passed = sum(line.arrive(1, packet, now=0.0) for packet in range(10_000))
-    assert abs(passed - 9000) < 5 * 30  # standard deviation √(10000 · 0.1 · 0.9) = 30
-    assert line.tally(1).dropped == 10_000 - passed
-
-
 changes = st.tuples(
     st.floats(0, 1),
     st.integers(1, 3),

@@ -32,5 +32,5 @@ def test_packets_that_a_slow_process_did_not_send_are_not_lost() -> None:
         command = [*inside(device), "sh", "-c", f'{allowed}; exec "$0" -c "$1"', sys.executable, SLOW]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     trips = json.loads(done.stdout)
-    assert 2 <= len(trips) < 30
+    assert 1 <= len(trips) < 30
     assert None not in trips

@@ -294,7 +294,7 @@ def test_client_is_killed_when_its_battery_is_empty(battery: Init) -> None:
     client = battery._client
     assert client is not None
     battery._do(SetBattery(0.05))
-    assert client.wait(10) == -signal.SIGKILL
+    assert client.wait(120) == -signal.SIGKILL
     battery._do(Restart())  # it waits for the power
     eventually(lambda: pid(battery) is None)
     assert switches(battery) == [False]

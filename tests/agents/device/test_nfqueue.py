@@ -73,7 +73,7 @@ SETUP = """
     subprocess.run(rule.split(), check=True)
     receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     receiver.bind(("127.0.0.1", 9000))
-    receiver.settimeout(30)
+    receiver.settimeout(120)
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sender.connect(("127.0.0.1", 9000))
     queues = PacketQueues()
@@ -96,7 +96,7 @@ def _run(code: str) -> None:
         unavailable("netns", "queues take root, iptables and unshare of util-linux")
     program = textwrap.dedent(SETUP) + textwrap.dedent(code)
     command = ["unshare", "--net", sys.executable, "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert result.returncode == 0, result.stderr
 
 

@@ -16,7 +16,8 @@ import pytest
 from agents.device import turns
 from tests.waiting import eventually
 
-PATIENCE = 60.0
+PATIENCE = 300.0
+"""Seconds that no test waits for."""
 
 
 @pytest.fixture
@@ -35,10 +36,10 @@ def test_next_client_starts_when_another_is_ready(folder: Path) -> None:
     assert first is not None
     assert second is not None
     assert take(folder) is None
-    threading.Timer(0.3, os.close, (first,)).start()
     begin = time.monotonic()
+    threading.Timer(0.3, os.close, (first,)).start()
     third = take(folder, PATIENCE)
-    assert 0.3 <= time.monotonic() - begin < PATIENCE
+    assert time.monotonic() - begin >= 0.3
     assert third is not None
     for descriptor in (second, third):
         os.close(descriptor)

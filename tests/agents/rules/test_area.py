@@ -42,53 +42,6 @@ def test_message_of_the_same_instant_is_answered_with_the_new_model() -> None:
     assert (server.w.tolist(), state.timer("aggregate")) == ([3.0], [])
 
 
-class Client:
-    """Goes 40 % of the way to its center; what it sends is residual, or its first model."""
-
-    def __init__(self, x: np.ndarray, center: float) -> None:
-        self.y, self.x, self.center, self.known = x.copy(), x.copy(), center, False
-
-    def message(self) -> tuple[float, str]:
-        end = self.x + 0.4 * (self.center - self.x)
-        made = (float((end - self.y)[0]), "residual") if self.known else (float(end[0]), "model")
-        self.y, self.known = end, True
-        return made
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        Area(every=3),
-        Area(criterion="period", period=1.0, server_lr=0.5),
-        Area(criterion="random", rate=1.0, tuned=True),
-    ],
-)
-def test_x_plus_u_is_always_the_mean_of_the_clients_memories(rule: Area) -> None:
-    p = {"a": 0.5, "b": 0.3, "c": 0.2}
-    server = make_server(*p.values(), w=(0.7,))
-    state = begin(rule, server)
-    clients = {name: Client(server.w, center) for name, center in zip("abc", (0, 3, 9), strict=True)}
-    dice = np.random.default_rng(1)
-    for _ in range(500):
-        name = str(dice.choice(list("aaaabbc")))
-        if dice.random() < 0.1 and len(server.clients) > 1 and name in server.clients:
-            del server.clients[name]
-            state.leave(name)
-        elif name not in server.clients:
-            server.clients[name] = p[name]
-            state.join(name)
-            clients[name].x = server.w.copy()
-        else:
-            value, kind = clients[name].message()
-            state.update(update(name, value, kind=kind, round_trip=1.0))
-            clients[name].x = server.w.copy()
-        assert server.w + state.u == pytest.approx(sum(p[n] * clients[n].y for n in p))
-        if dice.random() < 0.3:
-            state.timer("aggregate")
-            assert server.w + state.u == pytest.approx(sum(p[n] * clients[n].y for n in p))
-    assert server.version > 50
-
-
 def test_steps_too_small_for_float32_add_up() -> None:
     server = make_server(1.0)
     server.w = np.ones(1, np.float32)
@@ -219,19 +172,6 @@ def test_joining_client_starts_from_the_model_it_is_sent() -> None:
     assert (server.w + state.u).tolist() == [3.5]
 
 
-def test_client_returning_after_a_farewell_counts_as_new() -> None:
-    server = make_server(0.5, 0.5, w=(1.0,))
-    state = begin(Area(every=5), server)
-    state.update(update("a", 4.0, kind="model"))
-    state.update(update("b", 8.0, kind="model"))
-    state.retire("b", np.array([8.0]))
-    assert (server.w + state.u).tolist() == [4.0]
-    assert sent(state.join("b")) == ["b"]
-    assert (server.w + state.u).tolist() == [(4 + 1) / 2]
-    state.update(update("b", 8.0, kind="model"))
-    assert (server.w + state.u).tolist() == [6.0]
-
-
 def test_retiring_client_is_removed_from_the_mean() -> None:
     server = make_server(0.5, 0.3, 0.2, w=(1.0,))
     state = begin(Area(every=2), server)
@@ -259,11 +199,3 @@ def test_update_from_a_retired_client_is_ignored() -> None:
         (ignored,) = state.update(update("a", 9.0, kind=kind))
         assert isinstance(ignored, Ignored)
     assert (server.w + state.u).tolist() == [1.0]
-
-
-def test_retiring_client_without_messages_removes_the_initial_model() -> None:
-    server = make_server(0.5, 0.5, w=(1.0,))
-    state = begin(Area(every=5), server)
-    state.update(update("a", 4.0, kind="model"))
-    state.retire("b", None)
-    assert (server.w + state.u).tolist() == [4.0]

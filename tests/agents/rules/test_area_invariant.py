@@ -17,6 +17,7 @@ from agents import events
 from agents.models.vectors import Vector
 from agents.rules.area import Area, AreaState
 from tests.agents.fleet import Fleet, random_lives
+from tests.agents.lives import Life
 
 IMPORTANCE = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
 CENTERS = {"a": 1.0, "b": -2.0, "c": 5.0, "d": 30.0}
@@ -42,11 +43,11 @@ lives = st.lists(
 )
 
 
-class Mean:
+class Mean(Life):
     """A fleet, and Σ p_i y_i computed from what its clients remember when they send."""
 
     def __init__(self, rule: Area) -> None:
-        self.fleet = Fleet(rule, IMPORTANCE, lambda name, w: (CENTERS[name] - w) * 0.5, np.float64)
+        super().__init__(Fleet(rule, IMPORTANCE, lambda name, w: (CENTERS[name] - w) * 0.5, np.float64))
         self.state = cast("AreaState", self.fleet.core.rule)
         self.y = {name: self.fleet.server.w.copy() for name in IMPORTANCE}
         """Memories y_i of the members."""
@@ -54,39 +55,6 @@ class Mean:
         """Importance and y of those that forgot it."""
         self._ends: dict[tuple[str, int], Vector] = {}
         self._read = 0
-
-    def happens(self, what: str, name: str) -> None:
-        """One instant. What cannot happen does not."""
-        fleet, device = self.fleet, self.fleet.devices[name]
-        alone = list(fleet.server.clients) == [name]  # the last one stays, or the run would end
-        match what:
-            case "deliver" if device.inbox and device.core:
-                fleet.deliver(name)
-            case "finish" | "diverge" if device.training:
-                self._finish(name, diverged=what == "diverge")
-            case "arrive" | "twice" if device.outbox:
-                self._arrive(name, twice=what == "twice")
-            case "work" if device.core:
-                self._work_off(name)
-            case "lose model" if device.inbox:
-                device.inbox.popleft()
-            case "lose update" if device.outbox:
-                device.outbox.popleft()
-            case "reorder models":
-                device.inbox.reverse()
-            case "reorder updates":
-                device.outbox.reverse()
-            case "forget" if device.core is None:
-                device.memory = {}
-            case "crash" if device.core is None:
-                self._start(name)
-            case "crash" if not alone:
-                fleet.crash(name)
-            case "reconnect" if device.core and not alone:
-                fleet.reconnect(name)
-            case "leave" if device.core and not alone:
-                self._leave(name)
-        fleet.end_instant()
 
     def check(self) -> None:
         total, weighted = self._total()
@@ -98,13 +66,13 @@ class Mean:
         y_i lost before."""
         for name in self.fleet.devices:
             if self.fleet.devices[name].core is None:
-                self._start(name)
+                self.start(name)
         for name in self.fleet.devices:
             self.fleet.crash(name)
-            self._start(name)
+            self.start(name)
         for _ in range(300):
             for name in self.fleet.alive:
-                self._work_off(name)
+                self.work_off(name)
             self.fleet.end_instant()
             self.check()
             # y_i = (x + c_i)/2 of those that train; what was lost stays as it is.
@@ -119,39 +87,37 @@ class Mean:
         parts = [(IMPORTANCE[name], y) for name, y in self.y.items()] + self.lost
         return sum(p for p, _ in parts), sum((p * y for p, y in parts), np.zeros(1))
 
-    def _start(self, name: str) -> None:
+    def start(self, name: str) -> None:
         self.fleet.start(name)
         self.y.setdefault(name, self.fleet.server.w.copy())
 
-    def _leave(self, name: str) -> None:
+    def leave(self, name: str) -> None:
         self.fleet.leave(name)
         if any(note.startswith(f"{name} retired") for note in self._notes()):
             del self.y[name]
 
-    def _finish(self, name: str, *, diverged: bool = False) -> None:
+    def finish(self, name: str, *, diverged: bool = False) -> None:
         """A client writes its memory to disk before it sends."""
         self.fleet.finish(name, diverged=diverged)
         sent = self.fleet.devices[name].memory["sent"]
         assert sent[0] == self.fleet.devices[name].outbox[-1].sequence
         self._ends[name, sent[0]] = sent[1]
 
-    def _arrive(self, name: str, *, twice: bool = False) -> None:
-        if twice:
-            self.fleet.devices[name].outbox.append(self.fleet.devices[name].outbox[0])
+    def arrive(self, name: str) -> None:
         if self.fleet.arrive(name):
             self.y[name] = self._ends[name, self.fleet.arrived[-1].sequence]
         elif any("restarts as a new member" in note for note in self._notes()):
             self.lost.append((IMPORTANCE[name], self.y[name]))
             self.y[name] = self.fleet.server.w.copy()
 
-    def _work_off(self, name: str) -> None:
+    def work_off(self, name: str) -> None:
         device = self.fleet.devices[name]
         while device.inbox:
             self.fleet.deliver(name)
         if device.training:
-            self._finish(name)
+            self.finish(name)
         while device.outbox:
-            self._arrive(name)
+            self.arrive(name)
 
     def _notes(self) -> list[str]:
         """Records since the last call."""

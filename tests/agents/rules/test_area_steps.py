@@ -95,15 +95,6 @@ def test_random_intervals_follow_the_rate_or_the_tuned_rate(tuned: bool, rate: f
     assert mean_interval() == pytest.approx(1 / rate, rel=0.1)
 
 
-def test_round_trip_of_zero_does_not_tune_the_rate() -> None:
-    state = Area(criterion="random", rate=4.0, tuned=True).begin(make_server(1.0))
-    state.start()
-    state.update(update("a", 0.0, kind="model", round_trip=0.0))
-    timers = [state.timer("aggregate")[-1] for _ in range(1000)]
-    seconds = [to_seconds(timer.after) for timer in timers if isinstance(timer, SetTimer)]
-    assert np.mean(seconds) == pytest.approx(1 / 4, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 
 from agents.rules.as_fedavg import AsFedAvg
 from agents.rules.interface import Send, SetTimer
@@ -42,14 +39,6 @@ def test_arrival_of_the_same_instant_is_handled_after_the_aggregation() -> None:
     assert server.w.tolist() == [4.0]
 
 
-def test_server_lr_mixes_old_and_new_model() -> None:
-    server = make_server(1.0, w=(8.0,))
-    state = AsFedAvg(every=1, server_lr=0.25).begin(server)
-    state.update(update("a", 4.0))
-    assert weights(state.timer("aggregate")) == [("a", 0.25)]
-    assert server.w.tolist() == [7.0]
-
-
 def test_equal_models_in_float32_are_a_fixed_point() -> None:
     server = make_server(1.0)
     server.w = np.array([0.1], np.float32)
@@ -58,30 +47,3 @@ def test_equal_models_in_float32_are_a_fixed_point() -> None:
         state.update(update("a", float(np.float32(0.1))))
     state.timer("aggregate")
     assert server.w.tolist() == np.array([0.1], np.float32).tolist()
-
-
-def test_joining_client_is_sent_the_current_model() -> None:
-    server = make_server(0.5, 0.5)
-    state = AsFedAvg(every=1).begin(server)
-    state.update(update("a", 4.0))
-    done = state.join("b")
-    assert weights(done) == [("a", 1.0)]
-    assert sent(done) == ["b"]
-    assert server.w.tolist() == [4.0]
-
-
-def test_update_of_a_departed_client_counts() -> None:
-    server = make_server(0.5, 0.5)
-    state = AsFedAvg(every=2).begin(server)
-    state.update(update("a", 2.0))
-    del server.clients["a"]
-    assert state.leave("a") == []
-    state.update(update("b", 4.0))
-    assert weights(state.timer("aggregate")) == [("a", 0.5), ("b", 0.5)]
-    assert server.w.tolist() == [3.0]
-
-
-@pytest.mark.parametrize("parameters", [{"every": 0}, {"server_lr": 0.0, "every": 1}])
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        AsFedAvg(**parameters)

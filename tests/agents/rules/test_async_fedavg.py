@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from agents.rules.async_fedavg import AsyncFedAvg
@@ -23,20 +21,6 @@ def test_every_update_is_added_and_answered_with_the_new_model() -> None:
     assert weights(done) == [("b", 0.5)]  # whatever its importance and its time
     assert done[1:] == [Send("b")]
     assert server.version == 1
-
-
-def test_slow_clients_weigh_more_with_given_update_times() -> None:
-    server = make_server(0.5, 0.25, 0.25)
-    state = AsyncFedAvg(weights="time_based", update_times=TIMES).begin(server)
-    for client, weight in [("a", 0.875), ("b", 0.875), ("c", 1.75)]:  # 1.75 τ_i p_i
-        assert weights(state.update(update(client, 1.0, round_trip=99.0))) == [(client, weight)]
-    assert server.w.tolist() == [3.5]
-
-
-def test_equal_times_and_importance_give_weight_1() -> None:
-    server = make_server(0.25, 0.25, 0.25, 0.25)
-    state = AsyncFedAvg(weights="time_based", update_times=(8.0,) * 4, server_lr=0.5).begin(server)
-    assert weights(state.update(update("c", 1.0))) == [("c", 0.5)]
 
 
 def test_estimated_times_are_running_means_used_once_all_clients_were_seen() -> None:
@@ -76,34 +60,3 @@ def test_update_times_include_absent_clients() -> None:
     state = AsyncFedAvg(weights="time_based").begin(server)
     for client in "acac":  # b has never been seen
         assert weights(state.update(update(client, 1.0, round_trip=2.0))) == [(client, 1.0)]
-
-
-def test_joining_and_returning_clients_get_the_model_at_once() -> None:
-    server = make_server(0.5, 0.5)
-    state = AsyncFedAvg().begin(server)
-    state.start()
-    del server.clients["a"]
-    assert state.leave("a") == []
-    assert sent(state.update(update("b", 1.0))) == ["b"]
-    server.clients["a"] = 0.5
-    assert state.join("a") == [Send("a")]
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"server_lr": 0.0},
-        {"update_times": TIMES},  # of no use to identical weights
-        {"update_times": (1.0, 0.0), "weights": "time_based"},
-    ],
-)
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        AsyncFedAvg(**parameters)
-
-
-def test_update_times_need_one_value_per_device() -> None:
-    rule = AsyncFedAvg(weights="time_based", update_times=TIMES)
-    rule.check(3)
-    with pytest.raises(ValueError, match="3 entries, expected 4"):
-        rule.check(4)

@@ -48,6 +48,7 @@ def simulate(
         (FedAvg(), 0.4),
         (FedFix(period=1.0), 0.4),
         (FedFix(period=1.5), 0.4),  # Δt ≥ max τ
+        (FedBuff(buffer_size=4, reply="after_aggregation"), 0.4),
         (DeFedAvgIid(buffer_size=4), 0.4),
         (Port(min_updates=4), 0.4),  # equal staleness and samples: equal weights
         (AsySG(gradients=4, server_lr=0.4), 1.0),
@@ -73,6 +74,13 @@ def test_reply_before_the_aggregation_splits_the_sequence_in_two(rule: Rule) -> 
     models = simulate(rule, (0, 1, 5, 6), [1.0] * 4, 0.4).models
     assert models[:7] == pytest.approx([0, 1.2, 1.2, 1.92, 1.92, 2.352, 2.352], abs=1e-14)
     assert models[-1] == pytest.approx(3, abs=1e-10)
+
+
+def test_fedbuff_with_immediate_replies_trains_from_the_model_before() -> None:
+    """All clients but the last of a buffer: w_2 = 1.2 + 0.4 (3 − (0 + 0 + 0 + 1.2)/4), and so on."""
+    models = simulate(FedBuff(buffer_size=4), (0, 1, 5, 6), [1.0] * 4, 0.4).models
+    assert models[:4] == pytest.approx([0, 1.2, 2.28, 2.892], abs=1e-14)
+    assert models[-1] == pytest.approx(3, abs=1e-14)
 
 
 def test_fedfa_param_moves_towards_the_mean_at_every_arrival() -> None:
@@ -181,14 +189,6 @@ def test_small_steps_converge_to_the_centers_weighted_by_applied_weights(
     settled = simulation.models[applied[0].applied_version :]
     assert np.mean(settled) == pytest.approx(heading, abs=0.03)
     assert limit is None or heading == pytest.approx(limit, abs=0.015)
-
-
-@pytest.mark.parametrize(("weights", "limit"), [("identical", 40 / 31), ("time_based", 2)])
-def test_limit_of_async_fedavg_with_update_times_2_3_and_5(weights: Any, limit: float) -> None:
-    """(0/2 + 1/3 + 5/5)/(1/2 + 1/3 + 1/5) or (0 + 1 + 5)/3, over the 31 updates of 30 s."""
-    rule = AsyncFedAvg(weights=weights)
-    models = simulate(rule, (0, 1, 5), (2, 3, 5), 0.005, stop=StopConditions(updates=3000)).models
-    assert np.mean(models[-31:]) == pytest.approx(limit, abs=3e-3)
 
 
 @pytest.mark.parametrize("send_buffer", ["overwrite", "hold"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 
 from agents.rules.defedavg_iid import DeFedAvgIid
 from agents.rules.interface import Broadcast, Send, Update
@@ -69,27 +66,3 @@ def test_round_ends_with_the_updates_received_when_too_few_clients_are_left() ->
     assert state.join("c") == [Send("c")]
     state.update(update("a", 3.0, base=1))
     assert state.update(update("b", 3.0, base=1)) == []  # c is waited for again
-
-
-def test_update_of_a_departed_client_counts() -> None:
-    server = make_server(0.25, 0.25, 0.5)
-    state = DeFedAvgIid(buffer_size=2).begin(server)
-    state.start()
-    state.update(update("a", 3.0))
-    del server.clients["a"]
-    assert state.leave("a") == []
-    assert weights(state.update(update("b", 5.0))) == [("a", 0.5), ("b", 0.5)]
-
-
-@pytest.mark.parametrize(
-    "parameters", [{"buffer_size": 0}, {"server_lr": float("nan"), "buffer_size": 1}]
-)
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        DeFedAvgIid(**parameters)
-
-
-def test_a_round_that_cannot_fill_is_refused() -> None:
-    with pytest.raises(ValueError, match="only 4 clients"):
-        DeFedAvgIid(buffer_size=5).check(4)
-    DeFedAvgIid(buffer_size=4).check(4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -74,20 +72,6 @@ def test_rounds_do_not_overlap() -> None:
     assert asked(state.update(update("b", 2.0, kind="model"))) == []
 
 
-def test_a_drawn_client_that_leaves_is_dropped() -> None:
-    server = make_server(0.25, 0.25, 0.5)
-    state = Favano(period=2.0, sample=3).begin(server)
-    assert asked(state.timer("round")) == ["a", "b", "c"]
-    state.update(update("a", 3.0, kind="model"))
-    del server.clients["b"]
-    assert state.leave("b") == []
-    done = state.update(update("c", 6.0, kind="model"))
-    assert server.w.tolist() == [(0 + 3 + 6) / 3]
-    assert sent(done) == ["a", "c"]
-    server.clients["b"] = 0.25
-    assert state.join("b") == [Send("b")]
-
-
 def test_round_without_clients_waits_for_the_next_period() -> None:
     server = make_server(1.0)
     state = Favano(period=2.0, sample=1).begin(server)
@@ -109,15 +93,3 @@ def test_equal_models_stay_equal_to_the_last_bit() -> None:
     for client in "ab":
         state.update(update(client, float(np.float32(0.3)), kind="model"))
     assert (server.version, server.w.tolist()) == (1, [np.float32(0.3)])
-
-
-@pytest.mark.parametrize("parameters", [{"period": 0.0}, {"sample": 0}, {"server_lr": 0.0}])
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        Favano(**{"period": 1.0, "sample": 1, **parameters})
-
-
-def test_drawing_more_clients_than_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="only 2 clients"):
-        Favano(period=1.0, sample=3).check(2)
-    Favano(period=1.0, sample=2).check(2)

@@ -29,16 +29,6 @@ def test_round_is_sent_at_the_end_of_the_instant() -> None:
     assert all(action.deferred for action in state.start())  # type: ignore[union-attr]
 
 
-def test_server_lr_scales_the_step() -> None:
-    server = make_server(0.5, 0.5)
-    state = FedAvg(server_lr=0.5).begin(server)
-    state.start()
-    state.update(update("a", 2.0))
-    done = state.update(update("b", 6.0))
-    assert server.w.tolist() == [2.0]
-    assert weights(done) == [("a", 0.25), ("b", 0.25)]
-
-
 @pytest.mark.parametrize(
     ("rule", "w"),
     [
@@ -90,37 +80,6 @@ def test_unbiased_weights_equal_the_importance_on_average(replacement: bool) -> 
     assert total == pytest.approx({"a": 0.6, "b": 0.3, "c": 0.1}, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("rule", "tau_eff"),
-    [
-        (FedAvg(), 0.25 * 2 + 0.75 * 4),  # = 3.5
-        (FedAvg(weights="unbiased"), 3.5),  # 1 with N = n: nothing else changes
-    ],
-)
-def test_fednova_multiplies_by_the_weighted_mean_of_effective_steps(
-    rule: FedAvg, tau_eff: float
-) -> None:
-    server = make_server(0.25, 0.75)
-    state = rule.begin(server)
-    state.start()
-    state.update(update("a", 8.0, effective_steps=2.0))
-    done = state.update(update("b", 4.0, effective_steps=4.0))
-    assert server.w.tolist() == [tau_eff * (0.25 * 8 + 0.75 * 4)] == [17.5]
-    assert weights(done) == [("a", tau_eff * 0.25), ("b", tau_eff * 0.75)]
-
-
-def test_leaving_client_is_dropped_from_the_round() -> None:
-    server = make_server(0.5, 0.25, 0.25)
-    state = FedAvg().begin(server)
-    state.start()
-    state.update(update("a", 3.0))
-    del server.clients["b"]
-    assert state.leave("b") == []  # c is still waited for
-    done = state.update(update("c", 6.0))
-    assert server.w.tolist() == pytest.approx([(0.5 * 3 + 0.25 * 6) / 0.75])
-    assert sent(done) == ["a", "c"]
-
-
 def test_round_ends_when_its_last_missing_client_leaves() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg().begin(server)
@@ -167,15 +126,6 @@ def test_round_without_clients_restarts_without_a_new_version() -> None:
     assert server.version == 0
 
 
-def test_joining_client_takes_part_from_the_next_round() -> None:
-    server = make_server(0.5)
-    state = FedAvg().begin(server)
-    state.start()
-    server.clients["b"] = 0.5
-    assert state.join("b") == []
-    assert sent(state.update(update("a", 1.0))) == ["a", "b"]
-
-
 def test_round_timeout_aggregates_the_updates_received() -> None:
     server = make_server(0.5, 0.5)
     state = FedAvg(round_timeout=5.0).begin(server)
@@ -208,31 +158,6 @@ def test_a_second_update_in_one_round_is_ignored() -> None:
     assert isinstance(state.update(update("a", 2.0))[0], Ignored)
     state.update(update("b", 2.0))
     assert server.w.tolist() == [2.0]
-
-
-def test_sum_is_reset_every_round() -> None:
-    server = make_server(1.0)
-    state = FedAvg().begin(server)
-    state.start()
-    for version in range(3):
-        (aggregated, *_) = state.update(update("a", 1.0, base=version))
-        assert isinstance(aggregated, Aggregated)
-    np.testing.assert_array_equal(server.w, [3.0])
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"sample": 0}, {"replacement": True}, {"round_timeout": 0.0}, {"server_lr": 0.0}],
-)
-def test_invalid_parameters_are_refused(parameters: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        FedAvg(**parameters)  # type: ignore[arg-type]
-
-
-def test_drawing_more_clients_than_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="only 2 clients"):
-        FedAvg(sample=3).check(2)
-    FedAvg(sample=3, replacement=True).check(2)
 
 
 def test_models_and_deltas_are_averaged_together() -> None:

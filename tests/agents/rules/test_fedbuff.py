@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from agents.config import StopConditions
 from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Send
-from tests.agents.helpers import Simulation, make_server, sent, update, weights
+from tests.agents.helpers import make_server, sent, update, weights
 
 
 def test_k_deltas_make_a_version() -> None:
@@ -28,14 +25,6 @@ def test_k_deltas_make_a_version() -> None:
     assert server.w.tolist() == [5.0, 3.0]  # the buffer began anew
 
 
-def test_buffer_of_one_is_plain_asynchronous_fl() -> None:
-    server = make_server(0.5, 0.5)
-    state = FedBuff(buffer_size=1).begin(server)
-    assert weights(state.update(update("a", 2.0))) == [("a", 1.0)]
-    assert weights(state.update(update("b", 3.0))) == [("b", 1.0)]
-    assert server.w.tolist() == [5.0]
-
-
 def test_inverse_sqrt_discounts_by_the_staleness_at_arrival() -> None:
     server = make_server(0.5, 0.5)
     server.version = 3
@@ -46,50 +35,6 @@ def test_inverse_sqrt_discounts_by_the_staleness_at_arrival() -> None:
     assert weights(done) == [("a", 0.25), ("b", 0.5)]
     assert FedBuff(staleness="inverse_sqrt").discount(1) == pytest.approx(0.70710678)
     assert FedBuff().discount(100) == 1.0
-
-
-def test_reply_after_aggregation_sends_contributors_the_new_model() -> None:
-    server = make_server(0.4, 0.3, 0.3)
-    state = FedBuff(buffer_size=2, reply="after_aggregation").begin(server)
-    state.start()
-    assert state.update(update("c", 2.0)) == []
-    done = state.update(update("a", 2.0))
-    assert done[1:] == [Send("a", deferred=True), Send("c", deferred=True)]  # b trains on
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        # The synchronous sequence: w ← w + φ(3 − w).
-        ("after_aggregation", [0, 1.2, 1.92, 2.352]),
-        # All but the K-th train from the model before: w_2 = 1.2 + 0.4 (3 − (0+0+0+1.2)/4), …
-        ("immediate", [0, 1.2, 2.28, 2.892]),
-    ],
-)
-@pytest.mark.parametrize("centers", [(3, 3, 3, 3), (0, 1, 5, 6)])
-def test_four_equal_clients_with_a_buffer_of_four(
-    reply: Any, expected: list[float], centers: tuple[float, ...]
-) -> None:
-    rule = FedBuff(buffer_size=4, reply=reply)
-    models = Simulation(rule, centers, [1.0] * 4, 0.4, StopConditions(updates=400)).run()
-    assert models[:4] == pytest.approx(expected, abs=1e-6)
-    assert models[-1] == pytest.approx(3, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("rule", "limit"),
-    [
-        (FedBuff(buffer_size=6), (5 * 1 + 2 * 3 + 1 * 8) / 28),  # weighted by the rates
-        (FedBuff(buffer_size=6, staleness="inverse_sqrt"), 0.43),  # further off
-        (FedBuff(buffer_size=6, concurrency=1), 3.0),  # the plain mean
-    ],
-)
-def test_limit_with_unequal_rates(rule: FedBuff, limit: float) -> None:
-    """Rates 20, 5, 2, 1; centers 0, 1, 3, 8, whose plain mean is 3."""
-    periods = [1 / 20, 1 / 5, 1 / 2, 1.0]
-    models = Simulation(rule, (0, 1, 3, 8), periods, 0.1, StopConditions(updates=2000)).run()
-    settled = models[len(models) // 4 :]
-    assert sum(settled) / len(settled) == pytest.approx(limit, rel=0.03)
 
 
 def test_uploader_is_replaced_by_an_idle_client() -> None:
@@ -141,25 +86,3 @@ def test_buffer_is_aggregated_when_too_few_clients_are_left_to_fill_it() -> None
     done = state.update(update("a", 3.0, base=1))  # and ever after
     assert server.version == 2
     assert sent(done) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    "parameters", [{"buffer_size": 0}, {"concurrency": 0}, {"replace": "block"}, {"server_lr": 0.0}]
-)
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        FedBuff(**parameters)
-
-
-@pytest.mark.parametrize(
-    ("rule", "complaint"),
-    [
-        (FedBuff(concurrency=5), "only 4 clients"),
-        (FedBuff(buffer_size=5, reply="after_aggregation"), "never fill"),
-        (FedBuff(buffer_size=4, concurrency=3, replace="block"), "never fill"),
-    ],
-)
-def test_buffer_larger_than_the_fleet_is_refused(rule: FedBuff, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        rule.check(4)
-    FedBuff(buffer_size=5).check(4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from agents.rules.fedfix import FedFix
@@ -76,16 +74,6 @@ def test_update_time_is_converted_to_ticks(period: float, time: float, ticks: in
     assert FedFix(period).ticks(time) == ticks
 
 
-def test_given_times_are_rounded_up_to_ticks() -> None:
-    server = make_server(0.5, 0.25, 0.25)
-    state = FedFix(period=2.0, update_times=(1.0, 4.0, 5.0)).begin(server)
-    state.start()
-    for client in "abc":
-        state.update(update(client, 1.0))
-    assert weights(state.timer("tick")) == [("a", 0.5), ("b", 0.5), ("c", 0.75)]
-    assert server.w.tolist() == [1.75]
-
-
 def test_joining_client_gets_the_model_at_once_and_its_ticks_start_there() -> None:
     server = make_server(0.5)
     state = FedFix(period=2.0).begin(server)
@@ -98,20 +86,6 @@ def test_joining_client_gets_the_model_at_once_and_its_ticks_start_there() -> No
     assert weights(state.timer("tick")) == [("b", 0.5)]
 
 
-def test_update_of_a_departed_client_counts_and_it_gets_one_model_on_return() -> None:
-    server = make_server(0.5, 0.5)
-    state = FedFix(period=2.0).begin(server)
-    state.start()
-    state.update(update("a", 4.0))
-    del server.clients["a"]
-    assert state.leave("a") == []
-    server.clients["a"] = 0.5
-    assert sent(state.join("a")) == ["a"]
-    done = state.timer("tick")
-    assert weights(done) == [("a", 0.5)]
-    assert sent(done) == []  # it trains already
-
-
 def test_ticks_continue_while_all_clients_are_away() -> None:
     server = make_server(1.0)
     state = FedFix(period=2.0).begin(server)
@@ -121,19 +95,3 @@ def test_ticks_continue_while_all_clients_are_away() -> None:
     state.leave("a")
     assert weights(state.timer("tick")) == [("a", 1.0)]
     assert state.timer("tick") == [Aggregated(1, ())]
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [{"period": 0.0}, {"server_lr": 0.0, "period": 1.0}, {"update_times": (0.0,), "period": 1.0}],
-)
-def test_invalid_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(parameters))):
-        FedFix(**parameters)
-
-
-def test_update_times_need_one_value_per_device() -> None:
-    rule = FedFix(period=1.0, update_times=(1.0, 2.0))
-    rule.check(2)
-    with pytest.raises(ValueError, match="2 entries, expected 3"):
-        rule.check(3)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from agents import events
 from agents.aggregator import actions as act
-from agents.config import StopConditions
 from agents.models.vectors import Vector
 from agents.rules import RULES
 from agents.rules.area import Area
@@ -36,7 +35,8 @@ from agents.rules.interface import RequestUpdate, Rule
 from agents.rules.port import Port
 from analysis.client_story import story
 from tests.agents.fleet import Fleet, random_lives
-from tests.agents.helpers import Simulation, records
+from tests.agents.helpers import records
+from tests.agents.lives import Life
 
 INSTANCES: dict[str, list[Rule]] = {
     "area": [
@@ -98,26 +98,11 @@ every_rule = pytest.mark.parametrize(
     "rule", [rule for rules in INSTANCES.values() for rule in rules], ids=repr
 )
 
-ALONE: dict[str, Rule] = {
-    "async_fedavg": AsyncFedAvg(weights="time_based"),
-    "asysg": AsySG(gradients=1, server_lr=0.4),
-    "defedavg_iid": DeFedAvgIid(buffer_size=1),
-    "defedavg_niid": DeFedAvgNiid(sample=3),
-    "fedasync": FedAsync(mixing=1.0),
-    "fedavg": FedAvg(sample=2, replacement=True, weights="unbiased"),
-    "fedbuff": FedBuff(buffer_size=1, staleness="inverse_sqrt", reply="after_aggregation"),
-    "fedfa": FedFa(window_size=1, variant="delta"),
-    "fedfix": FedFix(period=1.0),
-    "port": Port(min_updates=1),
-}
-"""Rules of which one client alone makes plain local SGD. The others move a part of the way only (favano)
-or send each client the model from before its own update (area, as_fedavg)."""
-
 MOVES = ["deliver", "finish", "arrive", "work"] * 3 + [
-    *["nan", "crash", "reconnect", "tick", "connect anew", "lose all", "start anew"]
+    *["diverge", "crash", "reconnect", "tick", "connect anew", "lose all", "start anew"]
 ]
 
-Life = list[tuple[str, str]]
+Steps = list[tuple[str, str]]
 lives = st.lists(
     st.tuples(st.sampled_from(MOVES), st.sampled_from(list(IMPORTANCE))), min_size=5, max_size=60
 )
@@ -130,42 +115,12 @@ def test_every_rule_is_tested_here() -> None:
         assert {type(rule) for rule in rules} == {RULES[name]}
         for rule in rules:
             rule.check(len(IMPORTANCE))
-    deltas = {name for name, rules in INSTANCES.items() if rules[0].client_side.kind == "delta"}
-    assert deltas <= ALONE.keys()
 
 
-def happens(fleet: Fleet, what: str, name: str) -> None:
-    """One instant. What cannot happen does not."""
-    device = fleet.devices[name]
-    last = list(fleet.server.clients) == [name]  # the last one stays, or the run would end
-    match what:
-        case "deliver" if device.inbox:
-            fleet.deliver(name)
-        case "finish" | "nan" if device.training:
-            fleet.finish(name, diverged=what == "nan")
-        case "arrive" if device.outbox:
-            fleet.arrive(name)
-        case "work" if device.core:
-            fleet.work_off(name)
-        case "reconnect" if device.core and not last:
-            fleet.reconnect(name)
-        case "connect anew" if device.core:
-            fleet.connect_anew(name)
-        case "lose all":
-            fleet.lose_all()
-        case "start anew":
-            fleet.start_anew()
-        case "crash" if device.core is None:
-            fleet.start(name)
-        case "crash" if not last:
-            fleet.crash(name)
-    fleet.end_instant()
-
-
-def live(rule: Rule, life: Life, progress: Callable[[Vector], Vector]) -> Fleet:
+def live(rule: Rule, life: Steps, progress: Callable[[Vector], Vector]) -> Fleet:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: progress(w))
     for what, name in life:
-        happens(fleet, what, name)
+        Life(fleet).happens(what, name)
         at_work = any(fleet.devices[present].busy for present in fleet.server.clients)
         assert at_work or fleet.core.rule_waits, "nobody is at work, and the rule waits for no timer"
     return fleet
@@ -198,7 +153,7 @@ def strays(actions: act.Actions) -> list[str]:
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=30)
-def test_run_never_stalls_and_its_records_are_consistent(rule: Rule, life: Life) -> None:
+def test_run_never_stalls_and_its_records_are_consistent(rule: Rule, life: Steps) -> None:
     fleet = live(rule, life, lambda w: (1 - w) / 4)
     settle(fleet)
     listed = applied(fleet)
@@ -217,7 +172,7 @@ def test_run_never_stalls_and_its_records_are_consistent(rule: Rule, life: Life)
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_zero_updates_leave_the_model_unchanged(rule: Rule, life: Life) -> None:
+def test_zero_updates_leave_the_model_unchanged(rule: Rule, life: Steps) -> None:
     fleet = live(rule, life, np.zeros_like)
     fleet.work(3)
     assert set(fleet.models) <= {np.array([0.3], np.float32).tobytes()}
@@ -226,7 +181,7 @@ def test_zero_updates_leave_the_model_unchanged(rule: Rule, life: Life) -> None:
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_equal_inputs_give_equal_actions_and_equal_bits(rule: Rule, life: Life) -> None:
+def test_equal_inputs_give_equal_actions_and_equal_bits(rule: Rule, life: Steps) -> None:
     one, two = (live(rule, life, np.cos) for _ in range(2))
     assert one.log == two.log
     assert one.models == two.models
@@ -255,13 +210,6 @@ def test_actions_do_not_depend_on_set_order() -> None:
     assert done.stdout.strip() == digest()
 
 
-@pytest.mark.parametrize("rule", ALONE.values(), ids=ALONE.keys())
-def test_single_client_does_plain_local_sgd(rule: Rule) -> None:
-    """One step covers 40 % of the way to 3: w_k = 3 (1 − 0.6^k)."""
-    models = Simulation(rule, [3.0], [1.0], 0.4, StopConditions(updates=8), dtype=np.float64).run()
-    assert models == pytest.approx([3 * (1 - 0.6**k) for k in range(9)], abs=1e-14)
-
-
 @every_rule
 def test_stray_messages_only_raise_a_counter(rule: Rule) -> None:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: 1 - w)
@@ -283,10 +231,10 @@ def test_stray_messages_only_raise_a_counter(rule: Rule) -> None:
 @every_rule
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_duplicate_message_changes_nothing(rule: Rule, life: Life) -> None:
+def test_duplicate_message_changes_nothing(rule: Rule, life: Steps) -> None:
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: np.cos(w))
     for what, name in life:
-        happens(fleet, what, name)
+        Life(fleet).happens(what, name)
         for message in fleet.arrived[-3:]:
             before = fleet.server.w.tobytes(), fleet.server.version
             assert fleet.hand_in(message) == []

@@ -19,13 +19,14 @@ from agents.rules.fedbuff import FedBuff
 from agents.rules.interface import Rule
 from tests.agents.fleet import Fleet, random_lives
 from tests.agents.helpers import records
+from tests.agents.lives import Life
 
 CENTERS = {"a": 1.0, "b": -2.0, "c": 5.0, "d": 30.0}
 TIMEOUT = 6
 """Instants after which a sum is given up."""
 FATES = [
     *["deliver", "finish", "arrive", "work", "work"] * 3,
-    *["diverge", "twice", "lose message", "lose update", "reorder updates"],
+    *["diverge", "twice", "lose model", "lose update", "reorder updates"],
     *["crash", "crash", "crash all", "forget", "reconnect", "leave", "tick"],
 ]
 lives = st.tuples(
@@ -33,10 +34,10 @@ lives = st.tuples(
     st.integers(0, 3),  # T, below U
     st.lists(st.tuples(st.sampled_from(FATES), st.sampled_from(list(CENTERS))), min_size=5, max_size=80),
 )
-Life = tuple[int, int, Sequence[tuple[str, str]]]
+Steps = tuple[int, int, Sequence[tuple[str, str]]]
 
 
-class Run:
+class Run(Life):
     """A fleet with secure aggregation, in float64, so that sums are right up to the rounding alone."""
 
     def __init__(self, rule: Rule, needed: int, colluding: int) -> None:
@@ -52,48 +53,9 @@ class Run:
             timeout=float(TIMEOUT),
         )
         share = dict.fromkeys(CENTERS, 1 / len(CENTERS))
-        self.fleet = Fleet(rule, share, lambda name, w: (CENTERS[name] - w) / 2, np.float64, secure)
+        fleet = Fleet(rule, share, lambda name, w: (CENTERS[name] - w) / 2, np.float64, secure)
+        super().__init__(fleet)
         self._read = 0
-
-    def happens(self, what: str, name: str) -> None:
-        """One instant. What cannot happen does not."""
-        fleet, device = self.fleet, self.fleet.devices[name]
-        match what:
-            case "deliver" if device.inbox and device.core:
-                fleet.deliver(name)
-            case "finish" | "diverge" if device.training:
-                fleet.finish(name, diverged=what == "diverge")
-            case "arrive" if device.outbox:
-                fleet.arrive(name)
-            case "twice" if device.outbox:
-                device.outbox.append(device.outbox[0])
-                fleet.arrive(name)
-            case "work" if device.core:
-                fleet.work_off(name)
-            case "lose message" if device.inbox:
-                device.inbox.popleft()
-            case "lose update" if device.outbox:
-                device.outbox.popleft()
-            case "reorder updates":
-                device.outbox.reverse()
-            case "forget" if device.core is None:
-                device.memory = {}
-            case "crash" if device.core is None:
-                fleet.start(name)
-            case "crash":
-                self._end(name)
-            case "crash all":  # but one, at the same instant
-                for other in [other for other in fleet.alive if other != name]:
-                    self._end(other)
-            case "reconnect" if device.core and len(fleet.alive) > 1:
-                fleet.reconnect(name)
-            case "leave" if device.core and len(fleet.alive) > 1:
-                fleet.leave(name)
-        fleet.end_instant()
-
-    def _end(self, name: str) -> None:
-        if len(self.fleet.alive) > 1:  # the last one stays, or the run would end
-            self.fleet.crash(name)
 
     def news(self) -> list[events.Record]:
         new, self._read = self.fleet.log[self._read :], len(self.fleet.log)
@@ -113,7 +75,7 @@ class Run:
                 yield
             self.fleet.end_instant()
 
-    def finish(self) -> None:
+    def check_end(self) -> None:
         """Each update that arrived is in a version or reported as not, and nothing waits for ever."""
         sums = self.fleet.core.core._sums
         assert sums is not None
@@ -151,7 +113,7 @@ class Run:
 )
 @given(life=lives)
 @settings(random_lives, max_examples=25)
-def test_model_moves_by_the_sum_of_the_updates_recorded_as_applied(rule: Rule, life: Life) -> None:
+def test_model_moves_by_the_sum_of_the_updates_recorded_as_applied(rule: Rule, life: Steps) -> None:
     run = Run(rule, *life[:2])
     fleet, version = run.fleet, 0
     expected = fleet.server.w.copy()
@@ -171,7 +133,7 @@ def test_model_moves_by_the_sum_of_the_updates_recorded_as_applied(rule: Rule, l
     for _ in run.settle(6):
         pass
     assert fleet.server.version > version  # it goes on
-    run.finish()
+    run.check_end()
 
 
 def _moved(
@@ -190,7 +152,7 @@ def _moved(
 
 @given(life=lives)
 @settings(random_lives, max_examples=15)
-def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Life) -> None:
+def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Steps) -> None:
     """x + u = Σ y_i / N with y_i all that was opened of a client's messages; and once nothing is lost
     any more, x gets to where the clients' own y_i are those."""
     run = Run(Area(every=2), *life[:2])
@@ -207,7 +169,7 @@ def test_area_mean_contains_all_opened_sums_and_later_the_lost_ones(life: Life) 
             break
     else:
         raise AssertionError(f"ends at {run.fleet.server.w[0]}, not at {expected}")
-    run.finish()
+    run.check_end()
 
 
 class Mean:

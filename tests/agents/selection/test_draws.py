@@ -128,19 +128,24 @@ def test_draw_without_an_eligible_client_is_noted_once_and_repeated() -> None:
     assert not draws.waits  # for a day
 
 
-def _core(rule: Rule, selection: ClientSelection, *clients: str) -> tuple[Core, Server]:
-    """A core whose run clock has started at 100 s of the clients' clock with all `clients` present."""
-    importance = dict.fromkeys(clients, 1 / len(clients))
-    server = Server(np.zeros(1, np.float32), {}, np.random.default_rng(0), population=importance)
-    server.draws = make_draws(selection, len(clients))
-    settings = Settings(
+def _settings(rule: Rule, clients: Sequence[str]) -> Settings:
+    return Settings(
         run="run",
         schema="s",
         side=rule.client_side,
-        importance=importance,
+        importance=dict.fromkeys(clients, 1 / len(clients)),
+        samples=dict.fromkeys(clients, 10),
         stop=StopConditions(after=1e6),
         evaluate_every=from_seconds(1e6),
     )
+
+
+def _core(rule: Rule, selection: ClientSelection, *clients: str) -> tuple[Core, Server]:
+    """A core whose run clock has started at 100 s of the clients' clock with all `clients` present."""
+    settings = _settings(rule, clients)
+    population = settings.importance
+    server = Server(np.zeros(1, np.float32), {}, np.random.default_rng(0), population=population)
+    server.draws = make_draws(selection, len(clients))
     state = rule.begin(server)
     core = Core(AggregatorCore(settings, state, server, ServerSteps([], 1)), state)
     for client in clients:
@@ -222,26 +227,15 @@ def test_updates_of_requested_clients_count_without_the_wait_on_the_device() -> 
     assert server.draws.view.clients["a"].duration == 0.375
 
 
-def _setup(selection: Named) -> Setup:
-    settings = Settings(
-        run="run",
-        schema="s",
-        side=FedBuff().client_side,
-        importance=dict.fromkeys("abcd", 0.25),
-        samples=dict.fromkeys("abcd", 10),
-        stop=StopConditions(after=1e6),
-        evaluate_every=from_seconds(1e6),
-    )
-    return Setup(settings, Named("fedbuff", {"buffer_size": 1, "concurrency": 2}), 3, selection)
-
-
 @pytest.mark.parametrize("name", ["oort", "tifl", "fastest", "charged", "round_robin", "uniform"])
 def test_state_of_a_selection_is_in_the_checkpoint(name: str, tmp_path: Path) -> None:
     """A core that is saved and loaded half-way draws as one that is not."""
     params = {"tiers": 2, "interval": 2, "credits": 2} if name == "tifl" else {}
     outcomes = []
     for saves in (False, True):
-        made, server = _setup(Named(name, params)).core(np.zeros(1, np.float32))
+        rule = Named("fedbuff", {"buffer_size": 1, "concurrency": 2})
+        setup = Setup(_settings(FedBuff(), "abcd"), rule, 3, Named(name, params))
+        made, server = setup.core(np.zeros(1, np.float32))
         core, log = Core(made, made._rule), list[tuple[int, str]]()
         for client in "abcd":
             core.status(client, "ready", at=0.0)
