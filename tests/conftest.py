@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import docker
-import hypothesis  # noqa: F401  (its plugin imports it at the end: then what is frozen confuses trio)
+import hypothesis  # its plugin imports it at the end: then what is frozen confuses trio
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -20,6 +20,12 @@ from testbed.host import docker_engine, other_work
 from testbed.host.other_work import CpuReading
 from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed
+
+# No bounds in seconds, because a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
