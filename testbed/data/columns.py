@@ -69,6 +69,13 @@ class RawSplit:
     remarks: Sequence[str] = ()
     """Sentences about what was left out or converted."""
 
+    mixtures: Mapping[str, str] = field(default_factory=dict)
+    """Column -> which of its files have another type than the first one."""
+
+    def mixed(self, names: Sequence[str] | None) -> str:
+        """Return which files differ in the type of one of the columns `names`, for errors."""
+        return "".join(f" ({self.mixtures[name]})" for name in names or () if name in self.mixtures)
+
     def row(self, number: int) -> str:
         """Return what to call sample `number` in errors."""
         return f"{number} ({self.files[number]})" if self.files else str(number)
@@ -76,7 +83,7 @@ class RawSplit:
 
 @dataclass(slots=True)
 class Names:
-    """Numbering of texts from 0, in alphabetical order; if all texts are whole numbers, in their order."""
+    """Numbering of texts from 0, in alphabetical order, or in that of numbers if all are whole numbers."""
 
     known: dict[str, int] = field(default_factory=dict)
     """Text -> number of the text. The numbers are provisional until `order` is called."""
@@ -148,7 +155,7 @@ def read(
     columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
     for batch in split.batches(columns):
         arrays = [_input(batch[name], data, split, name, done) for name in inputs]
-        some = _inputs(arrays, data, split.name, done)
+        some = _inputs(arrays, data, split, done)
         if not split.fixed and _has_channels_last(some):
             ordered = _channels_first(some)
             before, after = _shape(some.shape[1:]), _shape(ordered.shape[1:])
@@ -287,9 +294,10 @@ def _input(column: Any, data: DataSettings, split: RawSplit, name: str, first: i
     return array.astype(np.int16)
 
 
-def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int) -> Array:
+def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first: int) -> Array:
     """Return the model's inputs before scaling, from one column or from several columns that form a
     table."""
+    split = source.name
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
             if array.ndim > 1 or array.dtype.kind not in "biuf":
@@ -308,7 +316,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
         if data.alphabet is None:
             raise DataError(
                 "input",
-                f"{split} has texts here{_first_text(array, first)}: add alphabet, the characters that the model knows, such as "
+                f"{split} has texts here{_first_text(array, first)}{source.mixed(data.input)}: add alphabet, "
+                "the characters that the model knows, such as "
                 'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or convert them to lists of token numbers',
             )
         return _characters(array, data, split, first)

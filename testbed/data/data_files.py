@@ -267,8 +267,15 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
         for field in whole.schema:
             found.setdefault(field.name, []).append(field.type)
     types.update({name: _one_type(kinds) for name, kinds in found.items() if len(set(kinds)) > 1})
+    mixtures = {
+        name: f"{kinds[0]} in {paths[0].name}, {other} in {paths[kinds.index(other)].name}"
+        for name, kinds in found.items()
+        if (other := next((kind for kind in kinds if kind != kinds[0]), None)) is not None
+    }
     return RawSplit(
-        _split_name(paths), rows, columns, batches, remarks=_padded_numbers(paths[0], found, types)
+        *(_split_name(paths), rows, columns, batches),
+        remarks=_padded_numbers(paths[0], found, types),
+        mixtures=mixtures,
     )
 
 

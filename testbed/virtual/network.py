@@ -185,8 +185,8 @@ class Direction:
         return rate * to_seconds(max(0, self._events.now - begins))
 
     def _arrive(self) -> None:
-        """Remove the first message, and report its arrival. What the callback sends or changes waits until
-        it returns; it may also drop all messages, as when its energy switches the device off."""
+        """Remove the first message, and report its arrival. What the callback sends or changes waits
+        until it returns; it may also drop all messages, as when its energy switches the device off."""
         _, then = self._messages.pop(0)
         self._reports = True
         then(self._arrival(self._events.now))
