@@ -83,7 +83,7 @@ class RawSplit:
 
 @dataclass(slots=True)
 class Names:
-    """Numbering of texts from 0, in alphabetical order, or in that of numbers if all are whole numbers."""
+    """Numbering of texts from 0, in alphabetical order. Texts that are all whole numbers are in theirs."""
 
     known: dict[str, int] = field(default_factory=dict)
     """Text -> number of the text. The numbers are provisional until `order` is called."""
@@ -316,7 +316,7 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first
         if data.alphabet is None:
             raise DataError(
                 "input",
-                f"{split} has texts here{_first_text(array, first)}{source.mixed(data.input)}: add alphabet, "
+                f"{split} has texts here{source.mixed(data.input)}: add alphabet, "
                 "the characters that the model knows, such as "
                 'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or convert them to lists of token numbers',
             )
