@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from agents.aggregator.evaluation_parts import NO_PARTS, Part, Parts
 from agents.aggregator.inputs import EvaluationDone, PartEvaluated
 from agents.config import FROM_TASK, InitialModel
+from agents.models import generators
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, build
 from agents.models.vectors import Vector
@@ -23,6 +25,8 @@ from agents.tasks.interface import Task, calls_correct
 from agents.timing.nanoseconds import Nanoseconds
 
 _BATCH = 500
+_TRIED = 2
+"""Number of samples that show whether a model draws random numbers in an evaluation."""
 _NICE = 19
 """Niceness of the evaluating thread. On Linux each thread has its own niceness."""
 
@@ -73,6 +77,9 @@ class Evaluator:
         self._flat.module.eval()
         self._task = task
         self._test_set = test_set.tensors()
+        self.draws = task.fits or self._draws_random_numbers()
+        """Whether evaluations may draw from the process's global random generators. If so, nothing else
+        may draw from them meanwhile."""
         self._parts = parts
         self._device_set = None if parts.device_set is None else parts.device_set.tensors()
         self._done = done
@@ -109,7 +116,17 @@ class Evaluator:
             raise RuntimeError("no models are kept")
         return self.evaluate(version, *self._kept(version))
 
+    def _draws_random_numbers(self) -> bool:
+        x, y = (part[:_TRIED] for part in self._test_set)
+        with generators.unchanged(), torch.no_grad():
+            before = generators.states()
+            with suppress(Exception):  # the first evaluation raises it
+                self._task.loss(self._flat.module(x), y)
+            return generators.states() != before
+
     def evaluate(self, version: int, w: Vector, buffers: Buffers = NONE) -> Evaluation:
+        if self.draws:
+            generators.seed(version)  # so that its result does not depend on what was evaluated before
         try:
             return self._evaluate(version, w, buffers)
         except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +13,7 @@ import torch
 
 from agents.client.accelerator import keep_float32
 from agents.config import FROM_TASK, InitialModel, LocalTraining
+from agents.models import generators
 from agents.models.buffers import NONE, Buffers
 from agents.models.flat import FlatModule, buffers_of, build, fill, vector_of
 from agents.models.vectors import Vector, norm
@@ -157,7 +157,7 @@ class Trainer:
     def _load(self, start: Vector, buffers: Buffers, rng: np.random.Generator) -> None:
         # A child of `rng` seeds the model's own random draws (dropout), so `rng` itself does not change.
         seed = int(rng.spawn(1)[0].integers(2**63))
-        torch.default_generator.manual_seed(seed)
+        generators.seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
         if self._start is not None:
@@ -253,10 +253,7 @@ class FitTrainer(Trainer):
     ) -> Result:
         if terms:
             raise NotImplementedError("a task with its own fit cannot add terms to the objective")
-        seed = int(rng.spawn(1)[0].integers(2**32))
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        generators.seed(int(rng.spawn(1)[0].integers(2**32)))
         if self._start is not None:
             fill(self._start, start)
         self.flat.load(start, buffers)

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parameter import is_lazy
 
 from agents.config import FROM_TASK, InitialModel
+from agents.models import generators
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, finite
 from agents.tasks.interface import Task
@@ -54,7 +55,7 @@ def extent(task: Task, frozen: Sequence[str]) -> tuple[int, int, int, list[str]]
     (including buffers), the number of frozen parameters (which are not sent), the number of buffer
     values in a message, and the names of all parameters. `frozen`: names or name patterns of the
     parameters to freeze. Raises ValueError if the module does not pass `check`."""
-    with torch.random.fork_rng(devices=[]):  # keep torch's global random state unchanged
+    with generators.unchanged():
         module = build(task, InitialModel(frozen=tuple(frozen)))
     check(module)
     count = sum(p.numel() for _, p in learned(module))
@@ -344,8 +345,8 @@ def schema_hash(module: torch.nn.Module) -> str:
 
 def first_module(task: Task, seed: int, start: InitialModel = FROM_TASK) -> torch.nn.Module:
     """Return the initial module of a run with this seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with generators.unchanged():
+        generators.seed(seed)
         return build(task, start)
 
 

@@ -154,5 +154,6 @@ def unfit_classes(y: NDArray[Any], outputs: Sequence[int]) -> str:
     for label in (int(y.min()), int(y.max())):
         if not 0 <= label < classes:
             found = f"found class {label}, but the model has {classes} outputs"
-            return f"{found}, for classes 0 to {classes - 1}"
+            counted = "; classes are counted from 0: subtract 1" if int(y.min()) == 1 else ""
+            return f"{found}, for classes 0 to {classes - 1}{counted}"
     return ""

@@ -8,8 +8,10 @@ table.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +34,7 @@ _ID_DIGITS = 20
 _NAMED_CLASSES = 20
 """Maximum number of classes that are named with their numbers. If there are more, the first classes and
 the last are named."""
+_WHOLE = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 _NAME_CHARACTERS = 20
 """Maximum number of characters of a class's name in a sentence."""
 
@@ -61,11 +64,26 @@ class RawSplit:
     fixed: bool = False
     """Whether the arrays keep their shape. Otherwise channels come first, and one-hot labels become
     classes."""
+    files: Sequence[Path] = ()
+    """File of each sample; empty if files hold several samples."""
+    remarks: Sequence[str] = ()
+    """Sentences about what was left out or converted."""
+
+    mixtures: Mapping[str, str] = field(default_factory=dict)
+    """Column -> which of its files have another type than the first one."""
+
+    def mixed(self, names: Sequence[str] | None) -> str:
+        """Return which files differ in the type of one of the columns `names`, for errors."""
+        return "".join(f" ({self.mixtures[name]})" for name in names or () if name in self.mixtures)
+
+    def row(self, number: int) -> str:
+        """Return what to call sample `number` in errors."""
+        return f"{number} ({self.files[number]})" if self.files else str(number)
 
 
 @dataclass(slots=True)
 class Names:
-    """Numbering of texts in alphabetical order, from 0."""
+    """Numbering of texts from 0, in alphabetical order. Texts that are all whole numbers are in theirs."""
 
     known: dict[str, int] = field(default_factory=dict)
     """Text -> number of the text. The numbers are provisional until `order` is called."""
@@ -79,7 +97,8 @@ class Names:
 
     def order(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Convert all provisional numbers at once to final ones."""
-        ordered = sorted(self.known)
+        whole = all(_WHOLE.fullmatch(text) for text in self.known)
+        ordered = sorted(self.known, key=(lambda text: (int(text), text)) if whole else None)
         final = np.empty(len(ordered), np.int64)
         for number, text in enumerate(ordered):
             final[self.known[text]] = number
@@ -101,6 +120,8 @@ class DecodedSplit:
     """Names of the clients, sorted."""
     remarks: tuple[str, ...] = ()
     """Sentences about shapes that were changed."""
+    one_hot: int = 0
+    """Length of the one-hot labels that became classes; 0 if the labels were no such vectors."""
 
 
 def read(
@@ -130,18 +151,23 @@ def read(
     labels: list[Array] = []
     owners: list[Array] = []
     names, clients, done = Names(), Names(), 0
-    changes: dict[str, None] = {}
+    changes = dict.fromkeys(split.remarks)
     columns = list(dict.fromkeys(name for group in wanted.values() for name in group if name))
     for batch in split.batches(columns):
-        arrays = [_input(batch[name], data, f"{split.name}, column {name}", done) for name in inputs]
-        some = _inputs(arrays, data, split.name, done)
+        arrays = [_input(batch[name], data, split, name, done) for name in inputs]
+        some = _inputs(arrays, data, split, done)
         if not split.fixed and _has_channels_last(some):
             ordered = _channels_first(some)
             before, after = _shape(some.shape[1:]), _shape(ordered.shape[1:])
             changes[f"Images of shape {before} have their channels last: models get {after}."] = None
             some = ordered
+        like = train.shard.x if x is None and train is not None else x
+        if like is not None and _differ_in_colour(like, some):
+            some = _in_colour(some)
         if x is None:
             x = np.empty((split.rows, *some.shape[1:]), some.dtype)
+        elif _differ_in_colour(some, x):
+            x = _in_colour(x)
         if some.shape[1:] != x.shape[1:]:
             key = "length" if _holds_tokens(x) else "input"
             raise DataError(key, _unequal(split.name, done, x.shape[1:], some.shape[1:]))
@@ -150,7 +176,7 @@ def read(
         x[done : done + len(some)] = some
         if data.label is not None:
             place = f"{split.name}, column {data.label}"
-            column = _array(batch[data.label], data, place, done)
+            column = _array(batch[data.label], data, place, done, split)
             if train is not None and train.classes and column.dtype.kind != "U":
                 raise DataError(
                     "label", f"{place} holds {column.dtype}, but the training samples have texts"
@@ -159,7 +185,7 @@ def read(
                 column = column[:, 0]
             labels.append(_labels(column, data, names, place, done, named=bool(train and train.classes)))
         if data.client is not None:
-            column = _array(batch[data.client], data, f"{split.name}, column {data.client}", done)
+            column = _array(batch[data.client], data, f"{split.name}, column {data.client}", done, split)
             owners.append(clients.add(_as_names(column)))
         done += len(some)
         count(done)
@@ -171,14 +197,25 @@ def read(
             y = _as_classes(y, names, train, split.name)
             if train is None:
                 changes[_numbering(tuple(names.known))] = None
+        one_hot = 0
         if not split.fixed and (train is None or train.shard.y.ndim == 1) and _is_one_hot(y):
-            changes[f"Labels are one-hot: they become classes 0 to {y.shape[1] - 1}."] = None
+            one_hot = y.shape[1]
+            if train is not None and train.one_hot != one_hot:
+                before = f"vectors of {train.one_hot}" if train.one_hot else "classes"
+                raise DataError(
+                    "label",
+                    f"{split.name} has one-hot labels of {one_hot} numbers, but the training samples "
+                    f"have {before}: use the same columns in both",
+                )
+            changes[f"Labels are one-hot: they become classes 0 to {one_hot - 1}."] = None
             y = y.argmax(axis=1)
     else:
+        one_hot = 0
         y = x.astype(np.int64) if _holds_tokens(x) else x.astype(np.float32) * np.float32(shard.scale)
     found = tuple(names.known) if names.known else ()
     codes = clients.order(np.concatenate(owners)) if owners else None
-    return DecodedSplit(Shard(x, y, shard.scale), found, codes, tuple(clients.known), tuple(changes))
+    remarks, owners_found = tuple(changes), tuple(clients.known)
+    return DecodedSplit(Shard(x, y, shard.scale), found, codes, owners_found, remarks, one_hot)
 
 
 def _numbering(classes: Sequence[str]) -> str:
@@ -229,10 +266,22 @@ def _as_classes(
     return np.array([place[name] for name in names.known], np.int64)[numbers]
 
 
-def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
+def _differ_in_colour(colour: Array, grey: Array) -> bool:
+    """Whether `colour` has images in colour, and `grey` images of the same size in grey."""
+    in_bytes = colour.dtype == np.uint8 and grey.dtype == np.uint8
+    return in_bytes and grey.ndim == 3 and colour.shape[1:] == (3, *grey.shape[1:])
+
+
+def _in_colour(grey: Array) -> Array:
+    """Convert images in grey, shape (n, height, width), to colour, shape (n, 3, height, width)."""
+    return np.repeat(grey[:, None], 3, axis=1)
+
+
+def _input(column: Any, data: DataSettings, split: RawSplit, name: str, first: int) -> Array:
     """Return a column of inputs as an array. Flat lists of bytes could be tokens or pixels. Such lists
     are read as tokens if `length` is set. If `length` is not set, DataError is raised."""
-    array = _array(column, data, place, first)
+    place = f"{split.name}, column {name}"
+    array = _array(column, data, place, first, split)
     if array.dtype != np.uint8 or array.ndim != 2 or isinstance(column, np.ndarray):
         return array
     if data.length is None:
@@ -245,9 +294,10 @@ def _input(column: Any, data: DataSettings, place: str, first: int) -> Array:
     return array.astype(np.int16)
 
 
-def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int) -> Array:
+def _inputs(arrays: Sequence[Array], data: DataSettings, source: RawSplit, first: int) -> Array:
     """Return the model's inputs before scaling, from one column or from several columns that form a
     table."""
+    split = source.name
     if len(arrays) > 1 or (arrays[0].ndim == 1 and arrays[0].dtype.kind != "U"):
         for name, array in zip(data.input or (), arrays, strict=True):
             if array.ndim > 1 or array.dtype.kind not in "biuf":
@@ -256,6 +306,8 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
                     f"column {name} of {split} does not hold plain numbers{_first_text(array, first)}, "
                     "so it cannot be combined with other columns: name only this one, or leave it out",
                 )
+            if _collapses(array):
+                raise _collapse_error(f"column {name} of {split}")
         table = np.stack([array.astype(np.float32) for array in arrays], axis=1)
         _check_finite(table, f"{split}, input", first, "input")
         return table
@@ -264,12 +316,15 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
         if data.alphabet is None:
             raise DataError(
                 "input",
-                f"{split} has texts here: add alphabet, the characters that the model knows, such as "
+                f"{split} has texts here{source.mixed(data.input)}: add alphabet, "
+                "the characters that the model knows, such as "
                 'alphabet: "abcdefghijklmnopqrstuvwxyz .,"; or convert them to lists of token numbers',
             )
         return _characters(array, data, split, first)
     if array.dtype.kind == "f":
         _check_finite(array, f"{split}, input", first, "input")
+        if _collapses(array):
+            raise _collapse_error(split)
         return array.astype(np.float32)
     if array.dtype.kind == "b":
         return array.astype(np.float32)
@@ -280,6 +335,27 @@ def _inputs(arrays: Sequence[Array], data: DataSettings, split: str, first: int)
             raise DataError("input", f"{split} has tokens below 0, expected 0 or more")
         return _compact(array)
     raise DataError("input", f"{split} holds {array.dtype}, expected images, texts or numbers")
+
+
+def _collapses(values: Array) -> bool:
+    """Whether whole numbers, or times in microseconds, that differ become equal in float32."""
+    if not values.size or not np.isfinite(values).all() or np.abs(values).max() <= _EXACT:
+        return False
+    if values.dtype.kind == "f" and not (np.round(values, _MICROSECONDS) == values).all():
+        return False  # measurements, which are rounded anyway
+    return len(np.unique(values)) > len(np.unique(values.astype(np.float32)))
+
+
+def _collapse_error(place: str) -> DataError:
+    return DataError(
+        "input",
+        f"{place} has values above 16,777,216 that differ by less than float32 can hold, so models "
+        "would see them as equal (times are seconds since 1970): subtract the first value, or divide",
+    )
+
+
+_EXACT, _MICROSECONDS = 2**24, 6
+"""Maximum whole number below which float32 holds all, and decimal digits of times."""
 
 
 def _compact(tokens: Array) -> Array:
@@ -321,6 +397,8 @@ def _labels(
         return array.astype(np.float32)
     if kind not in "iub":
         raise DataError("label", f"{place} holds {array.dtype}, expected classes, numbers or texts")
+    if array.ndim == 1 and kind == "i" and set(np.unique(array).tolist()) == {-1, 1}:
+        raise DataError("label", f"{place}: labels are -1 and 1; write them as classes 0 and 1")
     if array.ndim == 1 and kind == "i" and len(array) and int(array.min()) < 0:
         row = int(np.argmin(array))
         raise DataError(
@@ -357,19 +435,19 @@ def _lookup(alphabet: str, codes: Array) -> NDArray[np.int64]:
     return np.where(letters[found] == codes, found, -1)
 
 
-def _array(column: Any, data: DataSettings, place: str, first: int) -> Array:
+def _array(column: Any, data: DataSettings, place: str, first: int, split: RawSplit) -> Array:
     """Convert a column of Arrow or numpy to an array. Texts get numpy's type for texts, as wide as the
     longest text."""
     if isinstance(column, np.ndarray):
         if column.dtype.kind in "OS":
             raise DataError("input", f"{place} holds {column.dtype}, expected numbers or texts")
         return column
-    return _array_of_values(column, data, place, lambda index: first + index)
+    return _array_of_values(column, data, place, lambda index: split.row(first + index))
 
 
-def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[[int], int]) -> Array:
-    """Convert Arrow values to an array. `row`: function that converts the index of a value to the number
-    of the value's row in the file, for errors."""
+def _array_of_values(column: Any, data: DataSettings, place: str, row: Callable[[int], str]) -> Array:
+    """Convert Arrow values to an array. `row`: function that converts the index of a value to what to
+    call the value's row, for errors."""
     import pyarrow as pa
 
     if isinstance(column, pa.ChunkedArray):
@@ -425,14 +503,14 @@ def _common_type(column: Any) -> Any:
     return pa.array(column.cast(pa.int64()).to_numpy() / 1e6)
 
 
-def _lists(column: Any, data: DataSettings, place: str, row: Callable[[int], int]) -> Array:
+def _lists(column: Any, data: DataSettings, place: str, row: Callable[[int], str]) -> Array:
     from pyarrow import compute
 
     values = column.flatten()
     lengths = np.asarray(compute.list_value_length(column).to_numpy(zero_copy_only=False), np.int64)
     ends = np.cumsum(lengths)
 
-    def row_of_value(index: int) -> int:
+    def row_of_value(index: int) -> str:
         return row(int(np.searchsorted(ends, index, side="right")))
 
     inner = _array_of_values(values, data, place, row_of_value)
@@ -453,8 +531,9 @@ def _lists(column: Any, data: DataSettings, place: str, row: Callable[[int], int
     return filled
 
 
-def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], int]) -> Array:
-    """Decode images of one size: shape (n, height, width) in grey, (n, 3, height, width) in colour.
+def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], str]) -> Array:
+    """Decode images of one size: shape (n, height, width) in grey, (n, 3, height, width) if one of them
+    is in colour.
 
     `row`: as in `_array_of_values`."""
     import PIL.Image
@@ -468,11 +547,11 @@ def _images(encoded: Iterable[bytes | None], place: str, row: Callable[[int], in
             one = np.asarray(_in_bytes(image))
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(None, f"{place}, row {row(index)}: {error}") from error
-        if decoded and one.ndim < decoded[0].ndim:  # a grey image among colour images
-            one = np.asarray(image.convert("RGB"))
-        if decoded and one.shape != decoded[0].shape:
+        if decoded and one.shape[:2] != decoded[0].shape[:2]:
             raise DataError("input", _unequal(place, row(index), decoded[0].shape, one.shape))
         decoded.append(one)
+    if len({one.ndim for one in decoded}) > 1:
+        decoded = [one if one.ndim == 3 else np.repeat(one[..., None], 3, axis=2) for one in decoded]
     stacked = np.stack(decoded)
     if stacked.ndim == 4:  # channels first, as torch's convolutions expect
         stacked = np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
@@ -492,7 +571,7 @@ def _in_bytes(image: Image) -> Image:
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
-def _unequal(place: str, row: int, first: tuple[int, ...], other: tuple[int, ...]) -> str:
+def _unequal(place: str, row: int | str, first: tuple[int, ...], other: tuple[int, ...]) -> str:
     return (
         f"{place}, row {row}: a sample of shape {_shape(other)}, but others have {_shape(first)}: give "
         "all the same shape (for texts and lists, add length)"

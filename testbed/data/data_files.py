@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +28,9 @@ _LOOK_SECONDS = 0.5
 _PATTERNS = ("{split}-*.{kind}", "{split}.{kind}", "{split}/*.{kind}", "data/{split}-*.{kind}")
 _TABLES = ("parquet", "npz", "csv", "tsv")
 """File types whose files hold a split, or a part of a split."""
-_IMAGES = ("jpeg", "jpg", "png")
-"""File types whose files hold one sample each, in a folder that is named like the sample's class."""
+_IMAGES = ("bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp")
+"""File types whose files hold one sample each, in a folder that is named like the sample's class. The
+names may have capital letters."""
 _CSV_BLOCK = 2**26
 """The types of a CSV file's columns are inferred from this many bytes at its start."""
 
@@ -126,7 +129,19 @@ def _split_files(folder: Path, split: str) -> tuple[Path, ...]:
 
 
 def _class_folders(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for kind in _IMAGES for path in folder.glob(f"*/*.{kind}")))
+    return tuple(sorted(path for path in _in_classes(folder) if _kind(path) in _IMAGES))
+
+
+def _in_classes(folder: Path) -> Iterator[Path]:
+    """Yield the files in the folders of classes. Those with a dot in front are hidden: they belong to
+    editors and file systems (`.ipynb_checkpoints`, `._image.png`)."""
+    for path in folder.glob("*/*"):
+        if path.is_file() and not path.name.startswith(".") and not path.parent.name.startswith("."):
+            yield path
+
+
+def _kind(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
 
 
 def _glob(folder: Path, pattern: str) -> tuple[Path, ...]:
@@ -149,7 +164,7 @@ def open_split(paths: Sequence[Path], name: str | None = None) -> RawSplit:
     """
     if name is not None:
         return _npz_of_splits(paths[0], name)
-    openers = {_OPENERS.get(path.suffix.removeprefix(".")) for path in paths}
+    openers = {_OPENERS.get(_kind(path)) for path in paths}
     if len(openers) == 1 and (opener := openers.pop()) is not None:
         return opener(paths)
     raise DataError("path", f"{paths[0]}: expected files of one type, of {', '.join(_OPENERS)}")
@@ -211,14 +226,18 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
     import pyarrow as pa
     from pyarrow import csv
 
+    types: dict[str, Any] = {}
+    """Column -> its type in all files, where they differ: each file alone may look like another."""
+
     def table(path: Path, wanted: Sequence[str] = ()) -> pa.Table:
-        delimiter, separator = ("\t", "tabs") if path.suffix == ".tsv" else (",", "commas")
+        delimiter, separator = ("\t", "tabs") if _kind(path) == "tsv" else (",", "commas")
         try:
             return csv.read_csv(
                 path,
                 csv.ReadOptions(block_size=_CSV_BLOCK),
                 csv.ParseOptions(delimiter=delimiter),
                 csv.ConvertOptions(
+                    column_types=types,
                     include_columns=list(wanted),
                     strings_can_be_null=True,
                     quoted_strings_can_be_null=False,
@@ -237,6 +256,7 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
                 yield {name: batch.column(name) for name in wanted}
 
     rows, columns = 0, {}
+    found: dict[str, list[Any]] = {}
     for path in paths:  # one table in memory at a time
         whole = table(path)
         rows += whole.num_rows
@@ -244,7 +264,58 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
             columns[str(path)] = tuple(whole.column_names)
         except UnicodeDecodeError as error:
             raise DataError(None, f"{path}: the names of its columns are not UTF-8: {_SAVE}") from error
-    return RawSplit(_split_name(paths), rows, columns, batches)
+        for field in whole.schema:
+            found.setdefault(field.name, []).append(field.type)
+    types.update({name: _one_type(kinds) for name, kinds in found.items() if len(set(kinds)) > 1})
+    mixtures = {
+        name: f"{kinds[0]} in {paths[0].name}, {other} in {paths[kinds.index(other)].name}"
+        for name, kinds in found.items()
+        if (other := next((kind for kind in kinds if kind != kinds[0]), None)) is not None
+    }
+    return RawSplit(
+        *(_split_name(paths), rows, columns, batches),
+        remarks=_padded_numbers(paths[0], found, types),
+        mixtures=mixtures,
+    )
+
+
+def _one_type(kinds: Sequence[Any]) -> Any:
+    """Return the Arrow type that holds the values of all `kinds`: text if they are not all numbers."""
+    import pyarrow as pa
+
+    known = {kind for kind in kinds if not pa.types.is_null(kind)}
+    if len(known) == 1:
+        return known.pop()
+    numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in known)
+    return pa.float64() if numbers else pa.string()
+
+
+def _padded_numbers(
+    path: Path, found: Mapping[str, Sequence[Any]], types: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return a sentence for each column of whole numbers whose first values are written with zeros in
+    front, such as 007."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    whole = [name for name, kinds in found.items() if pa.types.is_integer(types.get(name, kinds[0]))]
+    if not whole:
+        return ()
+    delimiter = "\t" if _kind(path) == "tsv" else ","
+    options = csv.ConvertOptions(include_columns=whole, column_types=dict.fromkeys(whole, pa.string()))
+    with csv.open_csv(path, None, csv.ParseOptions(delimiter=delimiter), options) as reader:
+        first = next(iter(reader), None)
+    remarks: list[str] = []
+    if first is None:
+        return ()
+    for name in whole:
+        padded = (text for text in first.column(name).to_pylist() if text and _PADDED.match(text))
+        if (text := next(padded, None)) is not None:
+            remarks.append(f"{path}, column {name}: {text} is read as the number {int(text)}.")
+    return tuple(remarks)
+
+
+_PADDED = re.compile(r"-?0\d+$")
 
 
 def _image_folder(paths: Sequence[Path]) -> RawSplit:
@@ -259,8 +330,23 @@ def _image_folder(paths: Sequence[Path]) -> RawSplit:
                 columns["image"] = pa.array([path.read_bytes() for path in part], pa.binary())
             yield columns
 
-    folder = str(paths[0].parent.parent)
-    return RawSplit(folder, len(paths), {folder: ("image", "label")}, batches)
+    folder = paths[0].parent.parent
+    columns = {str(folder): ("image", "label")}
+    return RawSplit(
+        str(folder), len(paths), columns, batches, files=paths, remarks=_left_out(folder, paths)
+    )
+
+
+def _left_out(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return a sentence on the files in the folders of classes that are no images; none if all are."""
+    others = set(_in_classes(folder)) - set(paths)
+    if not others:
+        return ()
+    counts = sorted(Counter(path.suffix or path.name for path in others).items())
+    empty = sorted({path.parent.name for path in others} - {path.parent.name for path in paths})
+    classes = f". No class: {', '.join(empty)}, which has no images" if empty else ""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts)
+    return (f"{folder}: {len(others):,} files are no images and left out: {kinds}{classes}.",)
 
 
 _OPENERS: Mapping[str, Callable[[Sequence[Path]], RawSplit]] = {

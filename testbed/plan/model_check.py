@@ -225,7 +225,9 @@ def check_data(topology: Topology, prepared: Prepared) -> None:
         return
     import torch
 
-    with torch.random.fork_rng(devices=[]):  # must not change the run's random numbers
+    from agents.models import generators
+
+    with generators.unchanged():
         module = task.model().eval()
     train = prepared.train
     some = train.subset(np.arange(min(2, len(train))))

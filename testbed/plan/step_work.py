@@ -48,9 +48,10 @@ def count_step_work(task: Task, batch_size: int, frozen: Sequence[str] = ()) -> 
 def _count_step(task: Task, batch_size: int, frozen: Sequence[str]) -> Work | None:
     import torch
 
+    from agents.models import generators
     from agents.models.flat import build
 
-    with torch.random.fork_rng(devices=[]):  # must not change the run's random numbers
+    with generators.unchanged():
         module = build(task, InitialModel(frozen=tuple(frozen)))
     if task.dataset is None:
         shard = task.shards_for(1)[0]

@@ -458,7 +458,9 @@ def _step(
     and number of the device that has the shard. Only a task's own `fit` uses them."""
     import torch
 
-    torch.manual_seed(seed)
+    from agents.models import generators
+
+    generators.seed(seed)
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
     if cls is Flower:

@@ -14,12 +14,20 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from agents.client.accelerator import keep_float32
 from agents.config import FROM_TASK, InitialModel
+from agents.models import generators
 from agents.models.flat import build, initial, vector_parts
 from agents.models.vectors import Vector, norm
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task
 from testbed.virtual.gpu_layers import stackable
-from testbed.virtual.objectives import AnyModule, Floats, Gradient, Indices
+from testbed.virtual.objectives import (
+    REPEATED,
+    AnyModule,
+    Floats,
+    Gradient,
+    Indices,
+    has_repeated_layer,
+)
 
 _STACKED = 128
 """Maximum number of models in a stack."""
@@ -44,7 +52,7 @@ class GpuObjective:
     ) -> None:
         self._task, self._device = task, torch.device(device)
         keep_float32()
-        with torch.random.fork_rng(devices=[]):
+        with generators.unchanged():
             module = build(task, start)
         self._start = initial(module)
         self._module, self._parts = stackable(module).to(device), vector_parts(module)
@@ -60,11 +68,13 @@ class GpuObjective:
     def difference(self, reference: AnyModule) -> str | None:
         """Compare the gradients of two models, on mini-batches of one and of two samples, with those of
         `reference`. Return why models cannot be trained in stacks here; None if they can."""
+        if has_repeated_layer(self._module):
+            return REPEATED
         rows, sizes = np.array([[[0, len(self._y) - 1], [0, 0]]]), np.array([[2, 1]])
-        w = np.stack([self._start, np.float32(0.9) * self._start])
+        w = reference.trial_models
         expected = np.empty_like(w)
         try:
-            reference.gradient_on(rows, sizes)(0, w, expected)
+            losses = reference.gradient_on(rows, sizes)(0, w, expected)
             stack = _Stack(2, self._start.size, 2, self._device)
             stack.w[:] = self.place(w)
             stack.draw(_Batches(rows, sizes, 2, self._device), 0)
@@ -72,8 +82,9 @@ class GpuObjective:
         except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             return str(error).partition("\n")[0]
         self.partial = reference.partial
-        distance = norm((stack.g.cpu().numpy() - expected).ravel())
-        alike = distance <= _TOLERANCE * norm(expected.ravel())
+        found = stack.g.cpu().numpy()
+        alike = all(norm(f - e) <= _TOLERANCE * norm(e) for f, e in zip(found, expected, strict=True))
+        alike = alike and np.allclose(stack.losses.cpu().numpy(), losses, rtol=_TOLERANCE)
         return None if alike else "the gradients differ"
 
     def stack_size(self, batch_size: int) -> int:

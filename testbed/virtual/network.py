@@ -58,7 +58,7 @@ class Direction:
 
     __slots__ = (
         *("_burst", "_device", "_events", "_latency", "_open", "_path", "_rate", "_shares", "_steady"),
-        *("_free", "_last", "_messages", "_packets", "_transfer"),
+        *("_free", "_last", "_messages", "_packets", "_reports", "_transfer"),
     )
 
     def __init__(
@@ -90,6 +90,8 @@ class Direction:
         its arrival time."""
         self._transfer: Transfer | None = None
         """Transfer of the first message; None if it is not in progress."""
+        self._reports = False
+        """Whether the callback of a message is running."""
         self._last: Nanoseconds = 0
         """Arrival time of the last message that has passed, in nanoseconds."""
         self._free: Nanoseconds | None = None
@@ -143,7 +145,7 @@ class Direction:
     def _start_first(self) -> None:
         """Start the first message, or continue it after a change. A message that no link delays gets its
         arrival time at once. Nothing happens while the direction is closed."""
-        while self._messages and self._open and self._transfer is None:
+        while self._messages and self._open and self._transfer is None and not self._reports:
             bits, rate, tokens = self._messages[0][0], self._rate, 0.0
             if bits and rate:
                 tokens = self._take_tokens(bits, rate)
@@ -183,10 +185,12 @@ class Direction:
         return rate * to_seconds(max(0, self._events.now - begins))
 
     def _arrive(self) -> None:
-        """Report the arrival of the first message, then remove the message. The order matters: while the
-        message is there, the callback cannot start another one."""
-        self._messages[0][1](self._arrival(self._events.now))
-        del self._messages[0]
+        """Remove the first message, and report its arrival. What the callback sends or changes waits
+        until it returns; it may also drop all messages, as when its energy switches the device off."""
+        _, then = self._messages.pop(0)
+        self._reports = True
+        then(self._arrival(self._events.now))
+        self._reports = False
 
     def _arrival(self, passed: Nanoseconds) -> Nanoseconds:
         """Return the arrival time of a message that has passed its links at `passed`. No message arrives

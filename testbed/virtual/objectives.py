@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from agents.config import FROM_TASK, InitialModel
+from agents.models import generators
 from agents.models.flat import FlatModule, build, stored_buffers, vector_parts
 from agents.models.vectors import Vector
 from agents.shards import Shard, model_inputs
@@ -36,8 +38,8 @@ _STACKED, _FEW = 64, 12
 """Maximum number of models in a stack for vmap, and the minimum number from which vmap is faster than
 one model after the other (on two cores). Both numbers are the same on every host, so that the results
 are the same, too."""
-_TRIED = 2
-"""Number of samples on which a module is tried out."""
+_TRIED = 5
+"""Size of the two mini-batches on which a fast computation is compared with autograd."""
 
 
 class Scratch:
@@ -132,18 +134,30 @@ class HostStackMemory:
 
 
 def objective(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> Objective:
-    """Return the fastest objective on a CPU for `task` on samples of `train`."""
-    if isinstance(task, Quadratic):
-        return Squares(train)
-    with torch.random.fork_rng(devices=[]):
+    """Return the fastest objective on a CPU for `task` on samples of `train` that computes what autograd
+    computes, to rounding, on some samples of `train`."""
+    with generators.unchanged():
         module = build(task, start)
-    whole = all(p.requires_grad for p in module.parameters())
+    exact = AnyModule(task, train, module)
+    quick = _closed_form(task, train, module)
+    if quick is not None and exact.equals(quick):
+        return quick
+    exact.accelerate()
+    return exact
+
+
+def _closed_form(task: Task, train: Shard, module: nn.Module) -> Objective | None:
+    """Return the objective that computes `task` by its formula if the task looks like one of the known
+    ones. Whether it is one, only a comparison says."""
+    if type(task) is Quadratic:
+        return Squares(train)
     plain = (type(task).loss, type(task).weights) == (Task.loss, Task.weights)
-    if whole and plain and isinstance(module, nn.Sequential):
+    if plain and type(module) is nn.Sequential and is_plain(module):
         match list(module):
             case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
-                return Softmax(train, layer)
-    return AnyModule(task, train, module)
+                with suppress(ValueError):  # samples of another size, which autograd will refuse
+                    return Softmax(train, layer)
+    return None
 
 
 class Softmax:
@@ -250,8 +264,8 @@ class Squares:
 
 
 class AnyModule:
-    """Objective for any torch module. It computes the gradients of several models one after the other,
-    or together with torch.func.vmap."""
+    """Objective for any torch module. It computes the gradients by autograd, one model after the other,
+    until `accelerate` has found something faster with the same results."""
 
     def __init__(self, task: Task, train: Shard, module: nn.Module) -> None:
         self._task = task
@@ -272,56 +286,93 @@ class AnyModule:
         """Replacement of autograd for single models; None if autograd has to be used."""
         self._stacked = 1
         """Maximum number of models in a stack."""
-        with torch.random.fork_rng(devices=[]), suppress(Exception):  # the first training raises it
-            self._try_out()
+        self._trial: _Trial | None = None
+        """Results of autograd; None if it raises an error, which the first training will raise, too."""
+        with generators.unchanged(), suppress(Exception):
+            self._trial = self._try_out()
 
-    def _try_out(self) -> None:
-        """Find out how the module behaves, on two models. Set `partial`, `draws`, `refusal` and the
-        maximum size of a stack."""
-        rows = np.stack([np.arange(min(_TRIED, len(self._y)))] * 2)
-        w = np.stack([self._flat.w.numpy(), 0.9 * self._flat.w.numpy()])
-        expected, found = np.empty_like(w), np.empty_like(w)
-        before = torch.get_rng_state()
+    def _try_out(self) -> _Trial:
+        """Differentiate two models by autograd, on different samples. Set `partial` and `draws`."""
+        rng, samples = np.random.default_rng(0), len(self._y)
+        rows = [rng.choice(samples, min(_TRIED, samples), replace=False) for _ in range(2)]
+        first = self._flat.w.numpy().copy()
+        # Far from the first: a model may begin at 0, where many functions have the same gradient.
+        noise = rng.standard_normal(first.size, np.float32)
+        second = first + noise * np.float32(0.1 * math.sqrt(np.square(first).mean()) + 0.01)
+        w = np.stack([first, second])
+        before = generators.states()
+        trial = _Trial(w, np.stack(rows), np.empty(2, np.float32), np.empty_like(w))
         for k in range(2):
-            self._one(w[k], rows[k], expected[k])
+            trial.losses[k] = self._one(w[k], trial.rows[k], trial.gradients[k])
         self._always_partial = self.partial
+        self.draws = generators.states() != before
+        return trial
+
+    @property
+    def trial_models(self) -> Floats:
+        """Two models on which other computations are compared with autograd, shape (2, d)."""
+        return np.stack([self._flat.w.numpy()] * 2) if self._trial is None else self._trial.w
+
+    def equals(self, other: Objective) -> bool:
+        """Whether `other` computes the losses and gradients of autograd, to rounding."""
+        if (trial := self._trial) is None or self.draws or self._always_partial:
+            return False
+        sizes = np.full((1, 2), trial.rows.shape[1])
+        found = np.empty_like(trial.gradients)
+        try:
+            losses = other.gradient_on(trial.rows[None], sizes)(0, trial.w.copy(), found)
+        except Exception:  # noqa: BLE001  # labels or samples of an unusual kind
+            return False
+        return trial.equals(losses, found)
+
+    def accelerate(self) -> None:
+        """Replace autograd by `Layers`, and train stacks of models with vmap, where the results are the
+        same. Set `remark` and `refusal` where they are not."""
+        if (trial := self._trial) is None:
+            return
+        with generators.unchanged():
+            if not self.draws and self._flat.w.is_cpu:
+                self._try_layers(trial)
+            self._try_stacks(trial)
+
+    def _try_stacks(self, trial: _Trial) -> None:
         has_buffers = bool(stored_buffers(self._flat.module))  # such a model is never stacked
-        self.draws = not torch.equal(before, torch.get_rng_state())
-        if not self.draws and self._flat.w.is_cpu:
-            self._try_layers(w, rows, expected)
-        most = min(_STACKED, _STACK // w[0].nbytes)
+        most = min(_STACKED, _STACK // trial.w[0].nbytes)
         if has_buffers or most < _FEW or not _stacks_faster(self._flat.module):
             return
+        if has_repeated_layer(self._flat.module):
+            self.refusal = REPEATED
+            return
+        found = np.empty_like(trial.gradients)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # on operations that vmap does one by one, and slowly
-                self._many(w, rows, found)
+                losses = self._many(trial.w, trial.rows, found)
         except Exception as error:  # noqa: BLE001  # vmap may raise anything on the user's code
             self.refusal = str(error).partition("\n")[0]
         else:
-            if _are_close(found, expected):
+            if trial.equals(losses, found):
                 self._stacked = most
             else:
                 self.refusal = "the gradients differ"
 
-    def _try_layers(self, w: Floats, rows: Indices, expected: Floats) -> None:
-        """Replace autograd by `Layers` if the module allows it, and if the gradients of the models `w`
-        are as `expected`. Set `remark` if they differ."""
-        self._layers = Layers.from_module(self._task, self._flat.module)
+    def _try_layers(self, trial: _Trial) -> None:
+        module = self._flat.module
+        self._layers = Layers.from_module(self._task, module) if is_plain(module) else None
         if self._layers is None:
             return
-        found = np.empty_like(expected)
+        found, losses = np.empty_like(trial.gradients), np.empty_like(trial.losses)
         try:
-            for k in range(len(w)):
-                self._one(w[k], rows[k], found[k])
+            for k in range(2):
+                losses[k] = self._one(trial.w[k], trial.rows[k], found[k])
         except Exception:  # noqa: BLE001  # samples of an unusual shape, or another PyTorch's kernels
             self._layers = None
             return
-        if not _are_close(found, expected):
+        if not trial.equals(losses, found):
             self._layers = None
             self.remark = (
                 "Clients are trained by autograd, because the layers of the model do not say all that "
-                "it computes (hooks, shared parameters)"
+                "it computes (shared parameters)"
             )
 
     def stack_size(self, batch_size: int) -> int:
@@ -388,8 +439,51 @@ class AnyModule:
         return mean_loss(self._task, outputs, y)
 
 
-def _are_close(found: Floats, expected: Floats) -> bool:
-    return np.allclose(found, expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+@dataclass(frozen=True)
+class _Trial:
+    """Two models, differentiated by autograd."""
+
+    w: Floats
+    """Shape (2, d)."""
+    rows: Indices
+    """Indices of their samples, shape (2, b)."""
+    losses: Floats
+    """Shape (2,)."""
+    gradients: Floats
+    """Shape (2, d)."""
+
+    def equals(self, losses: Floats, gradients: Floats) -> bool:
+        """Whether other results are the same, to rounding. Results that are not finite prove nothing."""
+        if not (np.isfinite(self.losses).all() and np.isfinite(self.gradients).all()):
+            return False
+        return np.allclose(losses, self.losses, _ROUNDING, _ROUNDING) and all(
+            np.allclose(found, expected, _ROUNDING, _ROUNDING * float(np.abs(expected).max()))
+            for found, expected in zip(gradients, self.gradients, strict=True)
+        )
+
+
+_ROUNDING = 1e-4
+"""Maximum difference of float32 results, relative to the result or to the gradient's largest entry."""
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether nothing was attached to `module` or its layers that changes what they compute: hooks, or
+    another `forward`."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    on_layers = any(
+        "forward" in vars(one) or any(getattr(one, name) for name in hooks) for one in module.modules()
+    )
+    on_tensors = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters())
+    everywhere = any(getattr(nn.modules.module, f"_global{name}", None) for name in hooks)
+    return not (on_layers or on_tensors or everywhere)
+
+
+REPEATED = "a layer stands in it several times"
+
+
+def has_repeated_layer(module: nn.Module) -> bool:
+    """Whether a layer has several names. `functional_call` leaves tensors of a stack in it."""
+    return len([*module.named_modules(remove_duplicate=False)]) > len([*module.modules()])
 
 
 def _stacks_faster(module: nn.Module) -> bool:

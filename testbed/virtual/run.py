@@ -23,6 +23,7 @@ from agents.client.training import make_trainer
 from agents.config import AccessLink, Named, silence_timeout
 from agents.device_actions import DeviceState
 from agents.imports import frozen
+from agents.models import generators
 from agents.models.buffers import Buffers
 from agents.models.flat import first_model
 from agents.models.vectors import Vector
@@ -63,6 +64,7 @@ from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
 from testbed.virtual.event_queue import EventQueue
+from testbed.virtual.module_state import refuse_hidden_state
 from testbed.virtual.network import VirtualNetwork
 from testbed.virtual.pool import Pool, Ticket
 from testbed.virtual.simulation import Simulation
@@ -81,7 +83,12 @@ def run(spec: RunSpec, prepared: Prepared, view: View) -> events.RunEnded:
     recorder = FileRecorder(spec.directory, view)
     user_code.use_folder(None if spec.topology.user_code is None else str(spec.directory.code))
     try:
-        with frozen(), numerics.one_blas_thread(), interrupt_flag() as interrupted:
+        with (
+            frozen(),
+            generators.unchanged(),
+            numerics.one_blas_thread(),
+            interrupt_flag() as interrupted,
+        ):
             _simulation(spec, prepared, view, recorder).run(time.time(), interrupted)
     except Exception as error:
         task = spec.topology.task.name
@@ -192,18 +199,15 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         if device.energy is not None
     }
     fleet = _Fleet(spec, prepared, side, task, cost, queue, model, view, energy)
+    evaluator = Evaluator(
+        task, prepared.test, lambda _: None, start=start, parts=evaluation_parts(prepared, topology)
+    )
     return Simulation(
         queue,
         core,
         server,
         fleet.device,
-        Evaluator(
-            task,
-            prepared.test,
-            lambda _: None,
-            start=start,
-            parts=evaluation_parts(prepared, topology),
-        ).evaluate,
+        evaluator.evaluate,
         recorder,
         run=run_id,
         schema=schema,
@@ -214,7 +218,7 @@ def _simulation(spec: RunSpec, prepared: Prepared, view: View, recorder: FileRec
         idle=idle,
         energy=FleetEnergy(energy, recorder.sample, settings.evaluate_every) if energy else None,
         network=_traffic(spec, queue, fleet.network, recorder),
-        evaluates_alone=task.fits,  # own code may use random generators that a process has only once
+        evaluates_alone=evaluator.draws,
     )
 
 
@@ -272,6 +276,8 @@ class _Fleet:
             steady=not (has_batteries or has_steps(spec.topology, spec.plan)),
             packets=spec.plan.simulates_packets,
         )
+        if not task.fits:
+            refuse_hidden_state(task, prepared.train, initial_model(spec.topology, spec.directory))
         trainer = BatchTrainer(
             task, prepared.train, initial_model(spec.topology, spec.directory), runtime.device
         )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from agents.client.core import Outcome
 from agents.client.training import make_trainer
 from agents.config import FROM_TASK, InitialModel, LocalTraining
+from agents.models import generators
 from agents.models.buffers import NONE, Buffers
 from agents.models.vectors import Vector, norm
 from agents.rules.client_half import NO_TERMS, Terms, Vectors
@@ -175,9 +176,7 @@ class BatchTrainer:
                 continue
             chosen, single = [jobs[place] for place in places], kind is _JobKind.SINGLE
             chunks = [[job] for job in chosen] if single else self._chunks(chosen)
-            # A client's own trainer seeds PyTorch's generator. A stack may fall back to it.
-            with torch.random.fork_rng(devices=[], enabled=kind is not _JobKind.GRADIENT):
-                done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
+            done = [*itertools.chain.from_iterable(each(partial(self._chunk, kind), chunks))]
             results.update(zip(places, done, strict=True))
         return [results[place] for place in range(len(jobs))]
 
@@ -285,7 +284,7 @@ class _Single:
 
     def __init__(self, task: Task, train: Shard, start: InitialModel, device: str) -> None:
         self._train = train
-        with torch.random.fork_rng(devices=[]):
+        with generators.unchanged():
             nothing = Shard(train.x[:0], train.y[:0], train.scale)
             self._trainer = make_trainer(task, nothing, LocalTraining(steps=1), start, device)
 

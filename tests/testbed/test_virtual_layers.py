@@ -157,17 +157,19 @@ def test_frozen_parameters_are_left_to_autograd() -> None:
     assert Layers.from_module(Given(module), module) is None
 
 
-def test_model_with_a_hook_is_trained_by_autograd_with_a_remark() -> None:
+def test_model_with_a_shared_parameter_is_trained_by_autograd_with_a_remark() -> None:
     shard = Shard(np.ones((4, 4), np.float32), np.arange(4) % 3)
-    module = _sequence(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    module = _sequence(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3))
     plain = AnyModule(Given(module), shard, module)
+    plain.accelerate()
     assert plain.remark is None
     assert plain._layers is not None
-    module[0].register_forward_hook(lambda *parts: 2 * parts[-1])
-    hooked = AnyModule(Given(module), shard, module)
-    assert hooked.remark is not None
-    assert "hooks" in hooked.remark
-    assert hooked._layers is None
+    module[2].weight = module[0].weight
+    tied = AnyModule(Given(module), shard, module)
+    tied.accelerate()
+    assert tied.remark is not None
+    assert "shared parameters" in tied.remark
+    assert tied._layers is None
 
 
 def test_results_have_the_same_bytes_on_one_and_two_threads() -> None:

@@ -38,7 +38,7 @@ IMAGES = Shard(np.zeros((3, 8, 8), np.uint8), np.zeros(3, np.int64))
 
 
 def test_each_task_gets_its_fastest_objective() -> None:
-    assert type(objective(Quadratic(((0.0, 1.0),)), POINTS)) is Squares
+    assert type(objective(Quadratic(((0.0, 1.0, 2.0, 3.0),)), POINTS)) is Squares
     assert type(objective(DigitsLogreg(), IMAGES)) is Softmax
     assert type(objective(Custom(), POINTS)) is Softmax
     for other in (

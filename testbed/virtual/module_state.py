@@ -1,0 +1,121 @@
+"""State of a model's code outside its parameters and buffers.
+
+In containers, each device has a module of its own. In virtual time, all devices share a few, so such a
+state would go from one device to the next.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from agents.config import FROM_TASK, InitialModel
+from agents.models import generators
+from agents.models.flat import build, learned, stored_buffers
+from agents.shards import Shard
+from agents.tasks.interface import Task, mean_loss
+from testbed.errors import BadInputError
+
+_TRIED = 4
+"""Number of samples of a step."""
+_STEPS = 2
+"""Steps after which the state must not change any more: the first ones may fill a cache."""
+_NAMED = 3
+
+
+def refuse_hidden_state(task: Task, train: Shard, start: InitialModel = FROM_TASK) -> None:
+    """Repeat a training step with equal weights, samples and random numbers. Raises BadInputError if
+    something besides learned parameters and stored buffers is different afterwards, such as a counter in
+    an attribute."""
+    with generators.unchanged():
+        module = build(task, start)
+        rows = np.arange(min(_TRIED, len(train)))
+        weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        for _ in range(_STEPS):
+            if not _step(task, module, weights, train.subset(rows)):
+                return
+        before = dict(_hidden(task, module))
+        _step(task, module, weights, train.subset(rows))
+        after = dict(_hidden(task, module))
+    changed = [name for name in after if after[name] != before.get(name)]
+    if changed:
+        more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
+        raise BadInputError(
+            f"the model of {type(task).__name__} changes {', '.join(changed[:_NAMED])}{more} in each "
+            "step. In virtual time all devices share the module, so one device would continue with what "
+            "another has left there: keep it in a buffer (register_buffer), which belongs to a device's "
+            "model, or choose another runtime, where each device has its own module"
+        )
+
+
+def _step(task: Task, module: nn.Module, weights: dict[str, Any], samples: Shard) -> bool:
+    """Compute a gradient. Return whether that was possible: if not, the first training says why."""
+    with suppress(Exception):
+        module.load_state_dict(weights)
+        module.zero_grad()
+        generators.seed(0)
+        x, y = samples.tensors()
+        mean_loss(task, module(x), y).backward()  # type: ignore[no-untyped-call]
+        return True
+    return False
+
+
+def _hidden(task: Task, module: nn.Module) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of everything that a step might change and that is in no message."""
+    exchanged = {name for name, _ in [*learned(module), *stored_buffers(module)]}
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if name not in exchanged:
+            yield name, _content(tensor.detach())
+    for path, one in module.named_modules():
+        own = vars(one).items() if type(one).__module__.partition(".")[0] != "torch" else ()
+        for name, value in (*own, *_class_attributes(type(one))):
+            if name not in _OF_MODULES:
+                yield f"{path}.{name}".lstrip("."), _content(value)
+    for name, value in (*getattr(task, "__dict__", {}).items(), *_class_attributes(type(task))):
+        yield f"{type(task).__name__}.{name}", _content(value)
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes of every module: parameters, buffers, layers, hooks, `training`."""
+
+
+def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield data in attributes of the user's classes."""
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in ("torch", "builtins", "agents", "typing", "abc"):
+            continue
+        for name, value in vars(one).items():
+            if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+                yield name, value
+
+
+def _content(value: object) -> bytes:
+    """Return bytes that differ if the content differs; empty for what has no comparable content."""
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().numpy())
+    file = io.BytesIO()
+    with suppress(Exception):  # locks, open files, local functions
+        _Pickler(file).dump(value)
+        return file.getvalue()
+    return b""
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors and modules by their values: memory addresses and gradients are no state."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, nn.Module):
+            return str, (type(value).__name__,)
+        if isinstance(value, torch.Tensor):
+            tensor = value.detach().cpu()
+            return bytes, (tensor.contiguous().view(-1).numpy().tobytes() if tensor.numel() else b"",)
+        if isinstance(value, torch.Generator):
+            return bytes, (bytes(value.get_state().numpy()),)
+        return NotImplemented
