@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import docker
-import hypothesis  # noqa: F401  (its plugin imports it at the end: then what is frozen confuses trio)
+import hypothesis  # its plugin imports it at the end: then what is frozen confuses trio
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -19,6 +19,11 @@ from testbed.cli import main as cli
 from testbed.host import docker_engine
 from tests import forked, leaks, neighbours
 from tests.running import Said, Testbed
+
+hypothesis.settings.register_profile(
+    "busy host", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy host")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
