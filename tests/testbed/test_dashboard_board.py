@@ -53,6 +53,11 @@ def append(path: Path, *lines: str) -> None:
         file.writelines(line + "\n" for line in lines)
 
 
+def evaluation_part(**changes: object) -> str:
+    part = {"event": "evaluation_part", "at": 0, "version": 0, "part": "device", "name": "slow"}
+    return json.dumps(part | {"samples": 9, "loss": 1.5, "accuracy": 0.5} | changes)
+
+
 def note(board: Board, name: str) -> str:
     return next(panel.chart.note for panel in board.panels if panel.name == name)
 
@@ -120,8 +125,7 @@ def test_header_is_on_the_page_before_any_script_of_bokeh(directory: RunDirector
 
 
 def test_losses_by_device_are_shown_if_recorded(directory: RunDirectory) -> None:
-    line = '{"event":"evaluation_part","at":0.0,"version":0,"part":"device","name":"%s","samples":9,'
-    append(directory.events, *(line % name + '"loss":1.5,"accuracy":0.5}' for name in ("slow", "fast")))
+    append(directory.events, evaluation_part(name="slow"), evaluation_part(name="fast"))
     for text, shown in (("{}", False), ("{every: 1s, devices: 40}", True), ("[no, map]", False)):
         directory.topology.write_text(f"name: by-hand\nevaluate: {text}\n")
         board = Board([Feed(directory.path)])
@@ -193,9 +197,7 @@ def test_slow_browser_gets_the_next_state_when_it_has_drawn_the_last(
 
 def test_run_with_a_diverged_model_is_drawn(directory: RunDirectory) -> None:
     """One evaluation has no finite loss on any device."""
-    line = '{"event":"evaluation_part","at":%d,"version":%d,"part":"device","name":"slow","samples":9,'
-    lines = [line % (at, at) + f'"loss":{loss},"accuracy":0.5}}' for at, loss in ((0, 1.5), (1, "null"))]
-    append(directory.events, *lines)
+    append(directory.events, evaluation_part(), evaluation_part(at=1, version=1, loss=None))
     directory.topology.write_text("name: by-hand\nevaluate: {every: 1s, devices: 40}\n")
     board = Board([Feed(directory.path)])
     board.refresh(at_once=True)

@@ -12,15 +12,7 @@ from testbed import sweeps
 from testbed.errors import BadInputError
 from testbed.run.options import Options
 from tests.running import TOPOLOGIES
-
-BASE = """
-name: base
-task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
-rule: {name: fedavg}
-devices: [{name: pi, count: 3, timing: 1s}]
-stop: {after: 5s}
-runtime: {name: virtual}
-"""
+from tests.testbed.test_studies import BASE
 
 
 def read(folder: Path, text: str) -> sweeps.Sweep:
