@@ -38,7 +38,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
 
-def sleeping(device: Container) -> Container:
+def sleeping_container(device: Container) -> Container:
     """Return the container of a device that has only to be there."""
     return replace(device, networks=(), mounts=(), command=("sleep", "600"))
 
@@ -182,7 +182,7 @@ def test_containers_are_removed_except_those_of_a_swarm(
     """A worker's engine has them, and the Swarm would start them again."""
     monkeypatch.setattr(executor, "_REMOVAL_TIMEOUT_SECONDS", 0.0)
     run = spec.directory.run
-    device = sleeping(DockerRuntime(engine, built, spec)._launch.devices[0])
+    device = sleeping_container(DockerRuntime(engine, built, spec)._launch.devices[0])
     of_a_service = {**device.labels, executor.SERVICE_LABEL: "s"}
     try:
         for number in range(4):
@@ -203,7 +203,7 @@ def test_control_groups_visible_only_to_the_engine_are_removed(
 ) -> None:
     """This happens if the controller runs in a container, which has its own control groups."""
     run = spec.directory.run
-    executor.start(engine, sleeping(DockerRuntime(engine, built, spec)._launch.devices[0]))
+    executor.start(engine, sleeping_container(DockerRuntime(engine, built, spec)._launch.devices[0]))
     assert cgroups.folders(run)
     with monkeypatch.context() as patch:
         patch.setattr(cgroups, "folders", lambda *_: [])
@@ -251,7 +251,7 @@ def test_control_groups_are_removed_even_if_a_network_is_not(
     runtime = DockerRuntime(engine, built, spec)
     data = runtime._launch.networks[0]
     executor.create_network(engine, data)
-    executor.start(engine, sleeping(runtime._launch.devices[0]))
+    executor.start(engine, sleeping_container(runtime._launch.devices[0]))
     other = engine.containers.run(built.agent, ["sleep", "600"], network=data.name, detach=True)
     try:
         with pytest.raises(HostError, match=r"could not remove the containers.*active endpoints"):
