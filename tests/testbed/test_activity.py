@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from testbed.watching.activity import (
@@ -174,7 +174,6 @@ def lived(life: list[Happening], *, looking: bool) -> tuple[Activity, float]:
     return activity, at
 
 
-@settings(deadline=None)
 @given(lives())
 @example([("update", at) for at in (1.5, 2.75, 32.25, 61.75)])  # the first: in the minute's first second
 def test_reading_the_activity_does_not_change_it(life: list[Happening]) -> None:

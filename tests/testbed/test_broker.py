@@ -50,10 +50,13 @@ from testbed.relay.pipe import Shape
 from testbed.relay.sockets import LinkLane, Relay
 from testbed.runtimes.process.runtime import free_ports
 from tests.conftest import unavailable
+from tests.waiting import eventually
 
 TOPICS = Topics("r")
 LARGE = os.urandom(2_000_000)
 LIMITS = BrokerLimits(packet=3_000_000, queue=8_000_000)
+PATIENCE = 120.0
+"""Seconds until a test gives up: only a hang takes so long, even on a busy host."""
 
 
 def test_topic_rights_of_a_run() -> None:
@@ -240,7 +243,7 @@ class Peer:
         self.paho.on_message = lambda _c, _d, m: self.inbox.put((m.topic, bytes(m.payload)))
         self.paho.connect(login.host, login.port)
         self.paho.loop_start()
-        self._answers.get(timeout=30)
+        self._answers.get(timeout=PATIENCE)
 
     def _on_connect(self, _c: object, _d: object, _f: object, reason: object, _p: object) -> None:
         if getattr(reason, "is_failure", True):
@@ -250,13 +253,13 @@ class Peer:
     def subscribe(self, *topics: str) -> None:
         for topic in topics:
             self.paho.subscribe(topic, 1)
-            self._answers.get(timeout=30)
+            self._answers.get(timeout=PATIENCE)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        self.paho.publish(topic, payload, qos=1, retain=retain).wait_for_publish(30)
+        self.paho.publish(topic, payload, qos=1, retain=retain).wait_for_publish(PATIENCE)
 
     def take(self) -> tuple[str, bytes]:
-        return self.inbox.get(timeout=30)
+        return self.inbox.get(timeout=PATIENCE)
 
     def drop(self) -> None:
         """End the connection like a crash: no DISCONNECT."""
@@ -303,7 +306,7 @@ def running(
             yield partial(login, made, at, identity)
         finally:
             broker.terminate()
-            broker.wait(30)
+            broker.wait(PATIENCE)
     log = path.read_text()
     # Mosquitto 2.0 says "Error in epoll" where a connection has just been closed by its other end.
     assert not re.search("Traceback|(?<!OpenSSL )Error(?! in epoll)", log), log
@@ -352,17 +355,13 @@ def broker_command(
 
 
 def wait_until_listening(port: int, broker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and broker.poll() is None:
+    def is_listening() -> bool:
+        assert broker.poll() is None, "the broker has ended"
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-            return
-        time.sleep(0.02)
-    raise AssertionError("the broker does not listen")
+            return True
+        return False
 
-
-def test_wrong_password_is_refused(connect: Connect) -> None:
-    assert connect("a").refusal is None
-    assert connect("a", password="wrong").refusal == "Not authorized"
+    eventually(is_listening)
 
 
 def test_device_and_init_with_similar_names_are_distinct(logins: Logins, connect: Connect) -> None:
@@ -374,7 +373,7 @@ def test_device_and_init_with_similar_names_are_distinct(logins: Logins, connect
     connect("controller").publish(TOPICS.control("a"), b"pause")
     connect("aggregator").publish(TOPICS.request("init-a"), b"stop")
     for inbox in (inits, devices):  # who was sent away by the other comes back first
-        assert isinstance(inbox.get(timeout=10), ReceivedMessage)
+        assert isinstance(inbox.get(timeout=PATIENCE), ReceivedMessage)
     for connection in (init, device):
         connection.close()
 
@@ -423,11 +422,11 @@ def test_new_subscription_gets_retained_messages_again(logins: Logins, connect: 
     inbox = queue.SimpleQueue[ReceivedMessage]()
     aggregator = Connection(logins("aggregator"), [TOPICS.status("+")], inbox.put, keeps_session=True)
     aggregator.open()
-    assert inbox.get(timeout=30).payload == b"ready"
+    assert inbox.get(timeout=PATIENCE).payload == b"ready"
     aggregator.publish_status(TOPICS.status("aggregator"), b"over")
-    assert inbox.get(timeout=30).payload == b"over"
+    assert inbox.get(timeout=PATIENCE).payload == b"over"
     aggregator.subscribe_again()
-    assert {inbox.get(timeout=30).payload for _ in range(2)} == {b"ready", b"over"}
+    assert {inbox.get(timeout=PATIENCE).payload for _ in range(2)} == {b"ready", b"over"}
     aggregator.close()
 
 
@@ -446,8 +445,8 @@ def test_messages_for_an_absent_session_arrive_on_its_return(logins: Logins, con
     client = connect("a")
     time.sleep(0.1)  # until the broker has seen it, within the second before it is back
     client.publish(TOPICS.update("a"), b"one")
-    assert begin < lost.get(timeout=10) < time.monotonic_ns()
-    assert inbox.get(timeout=10).payload == b"one"
+    assert begin < lost.get(timeout=PATIENCE) < time.monotonic_ns()
+    assert inbox.get(timeout=PATIENCE).payload == b"one"
     aggregator.close()
 
 
@@ -476,7 +475,7 @@ def test_payload_larger_than_a_packet_is_sent_in_chunks(logins: Logins) -> None:
     client.open()
     client.publish(TOPICS.update("a"), whole)
     client.publish(TOPICS.update("a"), b"next")
-    assert [inbox.get(timeout=10).payload for _ in range(2)] == [whole, b"next"]
+    assert [inbox.get(timeout=PATIENCE).payload for _ in range(2)] == [whole, b"next"]
     client.close()
     aggregator.close()
 
@@ -490,7 +489,7 @@ def test_oversized_packet_only_disconnects_its_sender(
     client.paho.on_disconnect = lambda *_: gone.set()
     client.paho.reconnect_delay_set(min_delay=60, max_delay=60)
     client.paho.publish(TOPICS.update("a"), bytes(LIMITS.packet + 1), qos=1)
-    assert gone.wait(30)
+    assert gone.wait(PATIENCE)
     other.publish(TOPICS.update("b"), b"own")
     assert aggregator.take() == (TOPICS.update("b"), b"own")
 
@@ -560,7 +559,7 @@ def test_broker_at_its_memory_limit_continues(tmp_path: Path) -> None:
         client.paho.on_disconnect = lambda *_: gone.set()
         for _ in range(40):
             client.paho.publish(TOPICS.update("b"), os.urandom(1_000_000), qos=1)
-        assert gone.wait(30)
+        assert gone.wait(PATIENCE)
         assert broker.memory_info().rss < 2 * limits.memory + 2**24
         other = connect("c")
         other.subscribe(TOPICS.model("c"))
@@ -591,7 +590,7 @@ def test_announced_length_is_not_allocated(tmp_path: Path) -> None:
             TOPICS.share("b", "a"), chunks.HEAD.pack(b"testbed\xff", 2, 0, 4096, len(share))
         )
         honest.publish(TOPICS.share("b", "c"), share)
-        assert inbox.get(timeout=30).payload == share
+        assert inbox.get(timeout=PATIENCE).payload == share
         assert process.memory_info().rss - before < 2**26
         kept = victim._paho._joiner._unfinished
         assert {sender: len(one.payload) for sender, one in kept.items()} == {"a": 0}
@@ -727,7 +726,7 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
         sender.publish(names.update("a"), bytes(2**20))
         aggregator.publish(names.model("b"), bytes(2**20))
         for _ in range(2):
-            received = got.get(timeout=30)
+            received = got.get(timeout=PATIENCE)
             assert received.topic in (names.update("a"), names.model("b"))
             assert len(received.payload) == 2**20
             assert 4 < time.monotonic() - begin < 10
@@ -735,7 +734,7 @@ def test_transfer_longer_than_the_keep_alive_keeps_its_connection(logins: Logins
         for lane in lanes:
             relay.submit(partial(lane.cut, time.monotonic()))
         cut = time.monotonic()
-        assert [got.get(timeout=30).payload for _ in range(2)] == [b"offline"] * 2
+        assert [got.get(timeout=PATIENCE).payload for _ in range(2)] == [b"offline"] * 2
         assert time.monotonic() - cut > 1  # and not before
         for lane in lanes:
             relay.submit(partial(lane.mend, time.monotonic()))

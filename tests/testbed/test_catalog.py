@@ -222,13 +222,6 @@ def test_origin_of_a_share_is_shown_in_plan_up_and_manifest(
     assert directory.read_manifest()["shares"] == [sentence]
 
 
-def test_user_profiles_are_read_beside_the_topology(tmp_path: Path) -> None:
-    (tmp_path / "profiles.yaml").write_text("links: {mine: {up: 3mbit}}\n")
-    (device,) = _planned(_topology(tmp_path, "{name: a, cpu: 0.1, link: {class: mine}}")).devices
-    assert device.link is not None
-    assert device.link.up == 3_000_000
-
-
 @pytest.mark.parametrize(
     ("device", "told"),
     [

@@ -14,7 +14,6 @@ import pytest
 
 from agents import events
 from testbed import attach
-from testbed.errors import BadInputError
 from testbed.plan import Plan
 from testbed.run import up
 from testbed.run.options import Options
@@ -148,7 +147,7 @@ def test_interrupt_during_imports_prints_no_traceback() -> None:
         "from testbed.__main__ import main\n"
         "main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
@@ -169,7 +168,7 @@ def test_interrupt_turned_into_an_error_by_a_library_is_an_interrupt(
         "sys.argv[1:] = ['failing']\n"
         "main.main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, "SchemaError" in done.stderr) == (code, not interrupted)
 
 
@@ -183,6 +182,7 @@ def test_interrupt_turned_into_an_error_by_a_library_is_an_interrupt(
         (["up", QUICKSTART, "--runtime", "no-such-runtime"], "no-such-runtime"),
         (["up", QUICKSTART, "--data", "no-such-folder"], "no-such-folder"),
         (["up", "-d", QUICKSTART, "--data", "no-such-folder"], "no-such-folder"),
+        (["up", "-d", "--strict", QUICKSTART], "--strict needs the end of the run"),
         (["down"], "--all"),
         (["down", "t-1", "--all"], "--all"),
         (["logs", "no-such-run"], "no-such-run"),
@@ -193,7 +193,6 @@ def test_interrupt_turned_into_an_error_by_a_library_is_an_interrupt(
         (["dashboard", TOPOLOGIES], "topologies"),
         (["dashboard"], "--runs"),
         (["calibrate", "--fidelity", "--runtime", "virtual"], "--runtime virtual: expected auto"),
-        (["agree", "study.yaml", "--runtime", "virtual"], "expected auto, docker, swarm or process"),
         (["no-such-command"], "no-such-command"),
     ],
 )
@@ -311,15 +310,6 @@ def test_runs_lists_the_outcome_of_each_run(testbed: Testbed, tmp_path: Path) ->
     }
 
 
-def test_ambiguous_run_prefix_selects_the_running_run(tmp_path: Path) -> None:
-    finished(tmp_path, "t-1")
-    finished(tmp_path, "t-2")
-    with pytest.raises(BadInputError, match="the beginning of 2 runs"):
-        attach("t-", runs=tmp_path)
-    finished(tmp_path, "t-3").claim()
-    assert attach("t-", runs=tmp_path).id == "t-3"
-
-
 def test_text_is_printed_without_markup_or_wrapping(testbed: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "[bold]"
     line = "[/] \\[red] " + 100 * "word " + "end"
@@ -348,11 +338,6 @@ def test_a_wide_table_stays_one_line_per_row_in_a_pipe(tmp_path: Path) -> None:
     assert len(lines) == 2
     assert 50 * "y" in lines[1]
     assert not [line for line in lines if line.endswith(" ")]
-
-
-def test_down_of_a_missing_run_succeeds(testbed: Testbed) -> None:
-    said = testbed("down", "no-such-run")
-    assert (said.code, said.err) == (0, "")
 
 
 def test_unreadable_file_is_named(testbed: Testbed, tmp_path: Path) -> None:
@@ -404,13 +389,6 @@ def test_up_ends_with_the_verdict(
     assert line.endswith(end)
 
 
-def test_detached_run_cannot_be_strict(testbed: Testbed, tmp_path: Path) -> None:
-    said = testbed("up", "--detach", "--strict", QUICKSTART, "--runs", tmp_path / "runs")
-    assert said.code == 2
-    assert "--strict needs the end of the run" in said.err
-    assert not (tmp_path / "runs").exists()
-
-
 def test_unique_run_prefix_selects_the_run(testbed: Testbed, tmp_path: Path) -> None:
     for run in ("alpha-1", "alpha-12", "beta-1"):
         (finished(tmp_path, run).logs / "broker.log").write_text(f"of {run}\n")
@@ -422,6 +400,8 @@ def test_unique_run_prefix_selects_the_run(testbed: Testbed, tmp_path: Path) -> 
     assert several.code == 2
     assert several.err.split()[-2:] == ["alpha-1", "alpha-12"]
     assert testbed("logs", "", "--runs", tmp_path).code == 2
+    finished(tmp_path, "alpha-3").claim()  # it runs
+    assert attach("alpha", runs=tmp_path).id == "alpha-3"
 
 
 def test_down_accepts_a_prefix_of_the_remaining_runs(testbed: Testbed, tmp_path: Path) -> None:

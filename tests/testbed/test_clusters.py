@@ -23,26 +23,11 @@ from testbed.sweeps.clusters import archive, remote
 from tests import clusters
 from tests.conftest import unavailable
 from tests.running import TOPOLOGIES, Testbed, children_running, cli, started, until_printed
+from tests.testbed.test_studies import BASE, EMULATED, _folder, runs_in  # noqa: F401
 from tests.waiting import eventually
 
-BASE = """
-name: base
-task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
-rule: {name: fedavg}
-devices: [{name: pi, count: 3, timing: 1s}]
-evaluate: {every: 1s}
-stop: {after: 3s}
-runtime: {name: virtual}
-"""
 OWN_RULE = 'name: "feddyn:FedDyn", alpha: 0.1, sample: 2'
 LONG = "{stop: {updates: 100000000}}"
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test is in a folder of its own, with a topology."""
-    monkeypatch.chdir(tmp_path)
-    Path("base.yaml").write_text(BASE)
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +55,7 @@ def entries() -> list[dict[str, object]]:
 
 
 def run_folders() -> set[str]:
-    found = {path.name for path in Path("runs/study").iterdir() if path.is_dir()}
-    return found - {"sweep"}  # the sweep's file
+    return runs_in(Path("runs/study"))
 
 
 def attempts() -> list[Path]:
@@ -83,6 +67,7 @@ def cell_processes(worker: int) -> list[psutil.Process]:
     return children_running(worker, "testbed.sweeps.worker") if attempts() else []
 
 
+@pytest.mark.hosts
 def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     """A worker is killed in the middle: all cells are done, none is twice in the index. Ctrl-C ends a
     cell on the other worker."""
@@ -94,7 +79,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
         second.send_signal(signal.SIGSTOP)
         time.sleep(3)  # which makes the sweep long enough for an estimate of what is left
         second.send_signal(signal.SIGCONT)
-        output, _ = running.communicate(timeout=120)
+        output, _ = running.communicate(timeout=240)
     assert running.returncode == 0, output
     assert "5 of 5  a, seed" in output
     assert "left\n" in output
@@ -106,7 +91,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     with started("sweep", file, "--on", dask.on) as running:
         cells = eventually(lambda: cell_processes(second.pid))
         running.send_signal(signal.SIGINT)
-        output, _ = running.communicate(timeout=60)
+        output, _ = running.communicate(timeout=240)
     assert running.returncode == 130, output
     assert "Interrupted: the same command makes the remaining runs" in output
     assert not any(cell.is_running() for cell in cells)
@@ -114,6 +99,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     assert {entry["run"] for entry in entries()} == run_folders()
 
 
+@pytest.mark.hosts
 def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +113,7 @@ def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
             eventually(attempts)
             worker.kill()
             until_printed(running, "failed: 1 worker was lost")
-            output, _ = running.communicate(timeout=60)
+            output, _ = running.communicate(timeout=240)
         assert running.returncode == 1
         assert "1 run failed" in output
         worker = dask.add_worker()
@@ -137,6 +123,7 @@ def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
         eventually(lambda: not cell.is_running())
 
 
+@pytest.mark.hosts
 def test_results_come_back_without_a_shared_folder(dask: clusters.Dask) -> None:
     """The worker has another file system in place of the sweep's folder, and none of the user's code."""
     if os.geteuid() or shutil.which("unshare") is None:
@@ -159,6 +146,7 @@ def test_results_come_back_without_a_shared_folder(dask: clusters.Dask) -> None:
     assert Path(f"runs/study/{run}/code/feddyn.py").is_file()
 
 
+@pytest.mark.hosts
 def test_worker_with_another_version_is_refused(dask: clusters.Dask, tmp_path: Path) -> None:
     """The other version is a stub that says what it is."""
     stub = tmp_path / "other/testbed/sweeps/clusters/dask.py"
@@ -179,11 +167,10 @@ def test_worker_with_another_version_is_refused(dask: clusters.Dask, tmp_path: P
     assert not Path("runs/study/index.json").exists()
 
 
+@pytest.mark.hosts
 def test_emulated_cells_need_a_worker_with_an_engine(dask: clusters.Dask) -> None:
     dask.add_worker()
-    Path("base.yaml").write_text(
-        BASE.replace("timing: 1s", "cpu: 0.1").replace("name: virtual", "name: process")
-    )
+    Path("base.yaml").write_text(EMULATED)
     done = cli("sweep", write_sweep("grid: {seed: [1]}"), "--on", dask.on)
     assert done.returncode == 2
     assert "--resources engine=1" in done.stderr
@@ -288,6 +275,7 @@ def test_archive_has_a_limit(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [tmp_path / "base.yaml"]
 
 
+@pytest.mark.hosts
 def test_slurm_repeats_a_lost_job_and_cancels_at_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     if why := clusters.why_no_slurm():
         unavailable("slurm", why)
@@ -302,7 +290,7 @@ def test_slurm_repeats_a_lost_job_and_cancels_at_interrupt(monkeypatch: pytest.M
             (again,) = eventually(lambda: set(clusters.slurm_jobs()) - {lost})
             eventually(lambda: len(attempts()) == 3)
             running.send_signal(signal.SIGINT)
-            output, _ = running.communicate(timeout=120)
+            output, _ = running.communicate(timeout=240)
         assert clusters.slurm_jobs() == []
     assert running.returncode == 130, output
     assert again != lost

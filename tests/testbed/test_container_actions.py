@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,40 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
     )
     directory = RunDirectory.create(tmp_path_factory.mktemp("runs"), "actions")
     return RunSpec(directory, topology, plan(topology, "docker", HostResources((0, 1), 2**34)), {})
+
+
+def limits(spec: RunSpec, device: ContainerDevice, *actions: DeviceAction) -> list[CpuLimits | None]:
+    """Return the container's limits after each of `actions`, done one after the other."""
+    found = []
+    for action in actions:
+        response = respond(spec, device, action)
+        device = response.device
+        found.append(response.limits)
+    return found
+
+
+def test_only_stopped_containers_start_without_a_quota(spec: RunSpec) -> None:
+    here = ContainerDevice(spec.plan.devices[0], away=False)
+    assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
+    assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
+    assert limits(spec, here, Crash(), Restart(), Restart()) == [None, UNLIMITED, None]
+    assert limits(spec, here, Leave(), Join(), Join()) == [None, UNLIMITED, None]
+
+
+def test_changed_share_sets_a_new_quota(spec: RunSpec) -> None:
+    device = ContainerDevice(spec.plan.devices[0], away=False)
+    response = respond(spec, device, SetCpu(0.5))
+    assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
+    assert response.orders == []
+    assert response.device.planned.cpu == 0.5
+    lower = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
+    assert limits(spec, response.device, SetCpu(0.1)) == [lower]
+
+
+def test_other_actions_are_sent_to_the_device(spec: RunSpec) -> None:
+    device = ContainerDevice(spec.plan.devices[0], away=False)
+    for action in (Crash(), Join()):
+        assert respond(spec, device, action).orders == [("d-1", DeviceOrder("d-1", action))]
 
 
 class Engine:

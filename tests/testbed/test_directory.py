@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 
 
@@ -20,9 +19,3 @@ def test_runs_started_in_the_same_second_are_distinct(
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-120000")
     first, second = (RunDirectory.new(tmp_path / "runs", "study").run for _ in range(2))
     assert (first, second) == ("study-20260101-120000-0a1b", "study-20260101-120000-c2d3")
-
-
-def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file")
-    with pytest.raises(BadInputError, match="name a folder that you may write to with --runs"):
-        RunDirectory.new(tmp_path / "runs", "study")

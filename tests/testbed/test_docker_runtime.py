@@ -1,4 +1,4 @@
-"""Effects of actions on devices in containers, and the engine's own replies."""
+"""Containers of a real engine: limits, ends, isolation and removal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import docker
 import psutil
 import pytest
-import requests
 from docker.errors import APIError
 
-from agents.device_actions import Crash, DeviceAction, Join, Leave, Pause, Restart, SetCpu
-from agents.wire import messages
+from agents.device_actions import Crash, Restart, SetCpu
 from testbed import images
 from testbed.broker import BROKER
 from testbed.data import preparation
@@ -30,18 +27,20 @@ from testbed.plan import HostResources, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.docker import executor
-from testbed.runtimes.docker.container_actions import ContainerDevice, respond
-from testbed.runtimes.docker.containers import COMPONENT_LABEL, CpuLimits, Mount
+from testbed.runtimes.docker.containers import COMPONENT_LABEL, Container, Mount
 from testbed.runtimes.docker.runtime import DockerRuntime, live_runs
-from testbed.runtimes.docker.specifications import UNLIMITED
 from testbed.runtimes.process.log_writer import CUT, LOG_BYTES
 from testbed.topology import parse
 from tests.agents import test_mps
 from tests.running import left_in_docker
 from tests.waiting import eventually
 
-PLANNED = CpuLimits(quota=5000, period=50_000, weight=1000, cpus="1")
-"""Limits of a device with 0.1 of a core."""
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+
+def sleeping_container(device: Container) -> Container:
+    """Return the container of a device that has only to be there."""
+    return replace(device, networks=(), mounts=(), command=("sleep", "600"))
 
 
 @pytest.fixture
@@ -61,48 +60,6 @@ def spec_of(tmp_path: Path, device: str) -> RunSpec:
     return RunSpec(directory, topology, plan(topology, "docker", host), {"d": 1})
 
 
-def limits(spec: RunSpec, device: ContainerDevice, *actions: DeviceAction) -> list[CpuLimits | None]:
-    """Return the container's limits after each of `actions`, done one after the other."""
-    found = []
-    for action in actions:
-        response = respond(spec, device, action)
-        device = response.device
-        found.append(response.limits)
-    return found
-
-
-def test_only_stopped_containers_start_without_a_quota(spec: RunSpec) -> None:
-    here = ContainerDevice(spec.plan.devices[0], away=False)
-    assert limits(spec, here, Restart(), Pause(), Join()) == [None, None, None]
-    assert limits(spec, replace(here, away=True), Join(), Join()) == [UNLIMITED, None]
-    assert limits(spec, here, Crash(), Restart(), Restart()) == [None, UNLIMITED, None]
-    assert limits(spec, here, Leave(), Join(), Join()) == [None, UNLIMITED, None]
-
-
-def test_changed_share_sets_a_new_quota(spec: RunSpec) -> None:
-    device = ContainerDevice(spec.plan.devices[0], away=False)
-    response = respond(spec, device, SetCpu(0.5))
-    assert response.limits == CpuLimits(quota=5000, period=10_000, weight=5000, cpus="1")
-    assert response.orders == []
-    assert response.device.planned.cpu == 0.5
-    assert limits(spec, response.device, SetCpu(0.1)) == [PLANNED]
-
-
-def test_other_actions_are_sent_to_the_device(spec: RunSpec) -> None:
-    device = ContainerDevice(spec.plan.devices[0], away=False)
-    assert respond(spec, device, Crash()).orders == [("d", messages.DeviceOrder("d", Crash()))]
-    assert respond(spec, device, Join()).orders == [("d", messages.DeviceOrder("d", Join()))]
-
-
-def test_ended_container_is_not_started_again(spec: RunSpec) -> None:
-    device = ContainerDevice(spec.plan.devices[0], away=False)
-    for begins in (Restart(), Join()):
-        with pytest.raises(BadInputError, match=r"d cannot restart.* \(exit code 137\)"):
-            respond(spec, device, begins, exit_code=137)
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: docker.DockerClient) -> None:
     """A share that the engine refuses is forgotten: the next limit is as planned. That a log
     cannot be saved keeps nothing from being removed. A device that prints for ever fills no disk."""
@@ -137,9 +94,9 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
         assert runtime.exit_codes() == {}
         broker = psutil.Process(runtime._containers.pid(BROKER))
         broker.suspend()
-        eventually(lambda: runtime.meter.externally_stopped() == {BROKER}, 10)
+        eventually(lambda: runtime.meter.externally_stopped() == {BROKER})
         broker.resume()
-        eventually(lambda: runtime.meter.externally_stopped() == set(), 10)
+        eventually(lambda: runtime.meter.externally_stopped() == set())
 
         flood = "head -c 12000000 /dev/zero | tr '\\0' x | fold -w 99; echo; echo end"
         aggregator = runtime._launch.aggregator
@@ -175,8 +132,6 @@ def test_engine_limits_a_device_and_reports_its_exit(spec: RunSpec, engine: dock
     assert not spec.directory.log("aggregator").read_bytes().startswith(CUT)
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_containers_inherit_the_choice_of_kernels_but_no_proxy(
     spec: RunSpec, built: images.Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,8 +163,6 @@ def test_containers_inherit_the_choice_of_kernels_but_no_proxy(
             runtime.stop()
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_router_can_create_the_iptables_lock(
     engine: docker.DockerClient, built: images.Images, tmp_path: Path
 ) -> None:
@@ -228,20 +181,13 @@ def test_router_can_create_the_iptables_lock(
         runtime.stop()
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_containers_are_removed_except_those_of_a_swarm(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's engine has them, and the Swarm would start them again."""
     monkeypatch.setattr(executor, "_REMOVAL_TIMEOUT_SECONDS", 0.0)
     run = spec.directory.run
-    device = replace(
-        DockerRuntime(engine, built, spec)._launch.devices[0],
-        networks=(),
-        mounts=(),
-        command=("sleep", "600"),
-    )
+    device = sleeping_container(DockerRuntime(engine, built, spec)._launch.devices[0])
     of_a_service = {**device.labels, executor.SERVICE_LABEL: "s"}
     try:
         for number in range(4):
@@ -257,40 +203,17 @@ def test_containers_are_removed_except_those_of_a_swarm(
     assert left_in_docker(engine, run) == []
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_control_groups_visible_only_to_the_engine_are_removed(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This happens if the controller runs in a container, which has its own control groups."""
     run = spec.directory.run
-    device = DockerRuntime(engine, built, spec)._launch.devices[0]
-    executor.start(engine, replace(device, networks=(), mounts=(), command=("sleep", "600")))
+    executor.start(engine, sleeping_container(DockerRuntime(engine, built, spec)._launch.devices[0]))
     assert cgroups.folders(run)
     with monkeypatch.context() as patch:
         patch.setattr(cgroups, "folders", lambda *_: [])
         executor.remove(engine, run)
     assert cgroups.folders(run) == []
-
-
-@pytest.mark.parametrize("silences", [3, 4])
-def test_removal_waits_for_a_slow_engine(silences: int) -> None:
-    """On a slow host one removal takes longer than a request's timeout; the engine continues with it."""
-    calls = iter([requests.ReadTimeout("read timed out")] * silences)
-
-    def remove(*_: object, **__: object) -> None:
-        if (error := next(calls, None)) is not None:
-            raise error
-        there.clear()
-
-    there = [{"Id": "1", "Labels": {}}]
-    api = Mock(containers=lambda **_: list(there), remove_container=remove)
-    if silences > 3:
-        with pytest.raises(requests.ReadTimeout):
-            executor.remove_containers(Mock(api=api), "r")
-    else:
-        executor.remove_containers(Mock(api=api), "r")
-        assert there == []
 
 
 ISOLATE = """
@@ -304,8 +227,6 @@ with closing(docker_engine.connect()) as engine:
 """
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may make namespaces")
 def test_controller_in_its_own_pid_namespace_isolates_devices(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images
@@ -328,17 +249,15 @@ def test_controller_in_its_own_pid_namespace_isolates_devices(
         runtime.stop()
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_control_groups_are_removed_even_if_a_network_is_not(
     spec: RunSpec, engine: docker.DockerClient, built: images.Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "_NETWORK_RELEASE_TIMEOUT_SECONDS", 0.0)
     runtime = DockerRuntime(engine, built, spec)
-    data, sleep = runtime._launch.networks[0], ("sleep", "600")
+    data = runtime._launch.networks[0]
     executor.create_network(engine, data)
-    executor.start(engine, replace(runtime._launch.devices[0], networks=(), mounts=(), command=sleep))
-    other = engine.containers.run(built.agent, [*sleep], network=data.name, detach=True)
+    executor.start(engine, sleeping_container(runtime._launch.devices[0]))
+    other = engine.containers.run(built.agent, ["sleep", "600"], network=data.name, detach=True)
     try:
         with pytest.raises(HostError, match=r"could not remove the containers.*active endpoints"):
             runtime.stop()
@@ -349,12 +268,11 @@ def test_control_groups_are_removed_even_if_a_network_is_not(
     assert left_in_docker(engine, spec.directory.run) == []
 
 
-@pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_mps_is_ready_before_devices_start_and_reachable_only_by_sharers(
-    engine: docker.DockerClient, tmp_path: Path
+    engine: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program stands in for NVIDIA's daemon, because this host may have no GPU."""
+    monkeypatch.setattr("testbed.runtimes.docker.runtime._MPS_TIMEOUT_SECONDS", 120.0)
     spec = spec_of(tmp_path, "name: d, cpu: 0.1, gpu: {share: 25%, memory: 2GiB}")
     agent = images.ensure(engine, lambda _: None).agent
     runtime = DockerRuntime(engine, images.Images(agent, agent, agent, agent), spec)

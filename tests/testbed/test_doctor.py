@@ -19,7 +19,6 @@ import requests
 from testbed.api import machine as doctor
 from testbed.errors import HostError
 from testbed.host import docker_engine, kernel, rapl
-from testbed.runtimes.docker import runtime as docker_runtime
 from tests.running import cli
 
 LIMITS: dict[str, Any] = {
@@ -103,25 +102,6 @@ def engine_that_answers(after: Iterator[float]) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None: ...
 
     return Handler
-
-
-@pytest.mark.parametrize("option", ["rootless", "userns"])
-def test_rootless_engine_is_skipped(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["name=seccomp,profile=builtin"]
-    info = {"ServerVersion": "27.0", "SecurityOptions": options}
-    client = Mock(info=lambda: info)
-    monkeypatch.setattr("docker.from_env", lambda timeout: client)
-    assert docker_engine.is_available()
-    assert doctor.engine(info).status == "ok"
-    options.append(f"name={option}")
-    assert not docker_engine.is_available()
-    assert doctor.engine(info).status == "missing"
-    assert "--runtime process" in doctor.engine(info).detail
-    with (
-        pytest.raises(HostError, match=rf"runs .*{option}.* --runtime process"),
-        docker_runtime.launcher(Mock(), Mock()),
-    ):
-        pass
 
 
 def test_inaccessible_socket_is_fixed_by_group_membership(monkeypatch: pytest.MonkeyPatch) -> None:

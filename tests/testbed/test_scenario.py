@@ -584,7 +584,7 @@ def _entries() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_entries(), max_size=8), st.booleans(), st.integers(0, 99))
 def test_timeline_is_ordered_and_switches_alternate(
     entries: list[dict[str, Any]], churned: bool, seed: int

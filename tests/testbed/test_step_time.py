@@ -40,33 +40,36 @@ def simulated(path: Path, **changes: Any) -> Run:
     return testbed.simulate(topology, runs=path, **changes)
 
 
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run to which nothing happens."""
+    return simulated(tmp_path_factory.mktemp("usual"))
+
+
 def as_given(virtual: dict[str, Any]) -> dict[str, Any]:
     """Return the costs in seconds, as a topology with these keys means them."""
     read = Virtual(**virtual)
     return {name: getattr(read, name) for name in COSTS}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {
-            "rule": {"name": "defedavg_niid", "sample": 3},  # models wait until a training has ended
-            "scenario": [
-                {"at": "5s", "set": "fast-1", "cpu": 0.2},
-                {"at": "7s", "pause": "slow-1", "for": "4s"},
-                {"at": "9s", "crash": "slow-2", "restart_after": "2s"},
-            ],
-            "churn": {"rate": "6/min", "downtime": "2s"},
-        },
-    ],
-    ids=["undisturbed", "disturbed"],
-)
-def test_step_time_is_estimated_from_a_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    found = testbed.step_time([simulated(tmp_path, **changes)])
-    assert as_given(found.virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
-    assert len(found.virtual["step_time"]) <= len("0.00012345s")  # no digits of chance
-    assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
+def test_step_time_is_estimated_from_a_run_with_or_without_disturbances(
+    usual: Run, tmp_path: Path
+) -> None:
+    disturbed = simulated(
+        tmp_path,
+        rule={"name": "defedavg_niid", "sample": 3},  # models wait until a training has ended
+        scenario=[
+            {"at": "5s", "set": "fast-1", "cpu": 0.2},
+            {"at": "7s", "pause": "slow-1", "for": "4s"},
+            {"at": "9s", "crash": "slow-2", "restart_after": "2s"},
+        ],
+        churn={"rate": "6/min", "downtime": "2s"},
+    )
+    for run in (usual, disturbed):
+        found = testbed.step_time([run])
+        assert as_given(found.virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
+        assert len(found.virtual["step_time"]) <= len("0.00012345s")  # no digits of chance
+        assert set(found.devices["device"]) == {"fast-1", "fast-2", "slow-1", "slow-2"}
 
 
 def test_start_time_is_estimated_from_a_run(tmp_path: Path) -> None:
@@ -113,15 +116,14 @@ def test_several_runs_are_estimated_together(tmp_path: Path) -> None:
     assert as_given(testbed.step_time(alone).virtual) == pytest.approx(as_given(COSTS), rel=1e-4)
 
 
-def test_estimate_is_printed_as_topology_keys(tmp_path: Path, testbed: Testbed) -> None:
-    run = simulated(tmp_path)
-    said = testbed("calibrate", run.path)
+def test_estimate_is_printed_as_topology_keys(usual: Run, testbed: Testbed) -> None:
+    said = testbed("calibrate", usual.path)
     assert said.code == 0
     table, _, settings = said.out.partition("\n\nFor virtual time")
     assert [line.split()[:2] for line in table.splitlines()[1:]] == [["0.5", "2"], ["0.1", "2"]]
     copied = yaml.safe_load(settings.partition("\n\n")[2])
     assert as_given(copied["virtual"]) == pytest.approx(as_given(COSTS), rel=1e-4)
-    assert json.loads(testbed("calibrate", run.path, "--json").out)["virtual"] == copied["virtual"]
+    assert json.loads(testbed("calibrate", usual.path, "--json").out)["virtual"] == copied["virtual"]
 
 
 def test_run_without_evidence_gives_no_estimate(tmp_path: Path) -> None:
@@ -130,8 +132,8 @@ def test_run_without_evidence_gives_no_estimate(tmp_path: Path) -> None:
         testbed.step_time([by_timing])
 
 
-def test_runs_of_different_work_are_refused_together(tmp_path: Path) -> None:
+def test_runs_of_different_work_are_refused_together(usual: Run, tmp_path: Path) -> None:
     local = {"steps": 50, "batch_size": 16, "lr": 0.1}
     other = simulated(tmp_path, task={"name": "digits-logreg", "local": local})
     with pytest.raises(BadInputError, match="differ in task or batch size"):
-        testbed.step_time([simulated(tmp_path), other])
+        testbed.step_time([usual, other])

@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         eventually(lambda: [run for run in folder.glob("*/events.jsonl") if _is_long(run.parent)])
         workers = children_running(running.pid, "testbed.sweeps.worker")
         running.send_signal(signal.SIGINT)
-        output, _ = running.communicate(timeout=60)
+        output, _ = running.communicate(timeout=240)
     assert running.returncode == 130, output
     assert "Interrupted: the same command makes the remaining runs" in output
     assert len(workers) == 2
@@ -194,15 +194,6 @@ def test_sweep_ends_with_the_verdicts(testbed: Testbed, monkeypatch: pytest.Monk
     assert json.loads(rows)["rows"][0]["not_judged"] == 1
 
 
-@pytest.mark.parametrize("valid", [True, None])
-def test_strict_sweep_accepts_runs_not_found_wrong(
-    testbed: Testbed, monkeypatch: pytest.MonkeyPatch, valid: bool | None
-) -> None:
-    verdicts(monkeypatch, [valid])
-    write_sweep("[1]")
-    assert testbed("sweep", "study.yaml", "--strict").code == 0
-
-
 def test_simulated_runs_have_no_verdict(testbed: Testbed) -> None:
     write_sweep("[1]")
     code, out, _ = testbed("sweep", "study.yaml", "--strict")
@@ -248,7 +239,8 @@ def test_repetitions_are_bounded(testbed: Testbed, monkeypatch: pytest.MonkeyPat
 def test_unjudged_run_is_not_repeated(testbed: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts(monkeypatch, [False, None])
     write_sweep("[1]", repeat_invalid="2")
-    _, out, _ = testbed("sweep", "study.yaml")
+    code, out, _ = testbed("sweep", "study.yaml", "--strict")
+    assert code == 0
     assert last_line(out).startswith("Verdicts: 1 not judged · ")
 
 
@@ -374,6 +366,7 @@ VARIANTS = '{rounds: {}, endless: {"devices[1].timing": 30s}}'
 """Variants, of which the second ends no round."""
 
 
+@pytest.mark.timed
 def test_agree_compares_emulation_with_virtual_time(testbed: Testbed) -> None:
     Path("base.yaml").write_text(ACCURATE)
     Path("study.yaml").write_text(

@@ -12,15 +12,7 @@ from testbed import sweeps
 from testbed.errors import BadInputError
 from testbed.run.options import Options
 from tests.running import TOPOLOGIES
-
-BASE = """
-name: base
-task: {name: quadratic, centers: [[0], [1], [5]], local: {steps: 1, lr: 0.4}}
-rule: {name: fedavg}
-devices: [{name: pi, count: 3, timing: 1s}]
-stop: {after: 5s}
-runtime: {name: virtual}
-"""
+from tests.testbed.test_studies import BASE
 
 
 def read(folder: Path, text: str) -> sweeps.Sweep:
@@ -220,7 +212,7 @@ def test_second_signal_does_not_cut_a_workers_exit_short(tmp_path: Path) -> None
         "    print('ends', flush=True); time.sleep(0.5); pathlib.Path(sys.argv[1]).touch()\n"
         "atexit.register(leave)\n"
         "try:\n"
-        "    print('runs', flush=True); time.sleep(60)\n"
+        "    print('runs', flush=True); time.sleep(300)\n"
         "except KeyboardInterrupt:\n"
         "    sys.exit(130)\n"
     )
@@ -230,5 +222,5 @@ def test_second_signal_does_not_cut_a_workers_exit_short(tmp_path: Path) -> None
         for line in ("runs", "ends"):
             assert process.stdout.readline() == f"{line}\n"
             process.terminate()
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert (tmp_path / "cleaned").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,10 @@ REFUSED = [
         "in fit\n    return module(torch.",
     ),
     (FITS + "        return undefined\n", "NameError: name 'undefined' is not defined"),
+    (
+        FITS.replace("lr):", "lr, client):") + "        client.memory['n'] = 1\n        return 0.0\n",
+        "fit keeps memory['n'] = 1, expected a NumPy array",
+    ),
 ]
 """Bodies of task classes, and part of the message with which each is refused."""
 ACCEPTED = [
@@ -208,6 +213,13 @@ NORMED = (
 )
 
 
+def assert_refusal(read: topology.Topology, prepared: Prepared, told: str) -> None:
+    """The run is refused with the message `told`; with an empty one it is accepted."""
+    with pytest.raises(BadInputError) if told else nullcontext() as refused:
+        model_check.try_step(read, prepared)
+    assert refused is None or told in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("local", "told"),
     [
@@ -227,12 +239,7 @@ def test_mini_batch_of_one_sample_is_refused_for_batch_norm(
 ) -> None:
     read = topology.load(write(tmp_path, NORMED, local))
     prepared = halves(Shard(np.ones((40, 3), np.float32), np.ones(40, np.float32)))
-    if not told:
-        model_check.try_step(read, prepared)
-        return
-    with pytest.raises(BadInputError) as refused:
-        model_check.try_step(read, prepared)
-    assert told in str(refused.value)
+    assert_refusal(read, prepared, told)
 
 
 @pytest.mark.parametrize(
@@ -254,12 +261,7 @@ def test_device_with_one_sample_is_handled_as_last_batch_says(
     shard = Shard(np.ones((39, 3), np.float32), np.ones(39, np.float32))
     prepared = Prepared(shard, shard, {"a-1": np.arange(1), "a-2": np.arange(1, 39)})
     assert read.idle_devices({"a-1": 1, "a-2": 38}) == (["a-1"] if last_batch == "drop" else [])
-    if not told:
-        model_check.try_step(read, prepared)
-        return
-    with pytest.raises(BadInputError) as refused:
-        model_check.try_step(read, prepared)
-    assert told in str(refused.value)
+    assert_refusal(read, prepared, told)
 
 
 @pytest.mark.parametrize("runtime", ["virtual", "process"])
@@ -297,11 +299,3 @@ def test_memory_of_fit_survives_a_crash_of_the_device(tmp_path: Path) -> None:
     losses = {name: own["loss"].tolist() for name, own in done.groupby("client", observed=True)}
     assert losses["a-1"] == [1, 2, 3, 4, 5, 6]
     assert losses["a-2"] == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_memory_of_fit_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    body = FITS.replace("lr):", "lr, client):") + "        client.memory['n'] = 1\n        return 0.0\n"
-    read = topology.load(write(tmp_path, body))
-    prepared = halves(Shard(PIXELS, np.ones(40, np.float32)))
-    with pytest.raises(BadInputError, match=r"fit keeps memory\['n'\] = 1, expected a NumPy array"):
-        model_check.try_step(read, prepared)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +119,7 @@ def test_error_shows_its_line() -> None:
         ("rule: &r {name: *r}", "4:7: not YAML: this value contains itself"),
         ("rule: !!python/object/apply:os.getcwd []", "4:7: not YAML: could not determine a constructor"),
         ("1: 2", "4:1: not YAML: a key must be a text"),
-        ("rule: " + "[" * 5000, "nested too deeply"),
+        ("rule: " + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_further_invalid_topologies_are_refused(instead: str, told: str) -> None:
@@ -260,12 +258,6 @@ def test_partition_schemes_are_parsed(partition: str, params: dict[str, object])
     assert topology.parse(parsed.to_yaml()) == parsed
 
 
-def test_invalid_partitions_are_refused() -> None:
-    text = MINIMAL.replace("local:", "partition: {scheme: dirichlet, alpha: 0}, local:")
-    with pytest.raises(BadInputError, match=r"task\.partition\.alpha: found 0"):
-        topology.parse(text)
-
-
 def test_device_speeds_are_drawn_from_the_seed() -> None:
     speed = topology.parse(VIRTUAL).devices[0].speed
     drawn = np.array([speed.draw(1, f"a-{k}") for k in range(2000)])
@@ -344,14 +336,6 @@ def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     assert schema["$defs"]["LocalSettings"]["properties"]["lr"]["description"] == "Step size."
     assert schema["$defs"]["EvaluationSettings"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)
-
-
-def test_reading_a_topology_imports_nothing_heavy() -> None:
-    program = "import sys, testbed.topology, testbed.plan.rounds; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True
-    )
-    assert not {"torch", "docker", "datasets", "pandas", "sklearn"} & set(loaded.stdout.split())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,26 +19,10 @@ from testbed.images.building import Builder
 from testbed.images.torch_index import TorchSource
 from testbed.plan import plan_on_host
 from testbed.topology import parse
+from tests.testbed.test_torch_index import add_wheel, served
 from tests.testbed.test_torch_index import no_settings_of_pip as _no_settings  # noqa: F401
-from tests.testbed.test_torch_index import served
 
 CUDA = {"torchvision/_C.so": b"\0libc10_cuda.so\0libtorch_cuda.so\0"}
-
-
-def add_wheel(
-    folder: Path, name: str, version: str, *requirements: str, files: dict[str, bytes] | None = None
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{version}-cp311-cp311-manylinux_2_28_x86_64.whl"
-    needs = "".join(f"Requires-Dist: {one}\n" for one in requirements)
-    about = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(
-            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
-        )
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\n")
-        for file, content in (files or {}).items():
-            wheel.writestr(file, content)
 
 
 @contextlib.contextmanager

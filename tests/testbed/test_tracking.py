@@ -135,6 +135,7 @@ def test_wandb_works_offline(run: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "240")  # seconds: this host may be busy
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     follow(RunDirectory(run), tracking.tracker("wandb", run))
     wandb.teardown()  # else its service lives as long as this process
