@@ -34,7 +34,7 @@ the time of a core."""
 
 
 def cli(
-    *arguments: str | Path, timeout: float = 240, cwd: Path | None = None
+    *arguments: str | Path, timeout: float = 900, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """`testbed ARGUMENTS` to its end, forked (`tests.forked`)."""
     command, pipe = [*TESTBED, *map(str, arguments)], subprocess.PIPE
@@ -90,7 +90,7 @@ def started(
         if running.poll() is None:
             running.terminate()
         try:
-            running.communicate(timeout=20)
+            running.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             running.kill()
             running.communicate()
@@ -172,7 +172,7 @@ class Finished:
 def run_to_its_end(topology: Path, runtime: str, *options: str | Path) -> Finished:
     """`testbed up`, with its runs beside the topology."""
     runs = topology.parent / "runs"
-    done = cli("up", topology, "--runtime", runtime, "--runs", runs, *options, timeout=280)
+    done = cli("up", topology, "--runtime", runtime, "--runs", runs, *options, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return Finished.only_one_in(runs)
 

@@ -50,7 +50,7 @@ def run(folder: Path, runtime: str, loops: Loops, after: str = "6s") -> Finished
         send(loops, signal.SIGSTOP)
         until_printed(up, "the run clock starts")
         send(loops, signal.SIGCONT)
-        output, _ = up.communicate(timeout=240)
+        output, _ = up.communicate(timeout=900)
     assert up.returncode == 0, output
     return Finished.only_one_in(folder / "runs")
 

@@ -61,7 +61,7 @@ def drained(engine: docker.DockerClient, tmp_path_factory: pytest.TempPathFactor
         ],
         stop={"after": "18s"},
     )
-    done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs", timeout=280)
+    done = cli("up", topology, "--runtime", "docker", "--runs", folder / "runs", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "J emulated, this host:" in " ".join(done.stdout.split())  # long lines are broken
     return Finished.only_one_in(folder / "runs")

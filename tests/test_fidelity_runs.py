@@ -37,7 +37,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     runtime: str = request.param
     engine = request.getfixturevalue("engine") if runtime == "docker" else None
     runs = tmp_path_factory.mktemp("fidelity")
-    done = cli("calibrate", "--fidelity", "--runtime", runtime, "--runs", runs, timeout=280)
+    done = cli("calibrate", "--fidelity", "--runtime", runtime, "--runs", runs, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CPU: at worst" in done.stdout
     files = sorted(runs.glob("*/fidelity.json"))

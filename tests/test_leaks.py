@@ -57,7 +57,7 @@ def test_test_that_leaks_sockets_fails_and_those_beside_it_do_not(tmp_path: Path
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=900,
         check=False,
     )
     assert "3 passed, 1 error" in done.stdout, done.stdout + done.stderr

@@ -12,7 +12,7 @@ from testbed.runtimes.docker.containers import COMPONENT_LABEL, RUN_LABEL
 from tests.running import Finished, interrupt, left_in_docker, started, until_printed, write_topology
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 MIB = 2**20
 GREEDY = """

@@ -59,7 +59,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         scenario=SCENARIO,
         stop={"after": "20s"},
     )
-    done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs", timeout=280)
+    done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^CPU: .*\blinks: ", done.stdout, re.MULTILINE | re.DOTALL), done.stdout
     return Finished.only_one_in(folder / "runs")

@@ -191,7 +191,6 @@ def test_run_on_two_engines_survives_kills_and_is_resumed(
     assert {path.stem for path in (run.path / "logs").iterdir()} >= {*NAMES, BROKER, "node.agent"}
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("forked_programs")
 def test_real_device_joins_a_run_on_a_swarm(
     on_swarm: tuple[Engine, Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

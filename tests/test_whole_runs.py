@@ -42,7 +42,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         stop={"updates": 120, "after": "4min"},
         durability="recording",
     )
-    done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs", "-v", timeout=280)
+    done = cli("up", topology, "--runtime", runtime, "--runs", folder / "runs", "-v", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return Finished.only_one_in(folder / "runs")
 

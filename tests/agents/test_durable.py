@@ -38,7 +38,8 @@ from agents.timing.nanoseconds import SECOND, from_seconds
 from tests.agents import fleet as fleets
 from tests.agents.fleet import Fleet
 from tests.agents.helpers import COMPRESSED, Core, compressor, done, message, of, records
-from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES, happens
+from tests.agents.lives import Life
+from tests.agents.rules.test_properties import IMPORTANCE, INSTANCES, MOVES
 from tests.fuzz_directories import DAMAGES
 
 CHECKPOINT_EVERY = 7.0
@@ -96,7 +97,7 @@ def lived(rule: Rule, folder: Path, monkeypatch: pytest.MonkeyPatch, moves: int)
     dice = random.Random(3)  # noqa: S311
     fleet = Fleet(rule, IMPORTANCE, lambda _, w: np.cos(w))
     for _ in range(moves):
-        happens(fleet, dice.choice(MOVES), dice.choice("abcd"))
+        Life(fleet).happens(dice.choice(MOVES), dice.choice("abcd"))
     return listening
 
 

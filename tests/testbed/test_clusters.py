@@ -79,7 +79,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
         second.send_signal(signal.SIGSTOP)
         time.sleep(3)  # which makes the sweep long enough for an estimate of what is left
         second.send_signal(signal.SIGCONT)
-        output, _ = running.communicate(timeout=240)
+        output, _ = running.communicate(timeout=900)
     assert running.returncode == 0, output
     assert "5 of 5  a, seed" in output
     assert "left\n" in output
@@ -91,7 +91,7 @@ def test_lost_worker_and_interrupt(dask: clusters.Dask) -> None:
     with started("sweep", file, "--on", dask.on) as running:
         cells = eventually(lambda: cell_processes(second.pid))
         running.send_signal(signal.SIGINT)
-        output, _ = running.communicate(timeout=240)
+        output, _ = running.communicate(timeout=900)
     assert running.returncode == 130, output
     assert "Interrupted: the same command makes the remaining runs" in output
     assert not any(cell.is_running() for cell in cells)
@@ -113,7 +113,7 @@ def test_cell_fails_after_bounded_tries_and_killed_sweep_leaves_no_process(
             eventually(attempts)
             worker.kill()
             until_printed(running, "failed: 1 worker was lost")
-            output, _ = running.communicate(timeout=240)
+            output, _ = running.communicate(timeout=900)
         assert running.returncode == 1
         assert "1 run failed" in output
         worker = dask.add_worker()
@@ -290,7 +290,7 @@ def test_slurm_repeats_a_lost_job_and_cancels_at_interrupt(monkeypatch: pytest.M
             (again,) = eventually(lambda: set(clusters.slurm_jobs()) - {lost})
             eventually(lambda: len(attempts()) == 3)
             running.send_signal(signal.SIGINT)
-            output, _ = running.communicate(timeout=240)
+            output, _ = running.communicate(timeout=900)
         assert clusters.slurm_jobs() == []
     assert running.returncode == 130, output
     assert again != lost

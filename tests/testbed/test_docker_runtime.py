@@ -35,7 +35,7 @@ from tests.agents import test_mps
 from tests.running import left_in_docker
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.docker
 
 
 def sleeping_container(device: Container) -> Container:

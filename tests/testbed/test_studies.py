@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_only_finished_runs(tmp_path: Path) -> None:
         eventually(lambda: [run for run in folder.glob("*/events.jsonl") if _is_long(run.parent)])
         workers = children_running(running.pid, "testbed.sweeps.worker")
         running.send_signal(signal.SIGINT)
-        output, _ = running.communicate(timeout=240)
+        output, _ = running.communicate(timeout=900)
     assert running.returncode == 130, output
     assert "Interrupted: the same command makes the remaining runs" in output
     assert len(workers) == 2
