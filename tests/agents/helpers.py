@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agents import events
 from agents.aggregator import actions as act
@@ -267,6 +269,13 @@ def started(
     aggregator.end_of_instant(0.0)
     aggregator.evaluated(0, 2.3, 0.1, 0.0)
     return aggregator, server
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks of an aggregator: limits on messages per second then do not depend on the host."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0, time=lambda: 1e9)
+    monkeypatch.setattr("agents.aggregator.main.time", clock)
+    monkeypatch.setattr("agents.aggregator.main.Aggregator._now", lambda _: 0)
 
 
 def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:

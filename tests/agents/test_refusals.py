@@ -37,7 +37,7 @@ from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from tests.agents.helpers import message, secure_step
+from tests.agents.helpers import message, secure_step, stand_still
 
 LOGIN = BrokerAccess("localhost", 1883, "a", "")
 NAMES = Topics("r")
@@ -92,7 +92,6 @@ def rule() -> Named:
 @pytest.fixture
 def aggregator(connection: Connection, shard: str, tmp_path: Path, rule: Named) -> Iterator[Aggregator]:
     (tmp_path / "models").mkdir()
-    stop = StopConditions(after=10.0)
     made = Aggregator(
         AggregatorConfig(
             run="r",
@@ -100,8 +99,8 @@ def aggregator(connection: Connection, shard: str, tmp_path: Path, rule: Named) 
             task=TASK,
             rule=rule,
             clients={"a": 1.0},
-            evaluate_every=1.0,
-            stop=stop,
+            evaluate_every=1e6,
+            stop=StopConditions(after=1e6),
             seed=1,
             test_set=shard,
             run_directory=str(tmp_path),
@@ -133,7 +132,7 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
 
     def sync(file: int) -> None:
         syncs.append(file)
-        is_busy.wait(10)
+        is_busy.wait(120)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     for text in ("first", "second"):
@@ -144,7 +143,7 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
     is_busy.set()
     for count in (1, 2):
         assert aggregator._writing is not None
-        aggregator._writing.result(10)
+        aggregator._writing.result(120)
         aggregator._commit()
         assert len(connection.published) == events_file.read_text().count('"event":"note"') == count
     assert aggregator._writing is None
@@ -193,8 +192,10 @@ def test_timer_of_the_rule_fires_before_its_instant_ends(
 
 
 def test_aggregator_refuses_invalid_messages_and_continues(
-    aggregator: Aggregator, capsys: pytest.CaptureFixture[str]
+    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    stand_still(monkeypatch)
+
     def say(topic: str, payload: bytes) -> None:
         aggregator._receive(ReceivedMessage(topic, payload, 0))
 

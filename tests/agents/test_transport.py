@@ -60,7 +60,7 @@ class Peer:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(30)
+        made.settimeout(120)
         yield made
 
 
@@ -161,16 +161,16 @@ def test_arrival_time_is_when_the_kernel_received_the_message(
 
     def sink(message: ReceivedMessage) -> None:
         arrived.put(message)
-        goes_on.wait(10)
+        goes_on.wait(120)
 
     with connected(listener, sink) as (_, peer):
         peer.socket.sendall(b"\x30\x04\x00\x01xA")
-        first = arrived.get(timeout=10)
+        first = arrived.get(timeout=120)
         peer.socket.sendall(b"\x30\x04\x00\x01xB")
         time.sleep(0.05)
         released = time.monotonic_ns()
         goes_on.set()
-        second = arrived.get(timeout=10)
+        second = arrived.get(timeout=120)
         assert (first.payload, second.payload) == (b"A", b"B")
         assert first.at < second.at < released
 
@@ -211,7 +211,7 @@ def test_large_messages_are_assembled_from_any_pieces_and_acknowledged(
             count = len(whole) if pieces == "few" else dice.choice((1, 2, 30, 5_000, 200_000))
             peer.socket.sendall(whole[:count])
             whole = whole[count:]
-        assert [arrived.get(timeout=10).payload for _ in expected] == expected
+        assert [arrived.get(timeout=120).payload for _ in expected] == expected
         for number in range(1, len(packets) + 1):
             assert peer.read(PUBACK) == number.to_bytes(2, "big")
         peer.socket.close()
@@ -236,10 +236,10 @@ def test_large_message_over_a_slow_link_rarely_wakes_its_reader(
         for at in range(0, len(packet), 1_448):
             peer.socket.sendall(packet[at : at + 1_448])
             time.sleep(0.001)
-        assert arrived.get(timeout=10).payload == LARGE
+        assert arrived.get(timeout=120).payload == LARGE
         assert woken < len(LARGE) / 1_448 / 4
         peer.socket.sendall(message("status", b"ready", 2))
-        assert arrived.get(timeout=10).payload == b"ready"
+        assert arrived.get(timeout=120).payload == b"ready"
 
 
 def test_large_message_is_sent_whole_to_a_slow_broker(
@@ -254,6 +254,7 @@ def test_large_message_is_sent_whole_to_a_slow_broker(
         assert whole == payload
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("patient", [True, False])
 def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
     patient: bool, listener: socket.socket
@@ -272,7 +273,7 @@ def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
             time.sleep(0.5)
             with suppress(OSError):
                 peer.socket.sendall(b"\x40\x02" + packet[3:5])
-        close.join(10)
+        close.join(120)
         rest = b""
         with suppress(ConnectionResetError):  # dropped while an acknowledgement was unread
             rest = peer.socket.recv(100)
