@@ -214,9 +214,10 @@ def test_compressed_model_is_expanded_relative_to_its_base(kind: Kind, base: Vec
         (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
         (huge(), "out of range"),
         (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices must ascend"),
+        (compressed(_W, indices=np.array([0, 1, 1], np.uint32)), "indices must ascend"),
         (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
     ],
-    ids=["no base", "too long", "huge", "forged", "not finite"],
+    ids=["no base", "too long", "huge", "above the last", "repeated", "not finite"],
 )
 def test_compressed_update_that_cannot_be_expanded_is_rejected(
     found: UpdateMessage, problem: str

@@ -90,11 +90,6 @@ def test_strided_vector_is_sent_with_its_values() -> None:
     assert payloads.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
 
 
-def test_empty_vector_is_encoded_and_decoded() -> None:
-    payload = payloads.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
-    assert payloads.decode_model(payload).vector.shape == (0,)
-
-
 def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + data
@@ -126,6 +121,7 @@ def _header(**changes: Any) -> dict[str, Any]:
         (_payload(_header() | {"extra": {}}), "float32"),
         (_payload(_header() | {"__metadata__": ["protocol"]}), "map of strings"),
         (_payload(_header() | {"__metadata__": {"protocol": 1}}), "map of strings"),
+        (_payload(_header() | {"__metadata__": {"protocol": "2", "version": 1e999}}), "map of strings"),
         (_payload(_header() | {"__metadata__": {}}), "protocol None"),
         (_payload(_header() | {"__metadata__": {"protocol": "1"}}), "protocol '1', expected 2"),
         (_payload(_header()), "field run"),
@@ -135,13 +131,6 @@ def _header(**changes: Any) -> dict[str, Any]:
 def test_invalid_payloads_are_refused_with_the_reason(payload: bytes, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
         payloads.decode_model(payload)
-
-
-def test_number_too_big_for_a_field_is_refused() -> None:
-    """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
-    header = {"__metadata__": {"protocol": "2", "run": "r", "version": 1e999}, "w": _header()["w"]}
-    with pytest.raises(WireError, match="map of strings"):
-        payloads.decode_model(_payload(header))
 
 
 @pytest.mark.parametrize(
