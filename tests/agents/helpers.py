@@ -6,6 +6,8 @@ Tests have seconds; the cores have nanoseconds.
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -269,6 +271,18 @@ def started(
     aggregator.end_of_instant(0.0)
     aggregator.evaluated(0, 2.3, 0.1, 0.0)
     return aggregator, server
+
+
+def split(payload: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a payload in the format of safetensors."""
+    (length,) = struct.unpack_from("<Q", payload)
+    return json.loads(payload[8 : 8 + length]), bytes(payload[8 + length :])
+
+
+def joined(header: Any, data: bytes) -> bytes:
+    """The payload with this header, which need not be a valid one, and this data."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
 
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,7 +315,7 @@ def test_client_joins_during_the_run() -> None:
     assert list(server.clients) == ["a", "b"]
 
 
-def test_late_update_of_a_departed_client_is_dropped() -> None:
+def test_departed_client_can_answer_only_the_dispatch_of_its_return() -> None:
     core, server = started()
     assert records(core.status("a", "offline", 1.0)) == [
         events.ClientStatus(1.0, "a", "offline"),
@@ -324,7 +324,11 @@ def test_late_update_of_a_departed_client_is_dropped() -> None:
     assert list(server.clients) == ["b"]
     (record,) = records(core.update("a", message("a", 1), 4, 1.1))
     assert isinstance(record, events.UpdateRejected)
+    assert of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
+    core.update("a", message("a", 1), 4, 2.1)
     assert server.w.tolist() == [0.0]
+    core.update("a", message("a", 3, sequence=2, **done(2.1)), 4, 2.2)
+    assert server.w.tolist() == [1.0]
 
 
 def test_absent_client_joins_only_with_status_ready() -> None:
@@ -333,16 +337,6 @@ def test_absent_client_joins_only_with_status_ready() -> None:
     for state in ("training", "joining"):
         assert of(Dispatch, core.status("a", state, 2.0)) == []
     assert list(server.clients) == ["b"]
-
-
-def test_returning_client_can_answer_only_its_new_dispatch() -> None:
-    core, server = started()
-    core.status("a", "offline", 1.0)
-    assert of(Dispatch, core.status("a", "ready", 2.0)) == [Dispatch("a", 0, 3)]
-    core.update("a", message("a", 1), 4, 2.1)
-    assert server.w.tolist() == [0.0]
-    core.update("a", message("a", 3, sequence=2, **done(2.1)), 4, 2.2)
-    assert server.w.tolist() == [1.0]
 
 
 def test_restarted_client_may_repeat_a_sequence_number() -> None:
@@ -397,16 +391,6 @@ def test_without_checkpoints_the_evaluation_is_the_only_timer() -> None:
     core, _ = started(stop=StopConditions(updates=1), evaluate_every=2.0, checkpoint_every=None)
     assert core.next_timer == 2.0
     assert of(Save, core.due(1e6)) == []
-
-
-@pytest.mark.parametrize("every", [2.0, 4.0])
-def test_timers_of_one_instant_fire_in_a_fixed_order(every: float) -> None:
-    """The rule's tick still counts for the evaluation, and the end comes last."""
-    core, _ = started(FedAvg(round_timeout=4.0), StopConditions(after=4.0), evaluate_every=every)
-    core.due(2.0)
-    core.update("a", message("a", 1), 4, 3.0)
-    actions = core.due(4.0)
-    assert [type(action).__name__ for action in actions] == ["Log", "Log", "Evaluate", "StopClients"]
 
 
 def test_checkpoint_of_the_last_instant_is_saved_before_the_end() -> None:

@@ -294,14 +294,6 @@ def test_last_evaluation_is_abandoned_after_its_timeout() -> None:
     assert core.evaluated(1, 0.5, 0.8, 40.1) == []
 
 
-def test_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
-    core = _ended()
-    done = core.evaluated(1, 0.5, 0.8, 11.5)
-    assert done == [Log(events.Evaluated(10.0, 1, 0.5, 0.8)), *_books(1)]
-    assert core.next_timer is None
-    assert core.due(50.0) == []
-
-
 def test_host_that_slept_past_both_deadlines_records_both_notes() -> None:
     notes = [type(action) for action in _ended().due(100.0)]
     assert notes == [*[Log] * 4, Save, Log, Finish]

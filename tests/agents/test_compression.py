@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import struct
 import tempfile
 import tracemalloc
 from contextlib import suppress
@@ -27,7 +25,16 @@ from testbed.errors import BadInputError
 from testbed.run.replay import replay
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import parse
-from tests.agents.helpers import COMPRESSED, VANILLA, compressor, message, records, started
+from tests.agents.helpers import (
+    COMPRESSED,
+    VANILLA,
+    compressor,
+    joined,
+    message,
+    records,
+    split,
+    started,
+)
 
 ALL = [
     Named("fp16", {}),
@@ -171,9 +178,7 @@ def test_damaged_payloads_are_refused_or_decoded(
     named: Named, buffers: Buffers, data: st.DataObject
 ) -> None:
     packed = compressor(named.name, **named.params).compress(vector(40))
-    payload = bytearray(payloads.encode(sent(packed, buffers=buffers)))
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(payload[8 : 8 + length])
+    header, body = split(payloads.encode(sent(packed, buffers=buffers)))
     text = st.sampled_from(
         ["", "-1", "0", "1", "41", "99999999999999999999", "fp16", "int8", "topk", "x"]
     )
@@ -193,12 +198,10 @@ def test_damaged_payloads_are_refused_or_decoded(
         header[name] |= dict([data.draw(change)])
     if data.draw(st.booleans()):
         del header[data.draw(st.sampled_from([*header]))]
-    body = payload[8 + length :]
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
-    encoded = json.dumps(header).encode()
     try:
-        update = payloads.decode_update(struct.pack("<Q", len(encoded)) + encoded + body)
+        update = payloads.decode_update(joined(header, body))
         decoded = Compressed.from_encoded(update.encoded) if update.encoded is not None else None
     except (payloads.WireError, LookupError, ValueError):
         return

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agents.models.buffers import Buffers
 from agents.wire import payloads
 from agents.wire.payloads import ModelMessage, WireError
-from tests.agents.helpers import message
+from tests.agents.helpers import joined, message, split
 
 VECTOR = np.array([1.5, -2.0, 0.1], np.float32)
 MODEL = ModelMessage(run="run", version=3, dispatch=17, schema="abc", vector=VECTOR)
@@ -67,13 +67,10 @@ def test_buffers_follow_the_vector_in_the_same_format() -> None:
 @pytest.mark.parametrize("count", [-1, 3, 2**70, "2", None, True])
 def test_buffers_with_invalid_sizes_are_refused(count: object) -> None:
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([1]))
-    payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(payload[8 : 8 + length])
+    header, data = split(payloads.encode(dataclasses.replace(UPDATE, buffers=buffers)))
     header["floats"]["shape"] = [count]
-    text = json.dumps(header).encode()
     with pytest.raises(WireError):
-        payloads.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
+        payloads.unpack(joined(header, data))
 
 
 def test_decoded_data_is_aligned_and_not_copied() -> None:
@@ -91,8 +88,7 @@ def test_strided_vector_is_sent_with_its_values() -> None:
 
 
 def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
+    return joined(header, data)
 
 
 def _header(**changes: Any) -> dict[str, Any]:
@@ -193,12 +189,11 @@ def test_damaged_payload_is_valid_or_a_wire_error(
     position: int, put: bytes, field: str, value: Any
 ) -> None:
     payload = payloads.encode(UPDATE)
-    length = struct.unpack_from("<Q", payload)[0]
-    header = json.loads(payload[8 : 8 + length])
+    header, data = split(payload)
     header["__metadata__"][field] = value
     for damaged in (
         payload[:position] + put + payload[position + len(put) :],
-        _payload(header, payload[8 + length :]),
+        joined(header, data),
     ):
         try:
             payloads.decode_update(damaged)
