@@ -27,6 +27,36 @@ def arrivals(*keys: tuple[str, int], buffers: tuple[Buffers, ...] = ()) -> Arriv
     return found
 
 
+def test_record_of_an_applied_update_is_in_run_seconds() -> None:
+    waiting = arrivals(("a", 1), ("b", 2))
+    record = waiting.apply(Contribution("a", 1, base_version=3, weight=0.5), 6, 2 * SECOND).record
+    assert record == events.UpdateApplied(
+        client="a",
+        sequence=1,
+        kind="delta",
+        base_version=3,
+        samples=10,
+        steps=2,
+        loss=0.5,
+        bytes=1000,
+        bytes_before=1000.0,
+        dispatched=0.0625,
+        downloaded=0.125,
+        train_start=0.25,
+        train_end=0.375,
+        sent=0.5,
+        arrived=1.0,
+        dispatch=1,
+        masking=0.0,
+        outside=0,
+        applied_version=6,
+        staleness=2,
+        weight=0.5,
+        applied=2.0,
+    )
+    assert [*waiting] == [("b", 2)]
+
+
 def test_round_of_an_update_that_is_not_applied_is_unfinished() -> None:
     waiting = arrivals(("a", 1), ("b", 2), ("a", 3))
     expected = events.RoundUnfinished(
