@@ -6,12 +6,17 @@ Tests have seconds; the cores have nanoseconds.
 from __future__ import annotations
 
 import dataclasses
+import json
+import struct
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from agents import events
+from agents import events, shards
 from agents.aggregator import actions as act
 from agents.aggregator import inputs
 from agents.aggregator.core import AggregatorCore
@@ -19,7 +24,14 @@ from agents.aggregator.evaluation import Evaluation
 from agents.aggregator.settings import Settings
 from agents.client.core import ClientCore, ClientIdentity, Outcome
 from agents.client.training_times import Timing
-from agents.config import DrawnDuration, LocalTraining, Named, StopConditions
+from agents.config import (
+    AggregatorConfig,
+    BrokerAccess,
+    DrawnDuration,
+    LocalTraining,
+    Named,
+    StopConditions,
+)
 from agents.device_actions import Join
 from agents.models.buffers import Buffers
 from agents.models.vectors import Vector
@@ -40,6 +52,7 @@ from agents.rules.interface import (
     State,
     Update,
 )
+from agents.tasks.quadratic import Quadratic
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire import payloads
 from testbed.plan import PlannedDevice
@@ -267,6 +280,46 @@ def started(
     aggregator.end_of_instant(0.0)
     aggregator.evaluated(0, 2.3, 0.1, 0.0)
     return aggregator, server
+
+
+def split(payload: bytes | bytearray) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a payload in the format of safetensors."""
+    (length,) = struct.unpack_from("<Q", payload)
+    return json.loads(payload[8 : 8 + length]), bytes(payload[8 + length :])
+
+
+def joined(header: Any, data: bytes) -> bytes:
+    """The payload with this header, which need not be a valid one, and this data."""
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def aggregator_config(folder: Path, **changes: Any) -> AggregatorConfig:
+    """Configuration of a long run of client a in `folder`, which gets the folder of models and a test
+    set."""
+    (folder / "models").mkdir()
+    shards.save(Quadratic(((1.0,),)).shards()[0], folder / "shard")
+    fields: dict[str, Any] = {
+        "run": "r",
+        "broker": BrokerAccess("localhost", 1883, "a", ""),
+        "task": Named("quadratic", {"centers": [[1.0]]}),
+        "rule": Named("fedasync", {}),
+        "clients": {"a": 1.0},
+        "evaluate_every": 1e6,
+        "stop": StopConditions(after=1e6),
+        "seed": 1,
+        "test_set": str(folder / "shard"),
+        "run_directory": str(folder),
+        "threads": 1,
+    }
+    return AggregatorConfig(**fields | changes)
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks of an aggregator: limits on messages per second then do not depend on the host."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0, time=lambda: 1e9)
+    monkeypatch.setattr("agents.aggregator.main.time", clock)
+    monkeypatch.setattr("agents.aggregator.main.Aggregator._now", lambda _: 0)
 
 
 def of(kind: type[act.Action], actions: act.Actions) -> list[Any]:

@@ -206,18 +206,13 @@ def test_run_may_wait_for_absent_clients() -> None:
     assert list(server.clients) == ["b"]
 
 
-@pytest.mark.parametrize(
-    "rule", [FedAvg(round_timeout=5.0), FedBuff(buffer_size=2, reply="after_aggregation"), FedAsync()]
-)
-def test_inputs_after_the_end_change_nothing(rule: Rule) -> None:
-    core, server = started(rule, StopConditions(after=4.0, updates=100))
-    core.update("a", message("a", 1, kind=rule.client_side.kind), 4, 1.0)
+def test_inputs_after_the_end_change_nothing() -> None:
+    core, server = started(FedAsync(), StopConditions(after=4.0, updates=100))
+    core.update("a", message("a", 1, kind="model"), 4, 1.0)
     core.due(4.0)
     w, version = server.w.copy(), server.version
-    late = message("b", 2, kind=rule.client_side.kind)
     told = Log(events.UpdateRejected(4.0, "b", "arrived after the run had ended", 2))
-    waits_for_its_last_evaluation = version > 0
-    assert core.update("b", late, 4, 4.1) == [told] * waits_for_its_last_evaluation
+    assert core.update("b", message("b", 2, kind="model"), 4, 4.1) == [told]
     assert core.reject("b", "garbage", 4.1) == []
     assert core.status("a", "offline", 4.2) == []
     assert core.status("b", "offline", 4.2) == []
@@ -255,14 +250,6 @@ def test_messages_deferred_to_the_end_of_the_last_instant_are_not_sent(
     ended = waiting()
     assert ended.end("interrupted", 1.0) == [StopClients()]
     assert ended.end_of_instant(1.0) == []
-
-
-def test_update_that_ends_the_run_leaves_no_deferred_model_and_no_timer() -> None:
-    core, _ = started(FedAvg(round_timeout=5.0), StopConditions(updates=2))
-    core.update("a", message("a", 1), 4, 1.0)
-    core.update("b", message("b", 2), 4, 1.0)
-    assert core.end_of_instant(1.0) == []
-    assert core.next_timer is None
 
 
 def _ended(timeout: float | None = 30.0, dilation: float = 1.0, **settings: Any) -> Core:
@@ -307,14 +294,6 @@ def test_last_evaluation_is_abandoned_after_its_timeout() -> None:
     assert core.evaluated(1, 0.5, 0.8, 40.1) == []
 
 
-def test_last_evaluation_in_time_leaves_no_note_and_no_timer() -> None:
-    core = _ended()
-    done = core.evaluated(1, 0.5, 0.8, 11.5)
-    assert done == [Log(events.Evaluated(10.0, 1, 0.5, 0.8)), *_books(1)]
-    assert core.next_timer is None
-    assert core.due(50.0) == []
-
-
 def test_host_that_slept_past_both_deadlines_records_both_notes() -> None:
     notes = [type(action) for action in _ended().due(100.0)]
     assert notes == [*[Log] * 4, Save, Log, Finish]
@@ -344,7 +323,8 @@ def test_interrupted_run_waits_briefly_for_its_last_evaluation() -> None:
     assert [type(action) for action in core.due(11.5)] == [Log, Log, Log, Save, Log, Finish]
 
 
-def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
+@pytest.mark.parametrize("first_is_done", [True, False])
+def test_timeout_covers_the_running_and_the_last_evaluation_together(first_is_done: bool) -> None:
     core, _ = started(
         stop=StopConditions(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
     )
@@ -352,18 +332,13 @@ def test_timeout_covers_the_running_and_the_last_evaluation_together() -> None:
     core.due(9.0)
     core.update("b", message("b", 2), 4, 9.5)
     assert core.due(10.0) == [StopClients()]
-    assert core.evaluated(1, 0.5, 0.7, 14.0)[-1] == Evaluate(2)
-    assert core.due(15.0)[-1] == Finish("after")
-
-    core, _ = started(
-        stop=StopConditions(after=10.0), evaluate_every=9.0, last_evaluation=LastEvaluation(timeout=5.0)
-    )
-    core.update("a", message("a", 1), 4, 1.0)
-    core.due(9.0)
-    core.update("b", message("b", 2), 4, 9.5)
-    core.due(10.0)
-    note = "the last 2 models were not evaluated: the run waits no longer"
-    assert Log(events.Note(10.0, note)) in core.due(15.0)
+    if first_is_done:
+        assert core.evaluated(1, 0.5, 0.7, 14.0)[-1] == Evaluate(2)
+    left = "model was" if first_is_done else "2 models were"
+    done = core.due(15.0)
+    note = f"the last {left} not evaluated: the run waits no longer"
+    assert Log(events.Note(10.0, note)) in done
+    assert done[-1] == Finish("after")
 
 
 def test_evaluations_after_the_run_are_all_done_without_a_timeout() -> None:

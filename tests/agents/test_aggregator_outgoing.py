@@ -24,6 +24,7 @@ def test_each_client_gets_one_model_and_one_request_per_instant(
         outgoing.request(RequestUpdate(client, "pull"))
     if broadcast:
         outgoing.broadcast()
+    assert outgoing.is_empty == (not (sends or requests or broadcast))
     newest = {client: Send(client, lr=float(number)) for number, client in enumerate(sends)}
     pulls = [RequestUpdate(client, "pull") for client in dict.fromkeys(requests)]
     assert outgoing.pop_all() == (broadcast, [newest[c] for c in dict.fromkeys(sends)], pulls)

@@ -98,9 +98,10 @@ _FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no samples": ({"samples": 0}, "0 samples, expected at least 1"),
     "many samples": ({"samples": 2**63}, "sequence, samples or steps are above"),
-    "less than no step": ({"steps": -1}, "-1 steps"),
+    "less than no step": ({"steps": -1}, "-1 steps, expected at least 0"),
     "no effective steps": ({"effective_steps": 0.0}, "0 effective steps"),
     "many effective steps": ({"effective_steps": 1e12 + 1}, "effective steps, expected above 0"),
+    "endless effective steps": ({"effective_steps": math.inf}, "inf effective steps"),
     "effective steps that are none": ({"effective_steps": math.nan}, "nan effective steps"),
     "a loss that is no float32": ({"loss": -1e39}, "loss -1e+39"),
 }
@@ -117,7 +118,8 @@ def test_invalid_field_is_reported(fields: dict[str, Any], problem: str) -> None
     "fields",
     [
         *({"steps": 0}, {"samples": 1}, {"samples": 2**63 - 1}),
-        *({"loss": math.nan}, {"loss": math.inf}, {"effective_steps": 1e12}),
+        *({"loss": math.nan}, {"loss": math.inf}, {"loss": 3.4e38}),
+        *({"effective_steps": 1e-300}, {"effective_steps": 1e12}),
     ],
     ids=str,
 )
@@ -212,9 +214,10 @@ def test_compressed_model_is_expanded_relative_to_its_base(kind: Kind, base: Vec
         (compressed(np.zeros(4, np.float32)), "another model: 4 parameters, expected 3"),
         (huge(), "out of range"),
         (compressed(_W, indices=np.array([0, 1, 3], np.uint32)), "indices must ascend"),
+        (compressed(_W, indices=np.array([0, 1, 1], np.uint32)), "indices must ascend"),
         (compressed(np.array([0, np.inf, 0], np.float32)), "not finite"),
     ],
-    ids=["no base", "too long", "huge", "forged", "not finite"],
+    ids=["no base", "too long", "huge", "above the last", "repeated", "not finite"],
 )
 def test_compressed_update_that_cannot_be_expanded_is_rejected(
     found: UpdateMessage, problem: str

@@ -38,6 +38,7 @@ RECEIVE = """
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("", 5999)); s.settimeout({seconds})
 print("ready", flush=True)
+input()
 try: print(s.recvfrom(9)[1][0])
 except TimeoutError: print("nothing")
 """
@@ -72,21 +73,22 @@ class Namespaces:
 
     def popen(self, name: str, *command: str) -> subprocess.Popen[str]:
         inside = ["nsenter", "-t", str(self.pids[name]), "-n", *command]
-        return subprocess.Popen(inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(inside, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def run(self, name: str, *command: str) -> str:
         process = self.popen(name, *command)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 0, f"{command}: {err}"
         return out
 
-    def reaches(self, sender: str, receiver: str, *, seconds: float = 1.0) -> bool:
-        """Whether a datagram of `sender` arrives at `receiver`."""
+    def reaches(self, sender: str, receiver: str, *, seconds: float = 120) -> bool:
+        """Whether a datagram of `sender` arrives at `receiver`, within `seconds` of being sent."""
         listening = self.popen(receiver, sys.executable, "-c", RECEIVE.format(seconds=seconds))
         assert listening.stdout is not None
         assert listening.stdout.readline() == "ready\n"
         self.run(sender, sys.executable, "-c", SEND.format(to=ADDRESSES[receiver]))
-        out, _ = listening.communicate(timeout=20)
+        out, _ = listening.communicate("sent\n", timeout=120)
         return out.strip() != "nothing"
 
 
@@ -131,7 +133,7 @@ def test_process_on_another_bridge_is_refused(namespaces: Namespaces) -> None:
     elsewhere = namespaces.add("elsewhere")
     end = Endpoint(elsewhere, MACS["d-1"], ADDRESSES["d-1"])
     process = namespaces.popen("bridge", sys.executable, "-m", "agents.node.isolation", "br0", str(end))
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"process {elsewhere} is not on br0" in err
 

@@ -54,14 +54,6 @@ def test_model_is_trained_and_answered_after_the_think_time() -> None:
     )
 
 
-def test_each_training_gets_the_next_sequence_number() -> None:
-    client = _client()
-    for sequence in (1, 2, 3):
-        assert client.on_model(_model(sequence), at=0) == [Train(_model(sequence), sequence)]
-        client.on_trained(_trained(at=300))
-        client.on_thought(at=300)
-
-
 def test_newest_received_model_is_trained_next() -> None:
     client = _client()
     client.on_model(_model(1), at=0)

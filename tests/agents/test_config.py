@@ -20,25 +20,10 @@ EXAMPLES: list[Any] = [
             client="a",
             seed=7,
             rule=config.Named("fedbuff", {"buffer_size": 3}),
-            local=config.LocalTraining(steps=5, clip=1.0),
+            local=config.LocalTraining(steps=5, lr_by_step=config.Schedule(over=5, shape="cosine")),
             steps=[config.Named("compression", {"kind": "topk", "params": {"share": 0.1}})],
             think=config.DrawnDuration("uniform", {"low": 0.1, "high": 0.2}),
             timing=config.DrawnDuration("trace", {"values": [0.1, 0.2]}),
-        ),
-        broker=BROKER,
-        task=TASK,
-        shard="/data/a",
-        threads=1,
-        parameters=650,
-        memory="/memory",
-    ),
-    config.ClientConfig(
-        setup=config.ClientSetup(
-            run="r",
-            client="a",
-            seed=7,
-            rule=config.Named("fedasync", {}),
-            local=config.LocalTraining(epochs=1, lr_by_step=config.Schedule(over=5, shape="cosine")),
         ),
         broker=BROKER,
         task=TASK,
@@ -69,18 +54,6 @@ EXAMPLES: list[Any] = [
         broker=BROKER,
         data_address="server",
         link=LINK,
-        probed=LINK,
-        client_config="/config",
-        isolated="/isolated",
-        turns="/turns",
-        user=1000,
-    ),
-    config.DeviceConfig(
-        run="r",
-        device="a",
-        broker=BROKER,
-        data_address="server",
-        link=None,
         probed=None,
         client_config="/config",
         isolated="/isolated",
@@ -137,7 +110,7 @@ def test_invalid_configurations_are_refused(values: Any, complaint: str) -> None
 
 
 def test_unknown_and_missing_fields_of_a_nested_part_are_named() -> None:
-    values = dataclasses.asdict(EXAMPLES[2])
+    values = dataclasses.asdict(EXAMPLES[1])
     values["stop"]["never"] = 1
     with pytest.raises(ValueError, match=r"AggregatorConfig has no field stop\.never"):
         config.from_dict(config.AggregatorConfig, values)

@@ -37,6 +37,6 @@ def test_process_detects_that_it_was_stopped_by_a_signal() -> None:
             watched.send_signal(signal.SIGSTOP)
             time.sleep(4.0)
             watched.send_signal(signal.SIGCONT)
-            assert 3.5 < float(watched.stdout.readline()) < 10
+            assert float(watched.stdout.readline()) > 3.5
         finally:
             watched.kill()

@@ -196,19 +196,6 @@ def written(folder: Path) -> list[events.Record]:
     return list(events.read(folder / "events.jsonl"))
 
 
-def test_input_that_was_not_synced_is_lost_without_a_trace(tmp_path: Path) -> None:
-    """It was not acknowledged either, so its client sends it again."""
-    durable = begun(tmp_path / "run")
-    durable.handle(arrival("a"))
-    durable = again(durable, tmp_path / "run")
-    assert not dealt_with(durable, "a", 1)
-    durable.handle(arrival("a"))
-    durable.handle(arrival("b"))
-    durable.sync()
-    assert sum(isinstance(r, events.UpdateApplied) for r in written(tmp_path / "run")) == 2
-    durable.close()
-
-
 def test_synced_input_survives_and_is_not_applied_twice(tmp_path: Path) -> None:
     """Whether or not the acknowledgement got out; an update in the rule's buffer, too."""
     durable = begun(tmp_path / "run")
@@ -282,23 +269,6 @@ def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> 
     recovered.close()
 
 
-@pytest.mark.parametrize("torn", [1, 20, 90])
-def test_torn_log_entry_is_ignored(torn: int, tmp_path: Path) -> None:
-    durable = begun(tmp_path / "run")
-    log = tmp_path / "run" / "state" / "aggregator" / "inputs.bin"
-    whole = log.stat().st_size
-    durable.handle(arrival("a"))
-    durable.sync()
-    os.truncate(log, whole + torn)
-    durable = again(durable, tmp_path / "run")
-    assert not dealt_with(durable, "a", 1)
-    durable.handle(arrival("a"))
-    durable.sync()
-    durable = again(durable, tmp_path / "run")
-    assert dealt_with(durable, "a", 1)
-    durable.close()
-
-
 @pytest.mark.parametrize("lost", [1, 60, 600])
 def test_journal_behind_the_log_is_completed(lost: int, tmp_path: Path) -> None:
     durable = begun(tmp_path / "run")
@@ -367,17 +337,19 @@ def test_log_larger_than_the_checkpoint_triggers_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This bounds the disk space and the recovery time. A recording keeps everything."""
+    for sync in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, sync, lambda _: None)
     monkeypatch.setattr(durability, "_LEAST_LOG", 20_000)
     for kept in ("update", "recording"):
         folder, record = tmp_path / kept, kept == "recording"
         durable = begun(folder, durability=kept)
-        for at in range(1, 3000):
+        for at in range(1, 1200):
             durable.handle(inputs.InstantOver(at))
             durable.sync()
         log = folder / "inputs.bin" if record else folder / "state" / "aggregator" / "inputs.bin"
         assert (log.stat().st_size > 60_000) == record
         durable = again(durable, folder, durability=kept)
-        assert durable.at == 2999
+        assert durable.at == 1199
         durable.close()
 
 

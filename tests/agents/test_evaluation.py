@@ -98,7 +98,7 @@ def test_evaluations_run_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Quadratic, "correct", lambda *_: found.append(niceness()))
     done: Future[Future[Evaluation]] = Future()
     Evaluator(task, task.shards()[0], done.set_result).submit(7, np.zeros(1, np.float32))
-    evaluation = done.result(timeout=10).result()
+    evaluation = done.result(timeout=120).result()
     assert (evaluation.version, evaluation.loss) == (7, 0.5)
     assert found == [19]
     assert niceness() == before
@@ -125,7 +125,7 @@ def test_kept_models_are_evaluated_after_the_release_in_order() -> None:
     assert (read, done.empty()) == ([], True)
     evaluator.release()
     evaluator.submit(9, w)
-    found = [done.get(timeout=10).result() for _ in range(4)]
+    found = [done.get(timeout=120).result() for _ in range(4)]
     losses = [(each.version, each.loss) for each in found]
     assert losses == [(1, 0.5), (3, 2.0), (5, 8.0), (9, 0.0)]
     assert read == [1, 3, 5]
@@ -140,7 +140,7 @@ def test_unreadable_kept_model_is_an_error(tmp_path: Path) -> None:
 
     Evaluator(task, task.shards()[0], done.put, kept=gone).submit_kept(1)
     with pytest.raises(FileNotFoundError):
-        done.get(timeout=10).result()
+        done.get(timeout=120).result()
 
 
 def test_evaluations_can_use_reserved_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +154,6 @@ def test_evaluations_can_use_reserved_cpus(monkeypatch: pytest.MonkeyPatch) -> N
     done: Future[Future[Evaluation]] = Future()
     evaluator = Evaluator(task, task.shards()[0], done.set_result, cpus=[max(mine)])
     evaluator.submit(7, np.zeros(1, np.float32))
-    assert done.result(timeout=10).result().loss == 0.5
+    assert done.result(timeout=120).result().loss == 0.5
     assert found == [({max(mine)}, 1)]
     assert (os.sched_getaffinity(0), torch.get_num_threads()) == (mine, threads)

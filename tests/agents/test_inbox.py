@@ -53,7 +53,7 @@ def test_connection_waiting_for_space_can_be_closed() -> None:
     waiting = threading.Thread(target=inbox.receive, args=(LARGE,))
     waiting.start()
     inbox.close()
-    waiting.join(30)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert inbox.drain(0.0) == [LARGE]
 
@@ -71,5 +71,5 @@ def test_nobody_waits_for_longer_than_the_timeout() -> None:
 
     thread = threading.Thread(target=wait_often, daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(120)
     assert not thread.is_alive()

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from agents.config import AccessLink
 from agents.device import link
 from agents.wire.messages import CgroupLimits
 from tests.conftest import unavailable
@@ -37,45 +36,7 @@ FOUR_ERRORS = 4.0
 
 Measured = dict[tuple[str, str], Any]
 
-GOLDEN = """\
-tc qdisc replace dev eth0 root handle 1: tbf rate 2000000bit burst 1514 limit 50000 \
-peakrate 200000000000bit mtu 1514
-tc qdisc replace dev eth0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
-1.000000% rate 100000000000bit
-tc qdisc replace dev eth0 parent 10:1 handle 100: bfifo limit 50000
-ip link add ifb0 type ifb
-ip link set ifb0 up
-tc qdisc add dev eth0 handle ffff: ingress
-tc filter add dev eth0 parent ffff: protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0
-tc qdisc replace dev ifb0 root handle 1: tbf rate 100000000000bit burst 25000000 limit 2500000000 \
-peakrate 200000000000bit mtu 1514
-tc qdisc replace dev ifb0 parent 1:1 handle 10: netem limit 10000000 delay 40000us 5000us loss \
-1.000000% rate 100000000000bit
-tc qdisc replace dev ifb0 parent 10:1 handle 100: bfifo limit 2500000000
-"""
-
-
-def test_netem_commands_of_a_link() -> None:
-    """A rate that is not asked is lifted, so that each way has a tbf for netem to be the child of."""
-    asked = AccessLink(up=2_000_000, rtt=0.080, jitter=0.005, loss=0.01)
-    made = link.commands(asked, "eth0", netem=True)
-    assert "".join(" ".join(command) + "\n" for command in made) == GOLDEN
-
-
-def test_change_only_runs_the_commands_it_needs() -> None:
-    before = AccessLink(up=2_000_000)
-    delays = link.commands(AccessLink(up=2_000_000, rtt=0.080), "eth0", before, netem=True)
-    assert [command[4:10:5] for command in delays] == [["eth0", "netem"], ["ifb0", "netem"]]
-    rates = link.commands(AccessLink(up=1_000_000), "eth0", before, netem=True)
-    assert [command[4] for command in rates] == ["eth0", "eth0"]
-    assert link.commands(before, "eth0", before, netem=True) == []
-
-
-def test_jitter_that_netem_cannot_make_is_refused() -> None:
-    with pytest.raises(
-        link.LinkError, match=r"jitter is 3 s, but netem supports only values below 2\.1 s"
-    ):
-        link.commands(AccessLink(rtt=8.0, jitter=3.0), "eth0", netem=True)
+pytestmark = pytest.mark.hosts
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +34,7 @@ from agents.rules.interface import (
 from agents.timing.nanoseconds import from_seconds
 from agents.wire import payloads
 from agents.wire.payloads import Encoded, ModelMessage, WireError
-from tests.agents.helpers import COMPRESSED, Core, done, make_core, message, of, records
+from tests.agents.helpers import COMPRESSED, Core, done, joined, make_core, message, of, records, split
 
 W = np.array([1.5, -2.0, 0.1], np.float32)
 CONTROL = np.array([3.0, 4.0], np.float32)
@@ -91,14 +89,6 @@ def test_plain_size_counts_vectors_as_float32() -> None:
     assert payloads.plain_size(packed, 3, {"control": 2}) == len(payloads.encode(plain))
 
 
-def _changed(payload: bytes, change: Any) -> bytes:
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(payload[8 : 8 + length])
-    change(header)
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + payload[8 + length :]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -114,9 +104,10 @@ def _changed(payload: bytes, change: Any) -> bytes:
 )
 def test_invalid_headers_of_vectors_are_refused(change: Any) -> None:
     for one, decode in ((MODEL, payloads.decode_model), (UPDATE, payloads.decode_update)):
-        whole = payloads.encode(dataclasses.replace(one, vectors={"control": CONTROL}))
+        header, data = split(payloads.encode(dataclasses.replace(one, vectors={"control": CONTROL})))
+        change(header)
         with pytest.raises(WireError):
-            decode(_changed(whole, change))
+            decode(joined(header, data))
 
 
 def test_vector_both_whole_and_encoded_is_refused() -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from agents.aggregator import actions as act
 from agents.aggregator.pending_messages import PendingMessages
-from agents.mqtt import chunks
 from agents.mqtt.topics import Topics
 from agents.rules.interface import RequestUpdate, Server
 from agents.wire import messages, payloads
@@ -42,15 +41,6 @@ def test_dispatch_keeps_the_model_as_it_was_when_the_rule_changes_it_in_place() 
     assert (second.version, second.dispatch, second.lr, second.acknowledged) == (1, 2, 0.5, 7)
     assert (second.waiting, second.lost) == ((3,), (4, 5))
     assert (third.dispatch, third.lr, third.acknowledged) == (3, None, 0)
-
-
-def test_dispatches_of_a_version_share_the_body_of_a_large_model() -> None:
-    pending = _pending_messages(np.zeros(chunks.CHUNK_BYTES, np.float32))
-    for number, client in enumerate("ab", start=1):
-        pending.add_model(act.Dispatch(client, 0, number))
-    (_, first), (_, second) = pending.waiting
-    assert first[0] != second[0]
-    assert all(one is other for one, other in zip(first[1:], second[1:], strict=True))
 
 
 def test_requests_leave_in_order_on_the_client_s_topic() -> None:

@@ -86,20 +86,6 @@ def test_client_whose_update_was_lost_is_sent_the_model_again() -> None:
     assert server.version == 1
 
 
-def test_outdated_report_changes_nothing() -> None:
-    """The update of a arrives after a was asked: the answer is older than the model that it is sent."""
-    core, _ = started()
-    reconnected(core)
-    core.update("a", message("a", 1), 4, 5.5)
-    assert reported(core, "a", 0, 6.0) == []
-
-
-def test_client_that_is_ready_again_without_an_absence_is_asked_for_a_report() -> None:
-    core, _ = started()
-    done = core.status("a", "ready", 4.0)
-    assert of(act.AskForReport, done) == [act.AskForReport("a", 1)]
-
-
 def test_each_report_answers_its_own_request() -> None:
     """a is asked twice, and gets a model in between, which its first answer cannot know of. Once more
     asked, it has not got that model."""

@@ -19,14 +19,12 @@ from agents.aggregator.main import Aggregator
 from agents.client import core
 from agents.client.main import ClientProcess
 from agents.config import (
-    AggregatorConfig,
     BrokerAccess,
     ClientConfig,
     ClientSetup,
     LocalTraining,
     Named,
     RouterConfig,
-    StopConditions,
 )
 from agents.device.delayline import Impairment
 from agents.device_actions import Disconnect, SetLink
@@ -37,13 +35,12 @@ from agents.pipeline.secure.settings import SecureRun
 from agents.router.main import Router
 from agents.tasks.quadratic import Quadratic
 from agents.wire import messages, payloads
-from tests.agents.helpers import message, secure_step
+from tests.agents.helpers import aggregator_config, message, secure_step, stand_still
 
 LOGIN = BrokerAccess("localhost", 1883, "a", "")
 NAMES = Topics("r")
 TRAINER = SimpleNamespace(fits=False)
 """A trainer that trains nothing."""
-TASK = Named("quadratic", {"centers": [[1.0]]})
 
 
 @dataclass
@@ -78,36 +75,13 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
 
 
 @pytest.fixture
-def shard(tmp_path: Path) -> str:
-    path = tmp_path / "shard"
-    shards.save(Quadratic(((1.0,),)).shards()[0], path)
-    return str(path)
-
-
-@pytest.fixture
 def rule() -> Named:
     return Named("fedasync", {})
 
 
 @pytest.fixture
-def aggregator(connection: Connection, shard: str, tmp_path: Path, rule: Named) -> Iterator[Aggregator]:
-    (tmp_path / "models").mkdir()
-    stop = StopConditions(after=10.0)
-    made = Aggregator(
-        AggregatorConfig(
-            run="r",
-            broker=LOGIN,
-            task=TASK,
-            rule=rule,
-            clients={"a": 1.0},
-            evaluate_every=1.0,
-            stop=stop,
-            seed=1,
-            test_set=shard,
-            run_directory=str(tmp_path),
-            threads=1,
-        )
-    )
+def aggregator(connection: Connection, tmp_path: Path, rule: Named) -> Iterator[Aggregator]:
+    made = Aggregator(aggregator_config(tmp_path, rule=rule))
     yield made
     made._durable.close()
 
@@ -133,7 +107,7 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
 
     def sync(file: int) -> None:
         syncs.append(file)
-        is_busy.wait(10)
+        is_busy.wait(120)
 
     monkeypatch.setattr(os, "fdatasync", sync)
     for text in ("first", "second"):
@@ -144,7 +118,7 @@ def test_models_are_sent_only_after_their_inputs_are_on_the_disk(
     is_busy.set()
     for count in (1, 2):
         assert aggregator._writing is not None
-        aggregator._writing.result(10)
+        aggregator._writing.result(120)
         aggregator._commit()
         assert len(connection.published) == events_file.read_text().count('"event":"note"') == count
     assert aggregator._writing is None
@@ -193,8 +167,10 @@ def test_timer_of_the_rule_fires_before_its_instant_ends(
 
 
 def test_aggregator_refuses_invalid_messages_and_continues(
-    aggregator: Aggregator, capsys: pytest.CaptureFixture[str]
+    aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    stand_still(monkeypatch)
+
     def say(topic: str, payload: bytes) -> None:
         aggregator._receive(ReceivedMessage(topic, payload, 0))
 
@@ -232,14 +208,24 @@ def test_aggregator_refuses_invalid_messages_and_continues(
     assert 0 < (aggregator._durable._directory / "events.jsonl").stat().st_size - size < 50_000
 
 
-def _setup(*steps: Named) -> ClientSetup:
-    rule = Named("fedbuff", {})
-    return ClientSetup(run="r", client="a", seed=1, rule=rule, local=LocalTraining(steps=1), steps=steps)
+def _client(tmp_path: Path, *steps: Named, parameters: int = 1) -> ClientProcess:
+    shards.save(Quadratic(((1.0,),)).shards()[0], tmp_path / "shard")
+    rule, local = Named("fedbuff", {}), LocalTraining(steps=1)
+    return ClientProcess(
+        ClientConfig(
+            setup=ClientSetup(run="r", client="a", seed=1, rule=rule, local=local, steps=steps),
+            broker=LOGIN,
+            task=Named("quadratic", {"centers": [[1.0]]}),
+            shard=str(tmp_path / "shard"),
+            threads=1,
+            parameters=parameters,
+        )
+    )
 
 
 def test_client_refuses_invalid_messages_and_continues(
     connection: Connection,
-    shard: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -249,16 +235,7 @@ def test_client_refuses_invalid_messages_and_continues(
         return TRAINER
 
     monkeypatch.setattr("agents.client.main._trainer", while_it_starts)
-    client = ClientProcess(
-        ClientConfig(
-            setup=_setup(),
-            broker=LOGIN,
-            task=TASK,
-            shard=shard,
-            threads=1,
-            parameters=1,
-        )
-    )
+    client = _client(tmp_path)
     assert [payload for _, payload in connection.published] == [b"joining", b"ready"]
     connection.sink(ReceivedMessage(NAMES.broadcast, b"model", 1))
     came = [client._inbox.get(), client._inbox.get()]
@@ -295,7 +272,7 @@ def test_client_refuses_invalid_messages_and_continues(
 
 def test_client_with_secure_aggregation_bounds_its_payloads(
     connection: Connection,
-    shard: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -312,16 +289,7 @@ def test_client_with_secure_aggregation_bounds_its_payloads(
         bits=16,
         timeout=60.0,
     )
-    client = ClientProcess(
-        ClientConfig(
-            setup=_setup(secure_step(secure)),
-            broker=LOGIN,
-            task=TASK,
-            shard=shard,
-            threads=1,
-            parameters=1001,
-        )
-    )
+    client = _client(tmp_path, secure_step(secure), parameters=1001)
     # 64 KiB of header and its length; a share is of 501 words, with head and seal.
     assert connection.options["largest"] == {"model": 65_544 + 4 * 1001, "share": 12 + 4 * 501 + 28}
     assert connection.published[1][0] == NAMES.key("a")

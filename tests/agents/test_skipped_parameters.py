@@ -18,6 +18,7 @@ from agents.models.flat import FlatModule, initial
 from agents.shards import Shard
 from agents.tasks.interface import Task
 from testbed.virtual.stacked_training import BatchTrainer, Job
+from tests.agents.test_training import torch_optimizer
 
 _RNG = np.random.default_rng(5)
 SHARD = Shard(_RNG.normal(size=(40, 4)).astype(np.float32), _RNG.integers(0, 2, 40))
@@ -78,18 +79,24 @@ LOCALS = {
 }
 
 
+def job_of(task: Task, local: LocalTraining, seed: int) -> Job:
+    """A client's training in virtual time, on all samples."""
+    return Job(
+        start=initial(task.model()),
+        indices=np.arange(len(SHARD)),
+        local=local,
+        lr=local.lr,
+        steps=12,
+        rng=lambda: np.random.default_rng(seed),
+    )
+
+
 def torchs(
     local: LocalTraining, module: nn.Module, rng: np.random.Generator
 ) -> tuple[np.ndarray, set[str]]:
     """Return the result of plain PyTorch, and the parameters that it skipped in some steps but not in
     all."""
-    if local.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            module.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay
-        )
-    else:
-        kind = torch.optim.AdamW if local.optimizer == "adamw" else torch.optim.Adam
-        optimizer = kind(module.parameters(), local.lr, weight_decay=local.weight_decay)
+    optimizer = torch_optimizer(local, module)
     order = batches(len(SHARD), local, rng)
     seen: dict[str, set[bool]] = {name: set() for name, _ in module.named_parameters()}
     for _ in range(local.count(len(SHARD))):
@@ -139,17 +146,7 @@ def test_parameters_without_gradient_are_skipped_in_virtual_time(
     own = Trainer(task, SHARD, settings)
     before = torch.get_rng_state()
     for count in (1, 20):
-        jobs = [
-            Job(
-                start=start,
-                indices=np.arange(len(SHARD)),
-                local=settings,
-                lr=settings.lr,
-                steps=12,
-                rng=lambda seed=seed: np.random.default_rng(seed),  # type: ignore[misc]
-            )
-            for seed in range(count)
-        ]
+        jobs = [job_of(task, settings, seed) for seed in range(count)]
         for seed, result in enumerate(trainer.run(jobs)):
             expected = own.train(start, np.random.default_rng(seed))
             np.testing.assert_array_equal(result.end, expected.end)
@@ -165,15 +162,7 @@ def test_zero_gradient_without_decay_and_momentum_allows_stacking() -> None:
     task = Partial()
     local = LocalTraining(steps=12, batch_size=8, lr=0.1)
     start = initial(task.model())
-    job = Job(
-        start=start,
-        indices=np.arange(len(SHARD)),
-        local=local,
-        lr=0.1,
-        steps=12,
-        rng=lambda: np.random.default_rng(1),
-    )
-    results = BatchTrainer(task, SHARD).run([job] * 20)
+    results = BatchTrainer(task, SHARD).run([job_of(task, local, seed=1)] * 20)
     expected, _ = torchs(local, task.model(), np.random.default_rng(1))
     np.testing.assert_allclose(results[7].end, expected, atol=1e-6)
     np.testing.assert_array_equal(results[7].end[-12:], start[-12:])

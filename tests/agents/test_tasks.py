@@ -34,16 +34,19 @@ CENTERS = ((1.0, -2.0), (3.0, 0.0), (5.0, 2.0))
     ],
 )
 def test_a_classifier_scores_ten_classes(name: str, shape: tuple[int, ...], parameters: int) -> None:
+    """On torch's `meta` device, too, which like a GPU takes no tensor of the CPU."""
     task = TASKS[name]()
     model = task.model()
-    outputs = model(torch.rand(4, *shape))
-    y = torch.tensor([1, 2, 3, 4])
-    correct = task.correct(outputs, y)
-    assert outputs.shape == (4, 10)
-    assert task.loss(outputs, y).shape == (4,)
-    assert correct is not None
-    assert correct.shape == (4,)
     assert FlatModule(model).w.shape == (parameters,)
+    for device in ("cpu", "meta"):
+        outputs = model.to(device)(torch.rand(4, *shape, device=device))
+        y = torch.tensor([1, 2, 3, 4], device=device)
+        loss, correct = task.loss(outputs, y), task.correct(outputs, y)
+        assert correct is not None
+        assert (outputs.shape, loss.shape, correct.shape) == ((4, 10), (4,), (4,))
+        assert correct.device.type == device
+    loss.mean().backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.is_meta for _, p in learned(model))
 
 
 def test_images_are_scaled_as_the_task_says() -> None:
@@ -159,27 +162,3 @@ def test_centers_must_have_one_dimension_and_one_per_client() -> None:
 def test_task_with_a_dataset_has_no_shards() -> None:
     with pytest.raises(LookupError, match="learns from the dataset digits"):
         TASKS["digits-logreg"]().shards()
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("cifar10-cnn", (3, 32, 32)),
-        ("cifar10-cnn-defedavg", (3, 32, 32)),
-        ("cifar10-cnn-mcmahan", (3, 32, 32)),
-        ("cifar10-resnet18", (3, 32, 32)),
-        ("digits-logreg", (8, 8)),
-        ("mnist-cnn", (28, 28)),
-    ],
-)
-def test_tasks_compute_on_the_device_of_model_and_data(name: str, shape: tuple[int, ...]) -> None:
-    """It computes on torch's `meta` device, which like a GPU takes no tensor of the CPU."""
-    task = TASKS[name]()
-    model = task.model().to("meta")
-    y = torch.zeros(2, dtype=torch.int64, device="meta")
-    outputs = model(torch.zeros(2, *shape, device="meta"))
-    task.loss(outputs, y).mean().backward()  # type: ignore[no-untyped-call]
-    correct = task.correct(outputs, y)
-    assert correct is not None
-    assert correct.is_meta
-    assert all(p.grad is not None and p.grad.is_meta for _, p in learned(model))

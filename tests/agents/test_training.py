@@ -43,7 +43,7 @@ def _train(local: LocalTraining, task: Task | None = None, seed: int = 1) -> np.
     return trainer.train(START, np.random.default_rng(seed)).end - START
 
 
-def _torchs(local: LocalTraining, module: nn.Module) -> torch.optim.Optimizer:
+def torch_optimizer(local: LocalTraining, module: nn.Module) -> torch.optim.Optimizer:
     """torch's own optimizer with these settings."""
     if local.optimizer == "sgd":
         return torch.optim.SGD(
@@ -58,7 +58,7 @@ def _reference(local: LocalTraining, l2: float, steps: int, seed: int = 1) -> np
     """The reference: a plain module, autograd of the whole loss, and torch.optim.SGD."""
     module = Tiny().model()
     start = [p.detach().clone() for p in module.parameters()]
-    optimizer = _torchs(local, module)
+    optimizer = torch_optimizer(local, module)
     order = batches(10, local, np.random.default_rng(seed))
     x, y = torch.from_numpy(SHARD.x) * 0.5, torch.from_numpy(SHARD.y)
     for step in range(steps):
@@ -276,14 +276,6 @@ def test_steps_by_local_settings(local: LocalTraining, steps: int) -> None:
     assert trainer.train(START, np.random.default_rng(0)).steps == steps
 
 
-def test_an_epoch_sees_every_sample_once() -> None:
-    order = batches(10, LocalTraining(batch_size=4), np.random.default_rng(0))
-    for _ in range(2):
-        epoch = [next(order) for _ in range(3)]
-        assert [len(batch) for batch in epoch] == [4, 4, 2]
-        assert sorted(torch.cat(epoch).tolist()) == list(range(10))
-
-
 BATCHES = [
     ("keep", {1: [1], 3: [3], 4: [4], 5: [4, 1], 9: [4, 4, 1]}),
     ("drop", {1: [], 3: [], 4: [4], 5: [4], 9: [4, 4]}),
@@ -395,16 +387,6 @@ def test_model_that_does_not_fit_a_flat_vector_is_refused(module: nn.Module, tol
         FlatModule(module)
     with pytest.raises(ValueError, match=told):
         initial(module)
-
-
-def test_flat_vector_leaves_out_frozen_parameters() -> None:
-    trainer = Trainer(Tiny(), SHARD, LocalTraining(steps=3), InitialModel(frozen=("0.weight",)))
-    module = trainer.flat.module
-    frozen = module[0].weight.clone()  # type: ignore[index]
-    assert trainer.flat.w.numel() == 23 - 12
-    end = trainer.train(initial(module), np.random.default_rng(1)).end
-    assert end.shape == (11,)
-    assert torch.equal(module[0].weight, frozen)  # type: ignore[index]
 
 
 def test_schema_hash_distinguishes_models() -> None:

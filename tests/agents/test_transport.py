@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTErrorCode
@@ -60,7 +61,7 @@ class Peer:
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
-        made.settimeout(30)
+        made.settimeout(120)
         yield made
 
 
@@ -68,12 +69,13 @@ def listener() -> Iterator[socket.socket]:
 def connected(
     listener: socket.socket,
     sink: Callable[[ReceivedMessage], None],
-    will: tuple[str, bytes] | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Connection, Peer]]:
-    """A connection that has subscribed, and its peer."""
+    """A connection that has subscribed, and its peer. It comes back a second after it is lost."""
     port = listener.getsockname()[1]
     broker = BrokerAccess("127.0.0.1", port, "me", "secret")
-    with closing(Connection(broker, ["x"], sink, will=will)) as connection:
+    with closing(Connection(broker, ["x"], sink, **options)) as connection:
+        connection._paho.reconnect_delay_set(1, 1)
         connection._paho.connect_async("127.0.0.1", port)
         connection._paho.loop_start()
         peer = Peer(listener)
@@ -82,21 +84,8 @@ def connected(
         peer.socket.close()
 
 
-def test_messages_keep_their_order_across_a_reconnect(
-    listener: socket.socket,
-) -> None:
-    connection = Connection(
-        BrokerAccess("127.0.0.1", listener.getsockname()[1], "me", "secret"), ["x"], lambda _: None
-    )
-    paho = connection._paho
-    paho.reconnect_delay_set(1, 1)
-    with closing(connection):
-        paho.connect_async("127.0.0.1", listener.getsockname()[1])
-        paho.loop_start()
-        first = Peer(listener)
-        first.read(CONNECT)
-        first.socket.sendall(CONNACK)
-        first.subscribed()
+def test_messages_keep_their_order_across_a_reconnect(listener: socket.socket) -> None:
+    with connected(listener, lambda _: None) as (connection, first):
         connection.publish("t", b"model")
         assert first.published() == b"model"  # and is never acknowledged
         first.socket.close()
@@ -161,16 +150,16 @@ def test_arrival_time_is_when_the_kernel_received_the_message(
 
     def sink(message: ReceivedMessage) -> None:
         arrived.put(message)
-        goes_on.wait(10)
+        goes_on.wait(120)
 
     with connected(listener, sink) as (_, peer):
         peer.socket.sendall(b"\x30\x04\x00\x01xA")
-        first = arrived.get(timeout=10)
+        first = arrived.get(timeout=120)
         peer.socket.sendall(b"\x30\x04\x00\x01xB")
         time.sleep(0.05)
         released = time.monotonic_ns()
         goes_on.set()
-        second = arrived.get(timeout=10)
+        second = arrived.get(timeout=120)
         assert (first.payload, second.payload) == (b"A", b"B")
         assert first.at < second.at < released
 
@@ -182,11 +171,7 @@ def test_large_messages_are_assembled_from_any_pieces_and_acknowledged(
     """One message, parts, repeated parts, and a topic that is longer than what is looked at; what a
     lost connection has left unfinished is of no matter to the next one."""
     arrived: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
-    port = listener.getsockname()[1]
     update = "testbed/r/update/a"
-    broker = BrokerAccess("127.0.0.1", port, "me", "secret")
-    connection = Connection(broker, ["x"], arrived.put, largest={"update": len(LARGE)})
-    connection._paho.reconnect_delay_set(1, 1)
     head, *shares = map(on_wire, chunks.split(LARGE, 70_000))
     sent = [
         ("model", LARGE[:32_800]),
@@ -197,21 +182,17 @@ def test_large_messages_are_assembled_from_any_pieces_and_acknowledged(
     ]
     expected = [LARGE[:32_800], LARGE, LARGE[:100_000], b"ready", LARGE]
     packets = [message(topic, payload, n) for n, (topic, payload) in enumerate(sent, start=1)]
-    with closing(connection):
-        connection._paho.connect_async("127.0.0.1", port)
-        connection._paho.loop_start()
-        for cut_short in (True, False):
-            peer = Peer(listener)
-            peer.welcome()
-            if cut_short:
-                peer.socket.sendall(packets[-1][:200_000])
-                peer.socket.close()
+    with connected(listener, arrived.put, largest={"update": len(LARGE)}) as (_, first):
+        first.socket.sendall(packets[-1][:200_000])
+        first.socket.close()
+        peer = Peer(listener)
+        peer.welcome()
         whole, dice = b"".join(packets), random.Random(1)  # noqa: S311
         while whole:
             count = len(whole) if pieces == "few" else dice.choice((1, 2, 30, 5_000, 200_000))
             peer.socket.sendall(whole[:count])
             whole = whole[count:]
-        assert [arrived.get(timeout=10).payload for _ in expected] == expected
+        assert [arrived.get(timeout=120).payload for _ in expected] == expected
         for number in range(1, len(packets) + 1):
             assert peer.read(PUBACK) == number.to_bytes(2, "big")
         peer.socket.close()
@@ -236,10 +217,10 @@ def test_large_message_over_a_slow_link_rarely_wakes_its_reader(
         for at in range(0, len(packet), 1_448):
             peer.socket.sendall(packet[at : at + 1_448])
             time.sleep(0.001)
-        assert arrived.get(timeout=10).payload == LARGE
+        assert arrived.get(timeout=120).payload == LARGE
         assert woken < len(LARGE) / 1_448 / 4
         peer.socket.sendall(message("status", b"ready", 2))
-        assert arrived.get(timeout=10).payload == b"ready"
+        assert arrived.get(timeout=120).payload == b"ready"
 
 
 def test_large_message_is_sent_whole_to_a_slow_broker(
@@ -254,6 +235,7 @@ def test_large_message_is_sent_whole_to_a_slow_broker(
         assert whole == payload
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("patient", [True, False])
 def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
     patient: bool, listener: socket.socket
@@ -261,7 +243,7 @@ def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
     """The broker publishes the will when a connection ends without a DISCONNECT. Two messages are in
     flight, each acknowledged half a second after the previous one: over a slow link a part of a model
     takes as long as the keep-alive allows."""
-    with connected(listener, lambda _: None, ("w", b"gone")) as (connection, peer):
+    with connected(listener, lambda _: None, will=("w", b"gone")) as (connection, peer):
         connection.publish("t", b"first")
         connection.publish("t", b"second")
         close = threading.Thread(target=connection.close, args=(0.3,), kwargs={"patient": patient})
@@ -272,7 +254,7 @@ def test_connection_is_dropped_for_the_will_if_the_goodbye_takes_too_long(
             time.sleep(0.5)
             with suppress(OSError):
                 peer.socket.sendall(b"\x40\x02" + packet[3:5])
-        close.join(10)
+        close.join(120)
         rest = b""
         with suppress(ConnectionResetError):  # dropped while an acknowledgement was unread
             rest = peer.socket.recv(100)

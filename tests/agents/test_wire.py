@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agents.models.buffers import Buffers
 from agents.wire import payloads
 from agents.wire.payloads import ModelMessage, WireError
-from tests.agents.helpers import message
+from tests.agents.helpers import joined, message, split
 
 VECTOR = np.array([1.5, -2.0, 0.1], np.float32)
 MODEL = ModelMessage(run="run", version=3, dispatch=17, schema="abc", vector=VECTOR)
@@ -67,13 +67,10 @@ def test_buffers_follow_the_vector_in_the_same_format() -> None:
 @pytest.mark.parametrize("count", [-1, 3, 2**70, "2", None, True])
 def test_buffers_with_invalid_sizes_are_refused(count: object) -> None:
     buffers = Buffers(np.array([0.5, -3.0], np.float32), np.array([1]))
-    payload = payloads.encode(dataclasses.replace(UPDATE, buffers=buffers))
-    (length,) = struct.unpack_from("<Q", payload)
-    header = json.loads(payload[8 : 8 + length])
+    header, data = split(payloads.encode(dataclasses.replace(UPDATE, buffers=buffers)))
     header["floats"]["shape"] = [count]
-    text = json.dumps(header).encode()
     with pytest.raises(WireError):
-        payloads.unpack(struct.pack("<Q", len(text)) + text + payload[8 + length :])
+        payloads.unpack(joined(header, data))
 
 
 def test_decoded_data_is_aligned_and_not_copied() -> None:
@@ -90,14 +87,8 @@ def test_strided_vector_is_sent_with_its_values() -> None:
     assert payloads.decode_model(payload).vector.tolist() == [0.0, 2.0, 4.0]
 
 
-def test_empty_vector_is_encoded_and_decoded() -> None:
-    payload = payloads.encode(dataclasses.replace(MODEL, vector=np.zeros(0, np.float32)))
-    assert payloads.decode_model(payload).vector.shape == (0,)
-
-
 def _payload(header: Any, data: bytes = VECTOR.tobytes()) -> bytes:
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + data
+    return joined(header, data)
 
 
 def _header(**changes: Any) -> dict[str, Any]:
@@ -126,6 +117,7 @@ def _header(**changes: Any) -> dict[str, Any]:
         (_payload(_header() | {"extra": {}}), "float32"),
         (_payload(_header() | {"__metadata__": ["protocol"]}), "map of strings"),
         (_payload(_header() | {"__metadata__": {"protocol": 1}}), "map of strings"),
+        (_payload(_header() | {"__metadata__": {"protocol": "2", "version": 1e999}}), "map of strings"),
         (_payload(_header() | {"__metadata__": {}}), "protocol None"),
         (_payload(_header() | {"__metadata__": {"protocol": "1"}}), "protocol '1', expected 2"),
         (_payload(_header()), "field run"),
@@ -135,13 +127,6 @@ def _header(**changes: Any) -> dict[str, Any]:
 def test_invalid_payloads_are_refused_with_the_reason(payload: bytes, complaint: str) -> None:
     with pytest.raises(WireError, match=complaint):
         payloads.decode_model(payload)
-
-
-def test_number_too_big_for_a_field_is_refused() -> None:
-    """1e999 is infinite to Python's JSON, and int() of that an OverflowError."""
-    header = {"__metadata__": {"protocol": "2", "run": "r", "version": 1e999}, "w": _header()["w"]}
-    with pytest.raises(WireError, match="map of strings"):
-        payloads.decode_model(_payload(header))
 
 
 @pytest.mark.parametrize(
@@ -204,12 +189,11 @@ def test_damaged_payload_is_valid_or_a_wire_error(
     position: int, put: bytes, field: str, value: Any
 ) -> None:
     payload = payloads.encode(UPDATE)
-    length = struct.unpack_from("<Q", payload)[0]
-    header = json.loads(payload[8 : 8 + length])
+    header, data = split(payload)
     header["__metadata__"][field] = value
     for damaged in (
         payload[:position] + put + payload[position + len(put) :],
-        _payload(header, payload[8 + length :]),
+        joined(header, data),
     ):
         try:
             payloads.decode_update(damaged)

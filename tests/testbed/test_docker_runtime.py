@@ -17,6 +17,7 @@ import pytest
 from docker.errors import APIError
 
 from agents.device_actions import Crash, Restart, SetCpu
+from agents.wire import messages
 from testbed import images
 from testbed.broker import BROKER
 from testbed.data import preparation
