@@ -243,13 +243,11 @@ def test_fedscales_clients_give_timing_or_cpu_with_their_link(traces: Path) -> N
         ("weight,cpu,cpu\n1,1,1\n", "survey.csv:1:12: the column 'cpu' occurs twice"),
         ("weight,cpu\n1,0.1\n-1,0.2\n", "survey.csv:3:1: weight: found '-1', expected a number"),
         ("weight,cpu\nnan,0.1\n", "survey.csv:2:1: weight: found 'nan'"),
-        ("weight,cpu\ninf,0.1\n", "survey.csv:2:1: weight: found 'inf'"),
         ("weight,cpu\n,0.1\n", "survey.csv:2:1: weight: found ''"),
         ("weight,cpu\n0,0.1\n0,0.2\n", "survey.csv:1:1: weight is 0 in all rows"),
         ("weight,cpu\n1,0.1,3\n", "survey.csv:2:1: found 3 cells, expected 2"),
         ("weight,cpu\n1,.nan\n", "survey.csv:2:3: cpu: found '.nan', expected a positive share"),
         ("weight,profile\n1,raspberry-pi-44\n", "survey.csv:2:3: profile: there is no device profile"),
-        ("weight,profile\n1,raspberry-pi-44\n", "did you mean raspberry-pi-4?"),
         ("weight,cpu,link\n1,0.1,ltee\n", "survey.csv:2:7: link.class: there is no link class"),
         ("weight,cpu,link.up\n1,0.1,fast\n", "survey.csv:2:7: link.up: found 'fast', expected a rate"),
         ("weight,cpu,link.speed\n1,0.1,4g\n", "survey.csv:2:7: link.speed: unknown key"),
@@ -299,10 +297,8 @@ def test_faulty_draw_is_refused_with_its_place(tmp_path: Path, draw: dict[str, A
     assert "fleet.yaml:" in message or "survey.csv:" in message
 
 
-def test_draw_of_no_devices_is_refused(tmp_path: Path) -> None:
-    assert "found 0, expected a whole number of devices from 1" in _error(
-        tmp_path, {"from": "survey.csv"}, count=0
-    )
+def test_group_without_devices_is_refused(tmp_path: Path) -> None:
+    assert "found 0, expected a whole number" in _error(tmp_path, {"from": "survey.csv"}, count=0)
 
 
 def test_device_that_exceeds_the_host_is_refused_with_its_row(tmp_path: Path) -> None:

@@ -119,13 +119,15 @@ def test_leftovers_of_a_killed_build_are_removed_by_the_next(
     assert [*cache.iterdir()] == [cache / "wheels"]
 
 
-def test_image_has_the_projects_torch_version() -> None:
-    pin = re.compile(r"torch==[\w.]+")
-    project = pin.search((images.FOLDER.parent / "pyproject.toml").read_text())
-    image = pin.search((images.FOLDER / "libraries/requirements.txt").read_text())
-    assert project is not None
-    assert image is not None
-    assert project[0] == image[0]
+def test_images_have_the_projects_torch_version_and_differ_in_its_build_alone() -> None:
+    plain, cuda = (
+        wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
+        for name in ("libraries", "libraries-cuda")
+    )
+    pin = re.search(r"torch==[\w.]+", (images.FOLDER.parent / "pyproject.toml").read_text())
+    assert pin is not None
+    assert pin[0] in plain
+    assert cuda == [line.replace("torch==", "torch===") for line in plain]
 
 
 @pytest.mark.parametrize(
@@ -184,15 +186,6 @@ def test_wheels_are_downloaded_once_unless_forced(
     assert fetched(1, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=True) == ["thing-2-py3-none-any.whl"]
-
-
-def test_gpu_image_differs_only_in_the_pytorch_build() -> None:
-    plain, cuda = (
-        wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
-        for name in ("libraries", "libraries-cuda")
-    )
-    assert cuda == [line.replace("torch==", "torch===") for line in plain]
-    assert cuda != plain
 
 
 def test_torch_without_cuda_is_refused_for_gpus_with_the_fix() -> None:
@@ -281,35 +274,17 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
 
 @pytest.mark.docker
 @pytest.mark.timeout(600)
-def test_existing_images_are_not_rebuilt(engine: docker.DockerClient, built: images.Images) -> None:
-    output: list[str] = []
-    assert images.ensure(engine, output.append) == built
-    assert output == []
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_the_agent_image_is_small_and_has_no_pip(
+def test_agents_start_in_a_small_image_and_broker_without_rights(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
+    assert images.ensure(engine, (output := list[str]()).append) == built
+    assert output == [], "existing images are not built again"
     assert engine.images.get(built.agent).attrs["Size"] < 1.3e9
     script = (
-        "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)])"
-    )
-    command = ["python3", "-c", script]
-    output = engine.containers.run(built.agent, command, network_mode="none", remove=True)
-    assert output == b"[]\n"
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_agents_start_read_only_and_unprivileged(
-    engine: docker.DockerClient, built: images.Images
-) -> None:
-    script = (
+        "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)]);"
         "import agents.client.main, agents.aggregator.main, torch; print(torch.ones(2).sum().item())"
     )
-    output = engine.containers.run(
+    printed = engine.containers.run(
         built.agent,
         ["python3", "-c", script],
         user="10001:10001",
@@ -318,36 +293,25 @@ def test_agents_start_read_only_and_unprivileged(
         cap_drop=["ALL"],
         remove=True,
     )
-    assert output == b"2.0\n"
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_broker_does_not_run_as_root(engine: docker.DockerClient, built: images.Images) -> None:
-    output = engine.containers.run(
-        built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True
-    )
-    assert int(output) > 0
-
-
-@pytest.fixture
-def context(built: images.Images, tmp_path: Path) -> Path:
-    """A build context whose only step takes a minute."""
-    (tmp_path / "Dockerfile").write_text(
-        f"FROM {built.broker}\nARG BUILD\nLABEL testbed.build=${{BUILD}}\nUSER root\n"
-        "RUN touch /layer\nRUN sleep 61\n"
-    )
-    with tarfile.open(tmp_path / "context.tar", "w") as archive:
-        archive.add(tmp_path / "Dockerfile", "Dockerfile")
-    return tmp_path / "context.tar"
+    assert printed == b"[]\n2.0\n"
+    user = engine.containers.run(built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True)
+    assert int(user) > 0
 
 
 @pytest.mark.timed  # others build images, too
 @pytest.mark.docker
 @pytest.mark.timeout(600)
 def test_ctrl_c_during_a_build_leaves_nothing(
-    engine: docker.DockerClient, context: Path, monkeypatch: pytest.MonkeyPatch
+    engine: docker.DockerClient, built: images.Images, tmp_path: Path
 ) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {built.broker}\nARG BUILD\nLABEL testbed.build=${{BUILD}}\nUSER root\n"
+        "RUN touch /layer\nRUN sleep 61\n"
+    )
+    context = tmp_path / "context.tar"
+    with tarfile.open(context, "w") as archive:
+        archive.add(tmp_path / "Dockerfile", "Dockerfile")
+
     def containers() -> list[str]:
         running = engine.containers.list(all=True, ignore_removed=True)
         return [str(found.id) for found in running if "sleep 61" in str(found.attrs)]
