@@ -20,7 +20,7 @@ MANY = "for number in range(20_000): print(f'{number:049}')"
 def printing(writer: LogWriter, path: Path, code: str) -> None:
     descriptor = writer.pipe(path)
     try:
-        done = subprocess.run([sys.executable, "-c", code], stdout=descriptor, timeout=30, check=True)
+        done = subprocess.run([sys.executable, "-c", code], stdout=descriptor, timeout=120, check=True)
     finally:
         os.close(descriptor)
     assert done.returncode == 0

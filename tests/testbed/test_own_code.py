@@ -475,7 +475,7 @@ def test_aggregator_reports_an_evaluation_error(tmp_path: Path) -> None:
     samples = Shard(np.ones((100, 8, 8), np.float32), np.zeros(100, np.int64))
     done: Future[Future[Evaluation]] = Future()
     Evaluator(mine, samples, done.set_result).submit(3, first_model(mine, 0)[0])
-    error = done.result(timeout=30).exception()
+    error = done.result(timeout=120).exception()
     assert error is not None
     assert user_code.is_caused_by_user_code(error, "own:Unscored")
     assert not user_code.is_caused_by_user_code(error, "digits-logreg")

@@ -276,7 +276,7 @@ def test_hostile_output_is_bounded_and_escaped(
 ) -> None:
     target = hostile(tmp_path, monkeypatch, script)
     with pytest.raises(HostError) as refused:
-        Connections().call(target, "check", CHECK, timeout=20)
+        Connections().call(target, "check", CHECK, timeout=120)
     told = str(refused.value)
     assert told.startswith("pi@raspi-1: ")
     assert "\x1b" not in told
@@ -394,8 +394,8 @@ def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -
     (folder / "broker.pem").write_text(new_identity("127.0.0.1").certificate)
     settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1, "container": null, "groups": []}'
     keeper = subprocess.Popen([sys.executable, "-m", "agents.remote.keeper", settings], cwd=folder)
-    eventually(lambda: len(program.processes_in(folder)) == 2, 20)
+    eventually(lambda: len(program.processes_in(folder)) == 2)
     (init,) = (one for one in program.processes_in(folder) if one != keeper.pid)
-    assert keeper.wait(40) == 0
+    assert keeper.wait(120) == 0
     assert not folder.exists()
     assert not Path(f"/proc/{init}").exists()

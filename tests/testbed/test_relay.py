@@ -54,9 +54,9 @@ def through(relay: Relay) -> Iterator[Through]:
             address = listener.getsockname()
 
             def connect() -> tuple[socket.socket, socket.socket]:
-                device = stack.enter_context(socket.create_connection(address, 10))
+                device = stack.enter_context(socket.create_connection(address, 120))
                 broker = stack.enter_context(target.accept()[0])
-                broker.settimeout(10)
+                broker.settimeout(120)
                 return device, broker
 
             return connect
@@ -149,21 +149,23 @@ def test_unreachable_target_closes_the_devices_connection(relay: Relay, of: Of) 
     listener = socket.create_server((HOST, 0))
     access = of(AccessLink())
     relay.listen(listener, target, [access.up], [access.down])
-    with socket.create_connection(listener.getsockname(), 10) as device:
+    with socket.create_connection(listener.getsockname(), 120) as device:
         assert device.recv(1) == b""
 
 
 def test_outage_blocks_data_and_keeps_the_connection(relay: Relay, through: Through, of: Of) -> None:
     access = of(AccessLink(rtt=0.02))
     device, broker = through(access)()
+    applied = threading.Event()
     relay.submit(partial(access.apply, Disconnect()))
-    time.sleep(0.05)
+    relay.submit(applied.set)
+    assert applied.wait(120)
     device.sendall(b"up")
     broker.sendall(b"down")
     broker.settimeout(0.2)
     with pytest.raises(TimeoutError):
         broker.recv(1)
-    broker.settimeout(30)
+    broker.settimeout(120)
     relay.submit(partial(access.apply, Reconnect()))
     assert broker.recv(8) == b"up"
     assert device.recv(8) == b"down"
@@ -378,6 +380,7 @@ def test_transfers_measure_the_rate_in_each_direction() -> None:
             assert move(HOST, port, 100_000_000) > 100_000_000
 
 
+@pytest.mark.timed
 def test_late_reader_measures_the_time_of_arrival() -> None:
     """Four parts of the data arrive 0.1 s apart. The reader begins after the second has arrived."""
     part = 10_000

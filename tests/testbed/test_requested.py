@@ -169,7 +169,7 @@ def test_director_executes_and_logs_due_steps() -> None:
     part, logged = told[1]
     assert isinstance(logged, messages.LogOrder)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
-    assert 0 <= logged.lateness == logged.at < 1
+    assert 0 <= logged.lateness == logged.at
     player.execute("b", SetCpu(0.5))
     by_hand = told[-1][1]
     assert isinstance(by_hand, messages.LogOrder)
@@ -197,7 +197,7 @@ def test_resumed_run_restores_device_states() -> None:
     ]
     runtime, told = FakeRuntime(), list[AddressedOrder]()
     player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
-    player.start(time.monotonic() - 10.0, begin=10.0)
+    player.start(started := time.monotonic() - 10.0, begin=10.0)
     player.play()
     assert runtime.done == [
         ("a", SetCpu(0.1)),
@@ -206,7 +206,7 @@ def test_resumed_run_restores_device_states() -> None:
         ("back", Join()),
         ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
-    assert player.next_due > time.monotonic() + 9
+    assert player.next_due == pytest.approx(started + 20.0)
 
 
 def test_failed_step_is_reported_and_the_run_continues() -> None:
@@ -245,10 +245,14 @@ def test_orders_are_parsed() -> None:
         parse_command({"device": "a", "action": "dance"})
 
 
-def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
+def test_order_is_answered_and_a_refusal_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_ANSWER_TIMEOUT_SECONDS", 120.0)  # a busy host is no failure
     directory = RunDirectory.create(tmp_path, "asked")
     served = threading.Event()
     obeyed: list[dict[str, Any]] = []
+    ticks: list[int] = []
     group = [f"b-{number}" for number in range(12)] + ["c", "d"]
 
     def obey(order: dict[str, Any]) -> None:
@@ -258,7 +262,9 @@ def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
 
     def serve() -> None:
         while not served.wait(0.1):  # a controller's tick
+            before = len(obeyed)
             box.serve(obey)
+            ticks.append(len(obeyed) - before)
 
     with pytest.raises(BadInputError, match="is not running"):
         commands.send(directory, {"device": "a"})
@@ -274,10 +280,9 @@ def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
         commands.send(directory, {"device": "a"})
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, {"device": "c"})
-        begin = time.monotonic()
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, *({"device": name} for name in group))
-        assert time.monotonic() - begin < 1, "one device a tick"
+        assert max(ticks) > 1, "one device a tick"
         directory.write_manifest(devices={"e-1": {"group": "e"}, "e-2": {"group": "e"}})
         assert [done["device"] for done in RunHandle(directory).kill(["e-2", "e"])] == ["e-2", "e-1"]
     finally:
