@@ -62,10 +62,6 @@ def test_each_host_is_a_device_without_numbers_to_emulate() -> None:
     assert plan(again, "process", HOST).devices == made.devices
 
 
-def test_one_host_has_the_name_of_its_group() -> None:
-    assert parse("{name: pi, hosts: [pi@raspi-1]}").device_names == ("pi",)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -101,6 +97,11 @@ def test_key_of_an_emulated_device_is_refused_for_a_real_one(key: str, value: st
         ("['-o@x']", SERVER, "expected user@host"),
         ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, set: pi, cpu: 0.1}]", "limits do not change"),
         ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, disconnect: pi, for: 1s}]", "not cut off"),
+        ("[root@raspi-1], shape: true", SERVER, "has no effect"),
+        ("[root@raspi-1], shape: true, cpu: 1, container: docker", SERVER, "container"),
+        ("[root@raspi-1], shape: true, cpu: 1, memory: 1GiB", SERVER, "memory"),
+        ("[root@raspi-1], shape: true, link: {trace: {csv: x.csv}}", SERVER, "link.trace"),
+        ("[root@raspi-1], cpu: 1", SERVER, "shape: true"),
     ],
 )
 def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str) -> None:
@@ -123,28 +124,11 @@ def test_limits_of_a_real_device_take_nothing_of_this_host() -> None:
     assert (row["cpu"], row["quota"], row["up"]) == (3, "30/10 ms", "2mbit")
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        ("shape: true", "has no effect"),
-        ("shape: true, cpu: 1, container: docker", "container"),
-        ("shape: true, cpu: 1, memory: 1GiB", "memory"),
-        ("shape: true, link: {trace: {csv: x.csv}}", "link.trace"),
-        ("cpu: 1", "shape: true"),
-    ],
-)
-def test_limits_that_a_real_device_cannot_have_are_refused(keys: str, told: str) -> None:
-    assert told in refusal(f"{{name: pi, hosts: [root@raspi-1], {keys}}}")
-
-
 def test_one_link_of_a_machine_has_one_device() -> None:
     pi = "hosts: [root@raspi-1], shape: true, link: lte"
     assert "root@raspi-1" in refusal(f"{{name: a, {pi}}}, {{name: b, {pi}}}")
     both = parse(f"{{name: a, {pi}}}, {{name: b, hosts: [root@raspi-1], shape: true, cpu: 1}}")
-    assert both.device_names == ("a", "b")
-
-
-def test_update_of_an_unlimited_real_device_can_be_compressed() -> None:
+    assert both.device_names == ("a", "b")  # one host has the name of its group
     read = parse("{name: pi, hosts: [pi@raspi-1], link: {compression: {kind: int8}}}")
     assert [one.name for one in plan(read, "process", HOST).devices[0].steps] == ["compression"]
 
@@ -281,6 +265,8 @@ def test_hostile_output_is_bounded_and_escaped(
     assert told.startswith("pi@raspi-1: ")
     assert "\x1b" not in told
     assert len(told) < 4000
+    greeting = "sink.write(b'Welcome!\\n' + token + b'\\n{\"kept\": []}\\n')"  # is skipped
+    assert Connections().call(hostile(tmp_path, monkeypatch, greeting), "clean", {}) == {"kept": []}
 
 
 @pytest.mark.parametrize(
@@ -306,13 +292,6 @@ def test_files_outside_the_devices_folder_are_refused(
         removal.remove(directory)
     assert list(tmp_path.rglob("escaped")) == []
     assert directory.hosts.exists()  # nothing was removed
-
-
-def test_login_text_before_the_answer_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = "sink.write(b'Welcome!\\n' + token + b'\\n{\"kept\": []}\\n')"
-    assert Connections().call(hostile(tmp_path, monkeypatch, script), "clean", {}) == {"kept": []}
 
 
 def test_unfit_device_is_described_with_a_mend() -> None:
