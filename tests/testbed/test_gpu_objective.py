@@ -61,7 +61,6 @@ def test_gradients_are_those_of_autograd(case: str, device: str) -> None:
     [
         *(("own loss", options, False) for options in OPTIONS),
         ("module", "plain", True),
-        ("cifar10-cnn", "plain", False),
         ("lstm", "plain", False),
     ],
 )

@@ -293,11 +293,19 @@ def test_slow_segment_is_measured_in_seconds() -> None:
     assert shared.use() is None
 
 
+def _filled(cell: Segment) -> SegmentScheduler:
+    """A cell in whose uplink 30 packets of device `a` wait."""
+    scheduler = SegmentScheduler([cell], {"a": cell.name}, "up", float)
+    for _ in range(30):
+        scheduler.put("a", lambda: None, 1448, now=0.0)
+    return scheduler
+
+
 def test_background_transfer_shares_a_segment_packet_by_packet() -> None:
     """A transfer of 1 MB takes no more of 120 kbit/s than the device does: 15 packets of 1,514 bytes in
     3 s, of which each has half."""
     scheduler = SegmentScheduler([Segment("cell", up=121_120)], {"a": "cell"}, "up", float)
-    scheduler.begin_transfer("cell", 1_000_000, now=0.0)
+    scheduler.begin_transfer("cell", 1_000_000, now=0.0)  # before the device's packets
     for _ in range(30):
         scheduler.put("a", lambda: None, 1448, now=0.0)
     scheduler.pop_due(3.0)
@@ -312,9 +320,7 @@ def test_background_transfer_shares_a_segment_packet_by_packet() -> None:
 def test_segment_that_becomes_faster_does_not_wait_for_tokens_at_the_old_rate() -> None:
     """At 1 kbit/s a packet takes 12.1 s. At 1 s the segment gets 121,120 bit/s, 10 packets/s: by 2 s ten
     more have passed, less what was missing in the bucket."""
-    scheduler = SegmentScheduler([Segment("cell", up=1_000)], {"a": "cell"}, "up", float)
-    for _ in range(30):
-        scheduler.put("a", lambda: None, 1448, now=0.0)
+    scheduler = _filled(Segment("cell", up=1_000))
     scheduler.advance(1.0)
     before = scheduler.passed["cell"]["a"] / 1514
     assert before <= 2
@@ -324,9 +330,7 @@ def test_segment_that_becomes_faster_does_not_wait_for_tokens_at_the_old_rate() 
 
 
 def test_cleared_scheduler_has_nothing_left() -> None:
-    scheduler = SegmentScheduler([Segment("cell", up=121_120, rtt=1.0)], {"a": "cell"}, "up", float)
-    for _ in range(30):
-        scheduler.put("a", lambda: None, 1448, now=0.0)
+    scheduler = _filled(Segment("cell", up=121_120, rtt=1.0))
     scheduler.advance(1.0)
     scheduler.clear()
     assert scheduler.next_due() is None
