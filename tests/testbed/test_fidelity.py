@@ -326,10 +326,7 @@ def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
         [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=SegmentClock(EPOCH, end=20.0)
     )
     assert late.probes == 1
-
-
-def test_probe_of_a_resumed_run_is_compared_with_the_initial_link() -> None:
-    """The clock continues at 60 s; the containers get what was set at 10 s when it does."""
+    # The clock of a resumed run continues at 60 s; the containers get what was set at 10 s when it does.
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
     got = pi([probe(57.0, up=5e6)], link=links, clock=SegmentClock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)

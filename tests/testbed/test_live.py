@@ -125,27 +125,15 @@ def test_only_changes_of_presence_are_announced() -> None:
     assert news == [None, Notice(1, "offline", "pi-1"), None, None, Notice(4, "online", "pi-1")]
 
 
-def test_notices_of_one_kind_share_a_line() -> None:
+def test_notices_of_one_kind_or_with_one_reason_share_a_line() -> None:
     gone = [Notice(3.0 + k, "offline", f"pi-{k}") for k in range(8)]
     assert merge_notices([gone[0], Notice(3.5, "note", "hot"), *gone[1:]]) == [
         Notice(3.0, "offline", "pi-0, pi-1, pi-2, pi-3, pi-4, pi-5 and 2 more"),
         Notice(3.5, "note", "hot"),
     ]
-
-
-def test_rejections_with_one_reason_are_announced_once() -> None:
-    found = merge_notices(
-        [
-            Notice(1.0, "update rejected", client, why)
-            for client, why in [
-                ("a", "late"),
-                ("b", "not finite"),
-                ("a", "not finite"),
-                ("b", "not finite"),
-            ]
-        ]
-    )
-    assert found == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
+    reasons = [("a", "late"), ("b", "not finite"), ("a", "not finite"), ("b", "not finite")]
+    rejected = [Notice(1.0, "update rejected", client, why) for client, why in reasons]
+    assert merge_notices(rejected) == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
 
 
 def test_output_without_a_terminal_has_evaluations_and_the_end() -> None:

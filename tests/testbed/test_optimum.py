@@ -66,23 +66,23 @@ def test_area_converges_to_the_optimum_at_any_update_rates(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("states", "known"),
-    [(["offline"], False), (["offline", "joining"], False), (["offline", "joining", "ready"], True)],
+    ("absent", "states", "known"),
+    [
+        ((), ["offline"], False),
+        ((), ["offline", "joining"], False),
+        ((), ["offline", "joining", "ready"], True),
+        (("b",), [], False),
+        (("b",), ["ready"], True),
+    ],
 )
 def test_area_converges_elsewhere_if_a_client_never_contributes(
-    states: list[str], known: bool, tmp_path: Path
+    absent: tuple[str, ...], states: list[str], known: bool, tmp_path: Path
 ) -> None:
-    left = [to_line(ClientStatus(2.0 + n, "b", state)) for n, state in enumerate(states)]
-    lines = [update("a", 0.5, "residual"), *left]
+    """Client b is absent at the start, or has these states after that."""
+    begun = RunStarted(0.0, 1.7e9, tuple({*"abc"} - {*absent}), absent)
+    later = [ClientStatus(2.0 + n, "b", state) for n, state in enumerate(states)]
+    lines = [to_line(begun), update("a", 0.5, "residual"), *map(to_line, later)]
     assert (heads_for(tmp_path, lines) is not None) == known
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_area_with_a_client_missing_at_the_start(late: bool, tmp_path: Path) -> None:
-    lines = [to_line(RunStarted(0.0, 1.7e9, ("a", "b"), ("c",))), update("a", 0.5, "residual")]
-    if late:
-        lines.append(to_line(ClientStatus(2.0, "c", "ready")))
-    assert (heads_for(tmp_path, lines) is not None) == late
 
 
 def test_models_of_one_version_count_like_their_deltas_and_mixed_ones_not(tmp_path: Path) -> None:
