@@ -95,9 +95,6 @@ def test_invalid_gpu_settings_are_reported_with_their_place(gpu: str, column: in
         fleet(f"name: a, gpu: {gpu}")
     assert f":7:{column}: devices[0].gpu" in str(error.value)
     assert message in str(error.value)
-
-
-def test_device_cannot_be_named_mps() -> None:
     with pytest.raises(BadInputError, match=r"found 'mps', .* choose another name"):
         fleet("name: mps")
 
@@ -188,11 +185,13 @@ def test_runtime_without_gpu_support_refuses(
     assert message in str(error.value)
 
 
-def test_time_is_not_dilated_with_a_gpu() -> None:
+def test_time_is_not_dilated_with_a_gpu_which_virtual_time_ignores_with_a_note() -> None:
     with pytest.raises(BadInputError, match="dilation: is 2, but a GPU does not become slower in"):
         planned(fleet("name: a, gpu: true", more="dilation: 2"), AMPERE)
     assert planned(fleet("name: a, gpu: true", more="dilation: auto"), AMPERE).dilation == 1
     assert planned(fleet("name: a", more="dilation: 2"), AMPERE).dilation == 2
+    (note,) = planned(fleet("name: a, gpu: true"), runtime="virtual").notes
+    assert note.startswith("In virtual time gpu changes nothing")
 
 
 def test_float16_is_for_gpus() -> None:
@@ -206,13 +205,6 @@ def test_float16_is_for_gpus() -> None:
             planned(fleet(f"name: a, {half}"), AMPERE, runtime=runtime)
         assert ":7:44: devices[0].local.precision: a trains on the CPU" in str(error.value)
         assert fix in str(error.value)
-
-
-def test_virtual_time_ignores_gpu_settings_with_a_note() -> None:
-    topology = fleet("name: a, gpu: true")
-    made = planned(topology, runtime="virtual")
-    (note,) = made.notes
-    assert note.startswith("In virtual time gpu changes nothing")
 
 
 # What NVML says of the host.
