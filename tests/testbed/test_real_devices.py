@@ -193,15 +193,14 @@ def test_transfer_over_a_shaped_link_keeps_its_queue_from_overflowing(
     assert unlimited.now == 0
 
 
-def test_machine_that_may_not_be_limited_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_or_runtime_that_cannot_have_the_device_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shape = {"server": "192.0.2.1", "link": True, "netem": False, "cpu": None, "ifb": "ifbx"}
     monkeypatch.setattr("os.getuid", lambda: 1000)
     monkeypatch.setenv("LOGNAME", "pi")
     assert "log in as root" in str(program.unshapeable({"shape": shape}))
     assert program.unshapeable({}) is None
-
-
-def test_runtime_without_real_devices_refuses_them() -> None:
     with pytest.raises(BadInputError, match="docker, swarm or process runtime"):
         plan(parse("{name: pi, hosts: [pi@raspi-1]}"), "virtual", HOST)
 
