@@ -65,38 +65,34 @@ def test_remaining_build_time_uses_previous_durations(
     assert str(again) == ""
 
 
+AGENT, LIBRARIES = {"agent", "agent-cuda"}, {"libraries", "libraries-cuda"}
+
+
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("agents/mqtt/topics.py", {"agent", "agent-cuda"}),
-        ("images/agent/Dockerfile", {"agent", "agent-cuda"}),
+        ("agents/mqtt/topics.py", AGENT),
+        ("images/agent/Dockerfile", AGENT),
         ("images/broker/Dockerfile", {"broker"}),
         ("images/libraries/requirements.txt", {"libraries", "agent"}),
         ("images/libraries/trim.txt", {"libraries", "agent"}),
-        ("images/libraries/Dockerfile", {"libraries", "agent", "libraries-cuda", "agent-cuda"}),
+        ("images/libraries/Dockerfile", LIBRARIES | AGENT),
         ("images/libraries-cuda/requirements.txt", {"libraries-cuda", "agent-cuda"}),
         ("images/libraries-cuda/trim.txt", {"libraries-cuda", "agent-cuda"}),
-        (
-            "images/base/packages.txt",
-            {"base", "libraries", "agent", "broker", "libraries-cuda", "agent-cuda"},
-        ),
+        ("images/base/packages.txt", {"base", "broker"} | LIBRARIES | AGENT),
     ],
 )
 def test_changed_file_changes_the_dependent_tags(
     inputs: tuple[Path, Path], changed: str, remade: set[str]
 ) -> None:
     before = images.current_tags(*inputs)
+    (inputs[1] / "notes.txt").write_text("not for the image")
+    (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
+    assert images.current_tags(*inputs) == before
     with (inputs[0].parent / changed).open("a") as file:
         file.write("# changed\n")
     after = images.current_tags(*inputs)
     assert {kind for kind in before if before[kind] != after[kind]} == remade
-
-
-def test_files_other_than_sources_change_no_tag(inputs: tuple[Path, Path]) -> None:
-    before = images.current_tags(*inputs)
-    (inputs[1] / "notes.txt").write_text("not for the image")
-    (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
-    assert images.current_tags(*inputs) == before
 
 
 def test_leftovers_of_a_killed_build_are_removed_by_the_next(
@@ -143,11 +139,14 @@ def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, 
     assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", required]
 
 
-def test_cuda_libraries_are_refused_with_the_fix() -> None:
+def test_cuda_libraries_are_refused_and_required_for_gpus_with_the_fix() -> None:
     wheels.refuse_cuda(["torch", "numpy"], "")
     message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. .*PIP_EXTRA_INDEX_URL=https:"
     with pytest.raises(HostError, match=message):
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"], "no answer")
+    wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
+    with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
+        wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
 
 
 def test_torch_of_the_same_version_with_cuda_is_refused(
@@ -186,12 +185,6 @@ def test_wheels_are_downloaded_once_unless_forced(
     assert fetched(1, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=True) == ["thing-2-py3-none-any.whl"]
-
-
-def test_torch_without_cuda_is_refused_for_gpus_with_the_fix() -> None:
-    wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
-    with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
-        wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
 
 
 def test_only_images_needed_by_the_run_are_built() -> None:
@@ -432,7 +425,9 @@ def test_user_image_is_rebuilt_when_its_inputs_change(sensor: Path) -> None:
     assert tag() != first
 
 
-def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
+def test_only_regular_files_of_limited_size_go_into_an_image(
+    sensor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
@@ -440,9 +435,6 @@ def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
     with (sensor.parent / ".dockerignore").open("a") as ignored:
         ignored.write("pipe\n")
     assert "driver" in device_images.BuildContext.read(sensor).files
-
-
-def test_folder_too_large_for_an_image_is_refused(sensor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_images, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
         device_images.BuildContext.read(sensor)
