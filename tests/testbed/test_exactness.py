@@ -153,6 +153,18 @@ def test_crashes_do_not_slow_a_device_with_memoryless_durations(tmp_path: Path) 
     assert once.equals(again)
 
 
+def test_last_scenario_step_may_end_the_run(tmp_path: Path) -> None:
+    run = _run(
+        tmp_path,
+        task=_task(2, 4),
+        rule={"name": "fedasync"},
+        devices=_devices("100ms", "100ms"),
+        scenario=[{"at": "1s", "leave": "a"}, {"at": "1s", "leave": "b"}],
+        stop={"after": "2s"},
+    )
+    assert [r.device for r in _records(run) if isinstance(r, events.Acted)] == ["a", "b"]
+
+
 def test_equal_periods_coincide_throughout_the_run() -> None:
     run = Simulation(FedFix(period=0.1), [2, 4], [0.1, 0.1], 0.5, StopConditions(after=120.0))
     run.run()
