@@ -63,7 +63,7 @@ def _devices(*timings: str) -> list[dict[str, Any]]:
     ],
     ids=["as_fedavg", "area every", "area period"],
 )
-@pytest.mark.parametrize("after", [1, 5, 12])
+@pytest.mark.parametrize("after", [1, 12])
 def test_all_events_of_the_last_instant_are_handled_in_order(
     rule: dict[str, Any], after: int, tmp_path: Path
 ) -> None:
@@ -83,8 +83,8 @@ def test_all_events_of_the_last_instant_are_handled_in_order(
 @pytest.mark.parametrize(
     ("criterion", "staleness"),
     [
-        ({"criterion": "period", "period": "200ms"}, {0: 1, 1: 59}),
-        ({"criterion": "random", "rate": 5.0}, {0: 1, 1: 58}),  # the last message waits for a tick
+        ({"criterion": "period", "period": "200ms"}, {0: 1, 1: 19}),
+        ({"criterion": "random", "rate": 5.0}, {0: 1, 1: 18}),  # the last message waits for a tick
     ],
     ids=["period", "random"],
 )
@@ -100,7 +100,7 @@ def test_area_tick_without_messages_makes_no_version(
         },
         rule={"name": "area"} | criterion,
         devices=_devices("1s"),
-        stop={"after": "60s"},
+        stop={"after": "20s"},
     )
     made = run.versions[run.versions["updates"] > 0]
     assert made["version"].tolist() == list(range(1, len(made) + 1))
@@ -196,48 +196,6 @@ def test_interrupt_at_the_end_of_a_step_takes_no_further_step(tmp_path: Path) ->
     assert set(run.updates["steps"]) == {5}
 
 
-@pytest.mark.parametrize(
-    ("timings", "scenario", "optimum", "seconds"),
-    [
-        # The third has not been heard by then: what is left is the mean of 2 and 4.
-        (["100ms", "150ms", "5s"], [{"at": "2s", "leave": "c"}], 3, 20),
-        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}], 3, 12),
-        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}, {"at": "3s", "join": "c"}], 5, 12),
-        (["100ms", "150ms", "5s"], [{"at": "2s", "leave": "c"}, {"at": "3s", "join": "c"}], 5, 100),
-        # There from 3 s on, and again from 9 s on.
-        (["100ms", "150ms", "200ms"], [{"at": "3s", "join": "c"}], 5, 12),
-        (
-            ["100ms", "150ms", "200ms"],
-            [{"at": "3s", "join": "c"}, {"at": "5s", "leave": "c"}, {"at": "9s", "join": "c"}],
-            *(5, 20),
-        ),
-        (["100ms", "150ms", "200ms"], [{"at": "2s", "crash": "c", "restart_after": "3s"}], 5, 12),
-        # In one instant: gone and back.
-        (["100ms", "150ms", "200ms"], [{"at": "2s", "leave": "c"}, {"at": "2s", "join": "c"}], 5, 12),
-    ],
-)
-@pytest.mark.parametrize(
-    "criterion", [{"every": 2}, {"criterion": "period", "period": "300ms"}], ids=["every", "period"]
-)
-def test_area_ends_at_the_mean_of_its_members(
-    criterion: dict[str, Any],
-    timings: list[str],
-    scenario: list[dict[str, Any]],
-    optimum: float,
-    seconds: int,
-    tmp_path: Path,
-) -> None:
-    run = _long_run(
-        tmp_path,
-        task=_task(2, 4, 9),
-        rule={"name": "area", **criterion},
-        devices=_devices(*timings),
-        scenario=scenario,
-        stop={"after": f"{seconds}s"},
-    )
-    assert _final(run) == pytest.approx([optimum], abs=1e-5)
-
-
 REJOINING: dict[str, dict[str, Any]] = {
     "area": {"every": 2},
     "as_fedavg": {"every": 3},
@@ -255,23 +213,20 @@ REJOINING: dict[str, dict[str, Any]] = {
 }
 
 
-AWAY: dict[str, list[dict[str, Any]]] = {
-    "leave": [{"at": "2050ms", "leave": "c"}, {"at": "3050ms", "join": "c"}],
-    "late": [{"at": "3s", "join": "c"}],
-    "often": [
-        {"at": "2s", "leave": "c"},
-        {"at": "2s", "join": "c"},
-        {"at": "3s", "crash": "c", "restart_after": "600ms"},
-        {"at": "4s", "leave": "c"},
-        {"at": "5s", "join": "c"},
-    ],
-}
+AWAY: list[dict[str, Any]] = [
+    {"at": "1s", "join": "c"},
+    {"at": "2s", "leave": "c"},
+    {"at": "2s", "join": "c"},
+    {"at": "3s", "crash": "c", "restart_after": "600ms"},
+    {"at": "4s", "leave": "c"},
+    {"at": "5050ms", "join": "c"},
+]
 
 
 @pytest.mark.parametrize("rule", REJOINING)
 def test_returning_client_regains_its_full_weight(rule: str, tmp_path: Path) -> None:
     """After a returned client has been present for a while, each client's share of the weight and the
-    mean loss equal those of a run without the absence."""
+    mean loss equal those of a run without the absence. AREA ends at the mean of its members."""
 
     def settled(folder: str, scenario: list[dict[str, Any]]) -> tuple[list[float], float]:
         run = _long_run(
@@ -283,18 +238,19 @@ def test_returning_client_regains_its_full_weight(rule: str, tmp_path: Path) -> 
             evaluate={"every": "130ms"},
             stop={"after": "13s"},
         )
+        if rule == "area":
+            assert _final(run) == pytest.approx([5.0], abs=1e-5)
         late, evaluations = run.updates, run.evaluations
         weights = late[late["applied"] > 7].groupby("client")["weight"].sum()
         loss = evaluations[evaluations["at"] > 7]["loss"].mean()
         return list(weights / weights.sum()), float(loss)
 
     shares, loss = settled("never", [])
-    for name, scenario in AWAY.items():
-        found_shares, found_loss = settled(name, scenario)
-        assert len(found_shares) == 3
-        assert found_shares == pytest.approx(shares, abs=0.03)
-        # Where clients' turns fall differently, so does the cycle that the model ends in.
-        assert found_loss == pytest.approx(loss, rel=0.1)
+    found_shares, found_loss = settled("away", AWAY)
+    assert len(found_shares) == 3
+    assert found_shares == pytest.approx(shares, abs=0.03)
+    # Where clients' turns fall differently, so does the cycle that the model ends in.
+    assert found_loss == pytest.approx(loss, rel=0.1)
 
 
 def test_cpu_share_does_not_change_the_time_given_by_timing(tmp_path: Path) -> None:

@@ -62,15 +62,6 @@ class Uploads:
         return self.arrivals
 
 
-def test_rest_of_a_slow_device_goes_to_the_others() -> None:
-    """30 kbit/s, of which `slow` takes 5: 60,000 bits at 25 kbit/s take 2.4 s."""
-    cell = Segment("cell", up=30 * KBIT)
-    uploads = Uploads(cell)
-    uploads.send(0.0, _device("slow", cell, link=AccessLink(up=5 * KBIT)), 7_500)
-    uploads.send(0.0, _device("fast", cell), 7_500)
-    assert uploads.play() == {"fast": 2.4, "slow": 12.0}
-
-
 def test_two_levels_limit_each_device_where_it_is_slowest() -> None:
     """`a` and `b` share a cell of 10 kbit/s, `c` has the other 20 kbit/s of the backhaul."""
     backhaul = Segment("backhaul", up=30 * KBIT)
@@ -116,17 +107,6 @@ def test_cut_comes_before_the_end_of_a_transfer_at_the_same_moment() -> None:
     uploads.at(2.0, lambda: uploads.network.cut("cell", is_cut=True))
     uploads.at(4.0, lambda: uploads.network.cut("cell", is_cut=False))
     assert uploads.play() == {"a": 4.0}
-
-
-def test_parent_that_becomes_slower_than_its_children_limits_them() -> None:
-    """The cell has 10 kbit/s for 1 s; then the backhaul has 6 kbit/s for two devices."""
-    backhaul = Segment("backhaul", up=30 * KBIT)
-    cell = Segment("cell", "backhaul", up=10 * KBIT)
-    uploads = Uploads(backhaul, cell)
-    uploads.send(0.0, _device("a", cell, backhaul), 16 * 125)
-    uploads.send(1.0, _device("b", backhaul), 6 * 125)
-    uploads.at(1.0, lambda: uploads.network.change("backhaul", {"up": 6 * KBIT}))
-    assert uploads.play() == {"a": 3.0, "b": 3.0}
 
 
 def test_constant_background_takes_its_rate_first() -> None:
@@ -314,22 +294,6 @@ def _check_bottlenecks(
             assert sum(users) < tree.rates[pipe] + 1e-6
             limited |= sum(users) > tree.rates[pipe] - 1e-6 and rate > max(users) - 1e-6
         assert limited
-
-
-@given(_trees())
-def test_computed_rates_have_a_bottleneck_each(
-    drawn: tuple[_Tree, list[tuple[int, int, int, int]]],
-) -> None:
-    tree, transfers = drawn
-    queue = EventQueue()
-    shares, pipes = _shared(queue, tree)
-    made = {}
-    for number, (_, bits, leaf, own) in enumerate(transfers):
-        path = tuple(pipes[k] for k in tree.path(leaf))
-        limit = float(own) or math.inf
-        made[number] = shares.enter(bits, path, lambda: None, own=limit, device=str(number))
-    rates = {number: one.in_class.rate for number, one in made.items() if one.in_class is not None}
-    _check_bottlenecks(tree, transfers, rates)
 
 
 @given(_trees(), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12)), max_size=5))

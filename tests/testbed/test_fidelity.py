@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ from testbed.fidelity.figures import (
 )
 from testbed.fidelity.requested import trainings
 from testbed.fidelity.validity import TrainingSpan
-from testbed.rundir.tail import Samples
+from tests.testbed import record_factories
 
 EPOCH = 1000.0
 Sample = dict[str, Any]
@@ -97,15 +96,6 @@ def test_unthrottled_periods_are_left_out() -> None:
     assert got.measured == pytest.approx(4.0)
 
 
-def test_waiting_device_is_never_busy() -> None:
-    got = pi(usage([IDLE] * 10))
-    assert got.figures["cpu"] == Figure(0.25, None)
-    assert got.figures["cpu"].error is None
-    assert got.measured == 0.0
-    assert got.used == pytest.approx(0.02)
-    assert list(got.judged_figures()) == []
-
-
 def test_starved_device_is_detected_during_training() -> None:
     """Nobody throttles a device that gets less than its quota."""
     starved = usage([(0.1, 100, 0)] * 8)
@@ -166,8 +156,13 @@ def test_new_client_process_restarts_the_demand_counters() -> None:
     assert got.demand.got == pytest.approx(0.25)
 
 
-def test_missing_demand_counter_leaves_the_device_unjudged() -> None:
+def test_waiting_device_without_a_demand_counter_is_not_judged() -> None:
     got = pi(usage([IDLE] * 10))
+    assert got.figures["cpu"] == Figure(0.25, None)
+    assert got.figures["cpu"].error is None
+    assert got.measured == 0.0
+    assert got.used == pytest.approx(0.02)
+    assert list(got.judged_figures()) == []
     assert (got.demand.got, got.wanted) == (None, None)
     assert list(got.unjudged()) == [
         "CPU: it was never busy, and this kernel does not count waiting for a CPU"
@@ -270,33 +265,12 @@ def test_invalid_samples_are_skipped() -> None:
 
 
 def test_training_intervals_come_from_the_updates() -> None:
-    def update(client: str, start: float) -> events.UpdateApplied:
-        return events.UpdateApplied(
-            client=client,
-            sequence=1,
-            kind="delta",
-            base_version=0,
-            applied_version=1,
-            staleness=0,
-            weight=1.0,
-            samples=100,
-            steps=20,
-            loss=0.5,
-            bytes=2600,
-            dispatched=start - 2,
-            downloaded=start - 1,
-            train_start=start,
-            train_end=start + 3,
-            sent=start + 4,
-            arrived=start + 5,
-            applied=start + 5,
-        )
-
+    """Each of 3 s, that of `pi` at 25 % of a core."""
     records: list[events.Record] = [
-        update("pi", 2.0),
+        record_factories.update("pi", 5.25, training=3.0),
         events.VersionMade(7.0, 1, 1),
-        update("nano", 3.0),
-        update("pi", 8.0),
+        record_factories.update("nano", 6.25, training=3.0),
+        record_factories.update("pi", 11.25, training=3.0),
     ]
     changed = (RequestedCpu(0.2, 0.01), RequestedCpu(0.1, 0.01, 4.0))
     asked = [Requested("pi", "pis", (RequestedCpu(0.25, 0.01),)), Requested("nano", "nanos", changed)]
@@ -352,10 +326,7 @@ def test_probe_before_the_run_is_compared_with_the_initial_link() -> None:
         [probe(-3.0, rtt=0.06), probe(20.5, rtt=9.0)], link=(LINK,), clock=SegmentClock(EPOCH, end=20.0)
     )
     assert late.probes == 1
-
-
-def test_probe_of_a_resumed_run_is_compared_with_the_initial_link() -> None:
-    """The clock continues at 60 s; the containers get what was set at 10 s when it does."""
+    # The clock of a resumed run continues at 60 s; the containers get what was set at 10 s when it does.
     links = (LINK, replace(LINK, up=1_000_000, at=10.0))
     got = pi([probe(57.0, up=5e6)], link=links, clock=SegmentClock(EPOCH, begin=60.0))
     assert got.figures["up"] == Figure(5e6, 5e6)
@@ -368,29 +339,6 @@ def test_link_change_without_effect_is_detected() -> None:
     assert got.figures["up"].requested == 1e6
     assert got.figures["up"].error == pytest.approx(400.0)
     assert "rtt" not in dict(got.judged_figures())  # 2 ms are what a device takes to answer
-
-
-RECORDED = """\
-{"device": "far", "at": 14347.127292, "cpu": 1.9026, "periods": 49, "throttled_periods": 45}
-{"device": "far", "at": 14348.178481, "cpu": 2.112311, "periods": 133, "throttled_periods": 129}
-{"device": "far", "at": 14349.204501, "cpu": 2.317182, "periods": 215, "throttled_periods": 211}
-{"device": "far", "at": 14350.227843, "cpu": 2.52223, "periods": 297, "throttled_periods": 293}
-{"device": "far", "at": 14351.252802, "cpu": 2.727859, "periods": 379, "throttled_periods": 375}
-{"device": "far", "at": 14352.090285, "cpu": 2.895593, "periods": 446, "throttled_periods": 442}
-{"device": "far", "at": 14353.103393, "cpu": 3.09
-"""
-
-
-def test_share_of_a_recorded_run_by_hand(tmp_path: Path) -> None:
-    """0.2 of a core in periods of 12.5 ms: 0.992993 s of CPU in 397 of them."""
-    path = tmp_path / "telemetry.jsonl"
-    path.write_text(RECORDED)
-    asked = Requested("far", "far", (RequestedCpu(0.2, 0.0125),))
-    got = measure([asked], Samples(path).read(), SegmentClock(14347.0), {}).devices[0]
-    assert got.measured == pytest.approx(4.9625)
-    assert got.figures["cpu"].got == pytest.approx(0.20010, abs=1e-5)
-    assert got.figures["cpu"].error == pytest.approx(0.05, abs=0.01)
-    assert got.used == pytest.approx(0.20008, abs=1e-5)
 
 
 def carrying(*looks: tuple[float, float, float, float]) -> list[Sample]:

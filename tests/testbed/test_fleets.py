@@ -161,14 +161,15 @@ def test_keys_of_the_group_override_drawn_ones(tmp_path: Path) -> None:
 def test_plan_is_the_same_in_every_runtime(tmp_path: Path) -> None:
     topology = _load(tmp_path, {"from": "survey.csv"})
     found = catalog.read(topology)
-    plans = [plan(topology, runtime, _HOST, found) for runtime in ("docker", "process", "virtual")]
-    facts = [
-        [(one.name, one.group, one.cpu, one.memory, one.link, one.origin) for one in made.devices]
-        for made in plans
-    ]
-    assert facts[0] == facts[1] == facts[2]
-    assert [one.name for one in plans[0].devices] == [f"phones-{number}" for number in range(1, 13)]
-    assert {one.group for one in plans[0].devices} == {"phones"}
+    first, *others = (
+        [
+            (one.name, one.group, one.cpu, one.memory, one.link, one.origin)
+            for one in plan(topology, runtime, _HOST, found).devices
+        ]
+        for runtime in ("docker", "process", "virtual")
+    )
+    assert others == [first, first]
+    assert [one[:2] for one in first] == [(f"phones-{number}", "phones") for number in range(1, 13)]
 
 
 def test_written_topology_and_kept_fleet_repeat_the_draw_without_the_survey(tmp_path: Path) -> None:
@@ -243,13 +244,11 @@ def test_fedscales_clients_give_timing_or_cpu_with_their_link(traces: Path) -> N
         ("weight,cpu,cpu\n1,1,1\n", "survey.csv:1:12: the column 'cpu' occurs twice"),
         ("weight,cpu\n1,0.1\n-1,0.2\n", "survey.csv:3:1: weight: found '-1', expected a number"),
         ("weight,cpu\nnan,0.1\n", "survey.csv:2:1: weight: found 'nan'"),
-        ("weight,cpu\ninf,0.1\n", "survey.csv:2:1: weight: found 'inf'"),
         ("weight,cpu\n,0.1\n", "survey.csv:2:1: weight: found ''"),
         ("weight,cpu\n0,0.1\n0,0.2\n", "survey.csv:1:1: weight is 0 in all rows"),
         ("weight,cpu\n1,0.1,3\n", "survey.csv:2:1: found 3 cells, expected 2"),
         ("weight,cpu\n1,.nan\n", "survey.csv:2:3: cpu: found '.nan', expected a positive share"),
         ("weight,profile\n1,raspberry-pi-44\n", "survey.csv:2:3: profile: there is no device profile"),
-        ("weight,profile\n1,raspberry-pi-44\n", "did you mean raspberry-pi-4?"),
         ("weight,cpu,link\n1,0.1,ltee\n", "survey.csv:2:7: link.class: there is no link class"),
         ("weight,cpu,link.up\n1,0.1,fast\n", "survey.csv:2:7: link.up: found 'fast', expected a rate"),
         ("weight,cpu,link.speed\n1,0.1,4g\n", "survey.csv:2:7: link.speed: unknown key"),
@@ -299,10 +298,8 @@ def test_faulty_draw_is_refused_with_its_place(tmp_path: Path, draw: dict[str, A
     assert "fleet.yaml:" in message or "survey.csv:" in message
 
 
-def test_draw_of_no_devices_is_refused(tmp_path: Path) -> None:
-    assert "found 0, expected a whole number of devices from 1" in _error(
-        tmp_path, {"from": "survey.csv"}, count=0
-    )
+def test_group_without_devices_is_refused(tmp_path: Path) -> None:
+    assert "found 0, expected a whole number" in _error(tmp_path, {"from": "survey.csv"}, count=0)
 
 
 def test_device_that_exceeds_the_host_is_refused_with_its_row(tmp_path: Path) -> None:

@@ -95,9 +95,6 @@ def test_invalid_gpu_settings_are_reported_with_their_place(gpu: str, column: in
         fleet(f"name: a, gpu: {gpu}")
     assert f":7:{column}: devices[0].gpu" in str(error.value)
     assert message in str(error.value)
-
-
-def test_device_cannot_be_named_mps() -> None:
     with pytest.raises(BadInputError, match=r"found 'mps', .* choose another name"):
         fleet("name: mps")
 
@@ -188,36 +185,26 @@ def test_runtime_without_gpu_support_refuses(
     assert message in str(error.value)
 
 
-def test_time_is_not_dilated_with_a_gpu() -> None:
+def test_time_is_not_dilated_with_a_gpu_which_virtual_time_ignores_with_a_note() -> None:
     with pytest.raises(BadInputError, match="dilation: is 2, but a GPU does not become slower in"):
         planned(fleet("name: a, gpu: true", more="dilation: 2"), AMPERE)
     assert planned(fleet("name: a, gpu: true", more="dilation: auto"), AMPERE).dilation == 1
     assert planned(fleet("name: a", more="dilation: 2"), AMPERE).dilation == 2
-
-
-def test_process_and_virtual_runtimes_train_on_the_hosts_gpu() -> None:
-    topology = fleet("name: a", more="runtime: {device: cuda}")
-    assert planned(topology, runtime="process").devices
-    assert planned(topology, runtime="virtual").devices
+    (note,) = planned(fleet("name: a, gpu: true"), runtime="virtual").notes
+    assert note.startswith("In virtual time gpu changes nothing")
 
 
 def test_float16_is_for_gpus() -> None:
     half = "local: {precision: float16}"
     assert planned(fleet(f"name: a, gpu: true, {half}", "name: b"), AMPERE).devices
-    cuda = "runtime: {device: cuda}"
+    cuda = "runtime: {device: cuda}"  # all train on the host's GPU
+    assert planned(fleet("name: a", more=cuda), runtime="process").devices
     assert planned(fleet(f"name: a, {half}", more=cuda), runtime="virtual").devices
     for runtime, fix in (("docker", "give it gpu"), ("virtual", "write runtime: {device: cuda}")):
         with pytest.raises(BadInputError) as error:
             planned(fleet(f"name: a, {half}"), AMPERE, runtime=runtime)
         assert ":7:44: devices[0].local.precision: a trains on the CPU" in str(error.value)
         assert fix in str(error.value)
-
-
-def test_virtual_time_ignores_gpu_settings_with_a_note() -> None:
-    topology = fleet("name: a, gpu: true")
-    made = planned(topology, runtime="virtual")
-    (note,) = made.notes
-    assert note.startswith("In virtual time gpu changes nothing")
 
 
 # What NVML says of the host.
@@ -409,10 +396,27 @@ def test_device_within_mps_limits_is_reported_and_not_judged(tmp_path: Path) -> 
     assert "gpu" not in found.as_dict()["devices"]["b"]
 
 
-def test_client_outside_mps_makes_the_run_not_valid(tmp_path: Path) -> None:
-    on = GpuFigures(GIB, None, mps=True)
-    _, validity = judged(tmp_path, on, GpuFigures(GIB, 0.9))
-    assert "a had its whole GPU: its client ran without MPS's limits" in validity.reasons
+@pytest.mark.parametrize(
+    ("sample", "reason", "unjudged"),
+    [
+        (GpuFigures(GIB, 0.9), "a had its whole GPU: its client ran without MPS's limits", ""),
+        (GpuFigures(2560 * 2**20, None, mps=True), "", ""),
+        (
+            GpuFigures(2561 * 2**20, None, mps=True),
+            "a took 2561 MiB of its GPU; the limit was 2048 MiB",
+            "",
+        ),
+        (GpuFigures(None, None, mps=True), "", "its GPU memory: NVML does not report"),
+        (GpuFigures(0, 0.0), "", "a, its GPU: NVML saw no process of the device on it"),
+        (None, "", "a, its GPU: NVML saw no process of the device on it"),
+    ],
+)
+def test_what_a_device_took_of_its_gpu_is_judged(
+    sample: GpuFigures | None, reason: str, unjudged: str, tmp_path: Path
+) -> None:
+    _, validity = judged(tmp_path, *([] if sample is None else [sample]))
+    assert [text for text in validity.reasons if "GPU" in text] == ([reason] if reason else [])
+    assert any(unjudged in text for text in validity.unjudged)
 
 
 def test_manifest_names_the_gpu_of_each_device(tmp_path: Path) -> None:
@@ -421,23 +425,6 @@ def test_manifest_names_the_gpu_of_each_device(tmp_path: Path) -> None:
     told = provenance.describe(spec, {"a": [], "b": []})["devices"]
     assert told["a"]["gpu"] == {"uuid": "GPU-a", "share": 0.25, "memory": None, "limited": True}
     assert "gpu" not in told["b"]
-
-
-def test_gpu_memory_over_the_limit_makes_the_run_not_valid(tmp_path: Path) -> None:
-    def reasons(mebibytes: int) -> list[str]:
-        on = GpuFigures(mebibytes * 2**20, None, mps=True)
-        return [text for text in judged(tmp_path, on)[1].reasons if "GPU" in text]
-
-    assert reasons(2048 + 512) == []
-    assert reasons(2048 + 513) == ["a took 2561 MiB of its GPU; the limit was 2048 MiB"]
-
-
-def test_gpu_unknown_to_nvml_is_not_judged(tmp_path: Path) -> None:
-    for samples in ((), (GpuFigures(0, 0.0),)):
-        _, validity = judged(tmp_path, *samples)
-        assert "a, its GPU: NVML saw no process of the device on it" in validity.unjudged
-    _, validity = judged(tmp_path, GpuFigures(None, None, mps=True))
-    assert any("its GPU memory: NVML does not report" in text for text in validity.unjudged)
 
 
 def test_use_of_a_whole_gpu_is_reported(tmp_path: Path) -> None:

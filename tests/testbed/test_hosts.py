@@ -54,7 +54,7 @@ def test_page_server_refuses_foreign_hosts(tmp_path: Path) -> None:
         url = told(dashboard, r"Dashboard: (\S+)")
         for headers in ({"Host": "evil.com"}, {"Origin": "http://evil.com"}):
             assert status(url, headers) == 403  # also while the charts' server starts
-        eventually(lambda: status(url + "static/js/bokeh.min.js") == 200, 60)
+        eventually(lambda: status(url + "static/js/bokeh.min.js") == 200)
         for path in ("", "run", "run?theme=%ff&run=%ff"):
             assert status(url + path) == 200, path
         autoload = "run/autoload.js?bokeh-autoload-element=1"
@@ -65,6 +65,6 @@ def test_page_server_refuses_foreign_hosts(tmp_path: Path) -> None:
 
 def status(url: str, headers: Mapping[str, str] | None = None) -> int:
     parts = urlsplit(url)
-    with closing(http.client.HTTPConnection(parts.netloc, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(parts.netloc, timeout=120)) as connection:
         connection.request("GET", f"{parts.path}?{parts.query}", headers=dict(headers or {}))
         return connection.getresponse().status

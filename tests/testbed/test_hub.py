@@ -114,12 +114,10 @@ def test_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
         env={**os.environ, **folders, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     first, *progress, last = done.stdout.splitlines()
     assert first == "a/b: 1.4 MB to download from the Hugging Face hub"
-    assert re.fullmatch(
-        r"Downloading a/b: \d\.\d of 1\.4 MB at 0\.\d MB/s, about \d+ s left", progress[0]
-    )
+    assert re.fullmatch(r"Downloading a/b: \d\.\d of 1\.4 MB at 0\.\d MB/s, about .+ left", progress[0])
     assert last == "(6, 3, 256, 256) [0, 1, 2, 1, 0, 2] [1]"

@@ -86,13 +86,15 @@ def test_device_with_too_few_samples_is_evaluated_and_does_not_train(tmp_path: P
     assert told in done.manifest["data"]
 
 
-def test_evaluation_on_clients_leaves_out_idle_devices() -> None:
+def test_preparation_and_plan_show_that_a_device_waits() -> None:
     more = f"{NO_DATA}\n{TOO_FEW}"
     read = topology.parse(text(more).replace("devices: 20", "on: clients, samples: 10"))
     assert len(preparation.prepare(read, None).test) == 30
-
-
-def test_plan_shows_that_a_device_waits() -> None:
+    sizes = "{scheme: InnerDirichletPartitioner, partition_sizes: [0, 600, 600], alpha: 1.0}"
+    changed = text().replace("importance:", f"partition: {sizes}, importance:")
+    prepared = preparation.prepare(topology.parse(changed), None)
+    assert [len(own) for own in prepared.indices.values()] == [0, 600, 600]
+    assert prepared.remarks[-1].startswith("a-1 will not train")
     read = topology.parse(text(NO_DATA))
     planned = plan(read, "virtual", HostResources((0, 1), 2**34))
     expected = rounds.estimate_rounds(read, planned, 650, {"a-1": 10, "a-2": 10, "a-3": 10, "z": 0})
@@ -118,14 +120,6 @@ def test_run_that_cannot_work_without_the_device_is_refused(old: str, new: str, 
     with pytest.raises(BadInputError) as refused:
         preparation.prepare(topology.parse(changed), None)
     assert told in str(refused.value)
-
-
-def test_partitioner_may_leave_a_device_without_samples() -> None:
-    sizes = "{scheme: InnerDirichletPartitioner, partition_sizes: [0, 600, 600], alpha: 1.0}"
-    changed = text().replace("importance:", f"partition: {sizes}, importance:")
-    prepared = preparation.prepare(topology.parse(changed), None)
-    assert [len(own) for own in prepared.indices.values()] == [0, 600, 600]
-    assert prepared.remarks[-1].startswith("a-1 will not train")
 
 
 def test_idle_client_process_waits_until_the_end(testbed: Testbed, tmp_path: Path) -> None:

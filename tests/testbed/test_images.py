@@ -65,38 +65,34 @@ def test_remaining_build_time_uses_previous_durations(
     assert str(again) == ""
 
 
+AGENT, LIBRARIES = {"agent", "agent-cuda"}, {"libraries", "libraries-cuda"}
+
+
 @pytest.mark.parametrize(
     ("changed", "remade"),
     [
-        ("agents/mqtt/topics.py", {"agent", "agent-cuda"}),
-        ("images/agent/Dockerfile", {"agent", "agent-cuda"}),
+        ("agents/mqtt/topics.py", AGENT),
+        ("images/agent/Dockerfile", AGENT),
         ("images/broker/Dockerfile", {"broker"}),
         ("images/libraries/requirements.txt", {"libraries", "agent"}),
         ("images/libraries/trim.txt", {"libraries", "agent"}),
-        ("images/libraries/Dockerfile", {"libraries", "agent", "libraries-cuda", "agent-cuda"}),
+        ("images/libraries/Dockerfile", LIBRARIES | AGENT),
         ("images/libraries-cuda/requirements.txt", {"libraries-cuda", "agent-cuda"}),
         ("images/libraries-cuda/trim.txt", {"libraries-cuda", "agent-cuda"}),
-        (
-            "images/base/packages.txt",
-            {"base", "libraries", "agent", "broker", "libraries-cuda", "agent-cuda"},
-        ),
+        ("images/base/packages.txt", {"base", "broker"} | LIBRARIES | AGENT),
     ],
 )
 def test_changed_file_changes_the_dependent_tags(
     inputs: tuple[Path, Path], changed: str, remade: set[str]
 ) -> None:
     before = images.current_tags(*inputs)
+    (inputs[1] / "notes.txt").write_text("not for the image")
+    (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
+    assert images.current_tags(*inputs) == before
     with (inputs[0].parent / changed).open("a") as file:
         file.write("# changed\n")
     after = images.current_tags(*inputs)
     assert {kind for kind in before if before[kind] != after[kind]} == remade
-
-
-def test_files_other_than_sources_change_no_tag(inputs: tuple[Path, Path]) -> None:
-    before = images.current_tags(*inputs)
-    (inputs[1] / "notes.txt").write_text("not for the image")
-    (inputs[1] / "topics.cpython-311.pyc").write_bytes(b"")
-    assert images.current_tags(*inputs) == before
 
 
 def test_leftovers_of_a_killed_build_are_removed_by_the_next(
@@ -119,13 +115,15 @@ def test_leftovers_of_a_killed_build_are_removed_by_the_next(
     assert [*cache.iterdir()] == [cache / "wheels"]
 
 
-def test_image_has_the_projects_torch_version() -> None:
-    pin = re.compile(r"torch==[\w.]+")
-    project = pin.search((images.FOLDER.parent / "pyproject.toml").read_text())
-    image = pin.search((images.FOLDER / "libraries/requirements.txt").read_text())
-    assert project is not None
-    assert image is not None
-    assert project[0] == image[0]
+def test_images_have_the_projects_torch_version_and_differ_in_its_build_alone() -> None:
+    plain, cuda = (
+        wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
+        for name in ("libraries", "libraries-cuda")
+    )
+    pin = re.search(r"torch==[\w.]+", (images.FOLDER.parent / "pyproject.toml").read_text())
+    assert pin is not None
+    assert pin[0] in plain
+    assert cuda == [line.replace("torch==", "torch===") for line in plain]
 
 
 @pytest.mark.parametrize(
@@ -141,11 +139,14 @@ def test_torch_is_required_as_the_cpu_build_of_this_host(installed: str | None, 
     assert wheels.prefer_cpu(["numpy>=2.0", "torch==2.13.0"], installed) == ["numpy>=2.0", required]
 
 
-def test_cuda_libraries_are_refused_with_the_fix() -> None:
+def test_cuda_libraries_are_refused_and_required_for_gpus_with_the_fix() -> None:
     wheels.refuse_cuda(["torch", "numpy"], "")
     message = r"2 CUDA libraries \(nvidia-cublas, .*PyTorch: no answer\. .*PIP_EXTRA_INDEX_URL=https:"
     with pytest.raises(HostError, match=message):
         wheels.refuse_cuda(["torch", "nvidia-cudnn-cu13", "nvidia-cublas"], "no answer")
+    wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
+    with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
+        wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
 
 
 def test_torch_of_the_same_version_with_cuda_is_refused(
@@ -184,21 +185,6 @@ def test_wheels_are_downloaded_once_unless_forced(
     assert fetched(1, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=False) == ["thing-1-py3-none-any.whl"]
     assert fetched(2, again=True) == ["thing-2-py3-none-any.whl"]
-
-
-def test_gpu_image_differs_only_in_the_pytorch_build() -> None:
-    plain, cuda = (
-        wheels.significant_lines((images.FOLDER / name / "requirements.txt").read_text())
-        for name in ("libraries", "libraries-cuda")
-    )
-    assert cuda == [line.replace("torch==", "torch===") for line in plain]
-    assert cuda != plain
-
-
-def test_torch_without_cuda_is_refused_for_gpus_with_the_fix() -> None:
-    wheels.require_cuda(["torch-2.13.0.whl", "nvidia_cublas-13.1.1.3-py3-none-linux.whl"])
-    with pytest.raises(HostError, match=r"no CUDA libraries.*PyTorch's wheels with CUDA.*build --gpu"):
-        wheels.require_cuda(["torch-2.13.0.whl", "numpy-2.3.whl"])
 
 
 def test_only_images_needed_by_the_run_are_built() -> None:
@@ -280,36 +266,17 @@ def test_without_registry_and_mmdebstrap_the_error_names_the_fix(
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_existing_images_are_not_rebuilt(engine: docker.DockerClient, built: images.Images) -> None:
-    output: list[str] = []
-    assert images.ensure(engine, output.append) == built
-    assert output == []
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_the_agent_image_is_small_and_has_no_pip(
+def test_agents_start_in_a_small_image_and_broker_without_rights(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
+    assert images.ensure(engine, (output := list[str]()).append) == built
+    assert output == [], "existing images are not built again"
     assert engine.images.get(built.agent).attrs["Size"] < 1.3e9
     script = (
-        "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)])"
-    )
-    command = ["python3", "-c", script]
-    output = engine.containers.run(built.agent, command, network_mode="none", remove=True)
-    assert output == b"[]\n"
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_agents_start_read_only_and_unprivileged(
-    engine: docker.DockerClient, built: images.Images
-) -> None:
-    script = (
+        "import importlib.util as u; print([n for n in ('pip', 'nvidia', 'testbed') if u.find_spec(n)]);"
         "import agents.client.main, agents.aggregator.main, torch; print(torch.ones(2).sum().item())"
     )
-    output = engine.containers.run(
+    printed = engine.containers.run(
         built.agent,
         ["python3", "-c", script],
         user="10001:10001",
@@ -318,36 +285,24 @@ def test_agents_start_read_only_and_unprivileged(
         cap_drop=["ALL"],
         remove=True,
     )
-    assert output == b"2.0\n"
-
-
-@pytest.mark.docker
-@pytest.mark.timeout(600)
-def test_broker_does_not_run_as_root(engine: docker.DockerClient, built: images.Images) -> None:
-    output = engine.containers.run(
-        built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True
-    )
-    assert int(output) > 0
-
-
-@pytest.fixture
-def context(built: images.Images, tmp_path: Path) -> Path:
-    """A build context whose only step takes a minute."""
-    (tmp_path / "Dockerfile").write_text(
-        f"FROM {built.broker}\nARG BUILD\nLABEL testbed.build=${{BUILD}}\nUSER root\n"
-        "RUN touch /layer\nRUN sleep 61\n"
-    )
-    with tarfile.open(tmp_path / "context.tar", "w") as archive:
-        archive.add(tmp_path / "Dockerfile", "Dockerfile")
-    return tmp_path / "context.tar"
+    assert printed == b"[]\n2.0\n"
+    user = engine.containers.run(built.broker, ["-u"], entrypoint="id", network_mode="none", remove=True)
+    assert int(user) > 0
 
 
 @pytest.mark.timed  # others build images, too
 @pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_ctrl_c_during_a_build_leaves_nothing(
-    engine: docker.DockerClient, context: Path, monkeypatch: pytest.MonkeyPatch
+    engine: docker.DockerClient, built: images.Images, tmp_path: Path
 ) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {built.broker}\nARG BUILD\nLABEL testbed.build=${{BUILD}}\nUSER root\n"
+        "RUN touch /layer\nRUN sleep 61\n"
+    )
+    context = tmp_path / "context.tar"
+    with tarfile.open(context, "w") as archive:
+        archive.add(tmp_path / "Dockerfile", "Dockerfile")
+
     def containers() -> list[str]:
         running = engine.containers.list(all=True, ignore_removed=True)
         return [str(found.id) for found in running if "sleep 61" in str(found.attrs)]
@@ -406,7 +361,6 @@ def test_pruning_keeps_images_in_use() -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_only_unused_images_are_listed_and_removed(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
@@ -468,7 +422,9 @@ def test_user_image_is_rebuilt_when_its_inputs_change(sensor: Path) -> None:
     assert tag() != first
 
 
-def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
+def test_only_regular_files_of_limited_size_go_into_an_image(
+    sensor: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (sensor.parent / "driver").symlink_to("driver.py")
     os.mkfifo(sensor.parent / "pipe")
     with pytest.raises(BadInputError, match=r"sensor/pipe is neither a file nor a link"):
@@ -476,9 +432,6 @@ def test_only_regular_files_go_into_an_image(sensor: Path) -> None:
     with (sensor.parent / ".dockerignore").open("a") as ignored:
         ignored.write("pipe\n")
     assert "driver" in device_images.BuildContext.read(sensor).files
-
-
-def test_folder_too_large_for_an_image_is_refused(sensor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_images, "_MAX_BYTES", 10)
     with pytest.raises(BadInputError, match=r"put the Dockerfile into a folder .* \.dockerignore"):
         device_images.BuildContext.read(sensor)
@@ -505,7 +458,6 @@ def test_missing_programs_of_an_image_are_named() -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_image_unfit_for_a_device_is_refused_with_its_group(
     engine: docker.DockerClient, built: images.Images
 ) -> None:
@@ -528,7 +480,6 @@ def test_image_unfit_for_a_device_is_refused_with_its_group(
 
 
 @pytest.mark.docker
-@pytest.mark.timeout(600)
 def test_output_of_a_short_container_is_read_and_nothing_left(
     engine: docker.DockerClient, built: images.Images
 ) -> None:

@@ -71,10 +71,6 @@ HALF_FOUND = structs.replace(V1, quota=5000, shares=5000)
 SWAPS = "it may swap (without limit), requested no swap"
 
 
-def test_limits_that_hold_throughout_are_no_reason() -> None:
-    assert wrong(pi(), read(-1.0, V1)) == ()
-
-
 def test_limit_lost_during_the_run_is_a_reason() -> None:
     samples = read(-1.0, V1), read(7.0, structs.replace(V1, swap=NO_LIMIT))
     found = measure([pi()], samples, SegmentClock(EPOCH, end=60.0), {})

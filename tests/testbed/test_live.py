@@ -4,6 +4,7 @@ import dataclasses
 import io
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -27,17 +28,29 @@ def tallied(records: Iterable[events.Record]) -> Tally:
     return tally
 
 
+class Shown:
+    """A view without a terminal, and the lines that a user sees."""
+
+    def __init__(self, devices: int = 3, after: float = 60.0, width: int = 80, **more: Any) -> None:
+        self._file = io.StringIO()
+        self.console = Console(file=self._file, width=width)
+        stop = StopConditions(after=after)
+        overview = Overview(rule="fedbuff", stop=stop, devices=fleet(devices), **more)
+        self.view = LiveView(self.console, overview)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self._file.getvalue().splitlines()]
+
+
 def shown(records: Iterable[events.Record]) -> list[str]:
     """Return the lines that a user sees if `records` arrive all at once."""
-    console = Console(file=io.StringIO(), width=80)
-    with LiveView(
-        console, Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(3))
-    ) as view:
+    screen = Shown()
+    with screen.view as view:
         for record in records:
             view.record(record)
         view.refresh(now=1000.0)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().splitlines()
+    return screen.lines
 
 
 def test_tally_counts_per_device() -> None:
@@ -112,27 +125,15 @@ def test_only_changes_of_presence_are_announced() -> None:
     assert news == [None, Notice(1, "offline", "pi-1"), None, None, Notice(4, "online", "pi-1")]
 
 
-def test_notices_of_one_kind_share_a_line() -> None:
+def test_notices_of_one_kind_or_with_one_reason_share_a_line() -> None:
     gone = [Notice(3.0 + k, "offline", f"pi-{k}") for k in range(8)]
     assert merge_notices([gone[0], Notice(3.5, "note", "hot"), *gone[1:]]) == [
         Notice(3.0, "offline", "pi-0, pi-1, pi-2, pi-3, pi-4, pi-5 and 2 more"),
         Notice(3.5, "note", "hot"),
     ]
-
-
-def test_rejections_with_one_reason_are_announced_once() -> None:
-    found = merge_notices(
-        [
-            Notice(1.0, "update rejected", client, why)
-            for client, why in [
-                ("a", "late"),
-                ("b", "not finite"),
-                ("a", "not finite"),
-                ("b", "not finite"),
-            ]
-        ]
-    )
-    assert found == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
+    reasons = [("a", "late"), ("b", "not finite"), ("a", "not finite"), ("b", "not finite")]
+    rejected = [Notice(1.0, "update rejected", client, why) for client, why in reasons]
+    assert merge_notices(rejected) == [Notice(1.0, "update rejected", "a (late), b, a (not finite)")]
 
 
 def test_output_without_a_terminal_has_evaluations_and_the_end() -> None:
@@ -162,12 +163,8 @@ def test_virtual_run_prints_a_line_per_host_second_and_per_tenth(
 ) -> None:
     seconds = 1000.0
     monkeypatch.setattr("testbed.watching.live.time.monotonic", lambda: seconds)
-    console = Console(file=io.StringIO(), width=80)
-    assert isinstance(console.file, io.StringIO)
-    overview = Overview(
-        rule="fedbuff", stop=StopConditions(after=100.0), devices=fleet(1), runtime="virtual"
-    )
-    view = LiveView(console, overview)
+    screen = Shown(devices=1, after=100.0, runtime="virtual")
+    view = screen.view
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1",), ()))
     for at in range(35):  # at once
         view.record(events.Evaluated(float(at), at, 2.0, 0.2))
@@ -175,31 +172,23 @@ def test_virtual_run_prints_a_line_per_host_second_and_per_tenth(
     view.record(events.Evaluated(35.0, 35, 2.0, 0.2))
     view.record(events.Evaluated(36.0, 36, 2.0, 0.2))
     view.record(events.RunEnded(37.0, "after", 36, 0))
-    lines = console.file.getvalue().splitlines()
-    assert [line.split()[0] for line in lines] == ["0.0", "10.0", "20.0", "30.0", "35.0", "36.0", "37.0"]
+    first = [line.split()[0] for line in screen.lines]
+    assert first == ["0.0", "10.0", "20.0", "30.0", "35.0", "36.0", "37.0"]
 
 
 def test_notices_are_collected_for_a_second() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    assert isinstance(console.file, io.StringIO)
-    view = LiveView(console, Overview(rule="fedbuff", stop=StopConditions(updates=10), devices=fleet(2)))
+    screen = Shown(devices=2)
+    view = screen.view
+    view.progress("[/bold] " + 100 * "x")
+    assert screen.lines == ["[/bold] " + 100 * "x"], "messages are printed without markup"
     view.record(events.RunStarted(0.0, 1.7e9, ("pi-1", "pi-2"), ()))
     view.record(events.ClientStatus(3.0, "pi-1", "offline"))
     view.refresh(now=1000.0)
     view.record(events.ClientStatus(3.2, "pi-2", "offline"))
     view.refresh(now=1000.9)
-    assert console.file.getvalue() == ""
+    assert len(screen.lines) == 1
     view.refresh(now=1001.0)
-    assert console.file.getvalue().strip() == "3.0 s  offline: pi-1, pi-2"
-
-
-def test_messages_are_printed_without_markup() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    LiveView(
-        console, Overview(rule="fedbuff", stop=StopConditions(after=60.0), devices=fleet(1))
-    ).progress("[/bold] " + 100 * "x")
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == "[/bold] " + 100 * "x" + "\n"
+    assert screen.lines[1].strip() == "3.0 s  offline: pi-1, pi-2"
 
 
 def test_summary_shows_pauses_and_absence_if_any(directory: Path) -> None:
@@ -208,20 +197,18 @@ def test_summary_shows_pauses_and_absence_if_any(directory: Path) -> None:
         events.Acted(7.5, "slow", "scenario", 0.0, {"action": "pause"}),
         events.RoundUnfinished(10.0, "mute", 0, 0.0, 10.0),
     )
-    console = Console(file=io.StringIO(), width=100)
-    console.print(live.render_summary(run))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    screen = Shown(width=100)
+    screen.console.print(live.render_summary(run))
+    lines = screen.lines
     assert lines[1].endswith("staleness busy transfer idle paused")  # nobody was offline
     assert lines[3].endswith("60%      15%   0%    25%")
     assert lines[4].endswith("100%       0%   0%     0%")
 
 
 def test_summary_shows_each_devices_work_and_the_accuracy(directory: Path) -> None:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(live.render_summary(load(directory)))
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    screen = Shown()
+    screen.console.print(live.render_summary(load(directory)))
+    lines = screen.lines
     assert lines[1:5] == [
         "device profile          updates share staleness busy transfer idle",
         "fast   0.5 cpu, 512 MiB       2   67%       0.0  20%      20%  60%",

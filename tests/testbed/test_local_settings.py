@@ -112,23 +112,24 @@ def test_run_starts_from_the_model_of_another_run(tmp_path: Path, testbed: Testb
 @pytest.mark.parametrize(
     ("state", "told"),
     [
-        ({"1.weight": torch.zeros(10, 64)}, "1.bias is missing"),
-        ({"1.weight": torch.zeros(10, 63), "1.bias": torch.zeros(10)}, "1.weight has shape [10"),
-        (
-            {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), "fc": torch.zeros(1)},
-            "the model has no parameter or buffer of that name",
-        ),
-        (
-            {"1.weight": torch.zeros(10, 64), "1.bias": torch.full((10,), torch.nan)},
-            "1.bias has values that are not finite",
-        ),
+        ({"1.bias": None}, "1.bias is missing"),
+        ({"1.weight": torch.zeros(10, 63)}, "1.weight has shape [10"),
+        ({"fc": torch.zeros(1)}, "the model has no parameter or buffer of that name"),
+        ({"1.bias": torch.full((10,), torch.nan)}, "1.bias has values that are not finite"),
+        ({"1.weight": torch.zeros(10, 64).double() + 1e300}, "1.weight has values that are not fin"),
+        ({"1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
+        ({"1.bias": torch.zeros(10, dtype=torch.complex64)}, "1.bias has type complex64, expected flo"),
+        ({1: torch.zeros(10)}, "not a mapping of names to tensors"),
         ([1, 2], "not a mapping of names to tensors"),
     ],
-    ids=["missing", "shape", "unknown", "not finite", "list"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_initial_model_that_does_not_fit_is_refused_with_place(
     state: object, told: str, tmp_path: Path, testbed: Testbed
 ) -> None:
+    if isinstance(state, dict):  # a whole state, with these in place of its own
+        state = {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10), **state}
+        state = {name: tensor for name, tensor in state.items() if tensor is not None}
     torch.save(state, tmp_path / "first.pt")
     (tmp_path / "t.yaml").write_text(_text(task="initial: first.pt"))
     said = testbed("validate", tmp_path / "t.yaml")
@@ -168,29 +169,6 @@ def test_damaged_initial_model_is_an_error_at_its_key(name: str, tmp_path: Path)
                 refused.append(str(error))
     assert len(refused) > 90
     assert all(f"task.initial: {path}: " in text for text in refused)
-
-
-@pytest.mark.parametrize(
-    ("state", "told"),
-    [
-        ({1: torch.zeros(10)}, "not a mapping of names to tensors"),
-        ({"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10).to_sparse()}, "1.bias is sparse"),
-        (
-            {"1.weight": torch.zeros(10, 64), "1.bias": torch.zeros(10, dtype=torch.complex64)},
-            "1.bias has type complex64, expected float32",
-        ),
-        (
-            {"1.weight": torch.zeros(10, 64).double() + 1e300, "1.bias": torch.zeros(10)},
-            "1.weight has values that are not finite",
-        ),
-    ],
-    ids=["names", "sparse", "complex", "too large"],
-)
-def test_initial_model_with_other_tensors_is_refused(state: object, told: str, tmp_path: Path) -> None:
-    torch.save(state, tmp_path / "first.pt")
-    with pytest.raises(BadInputError) as caught:
-        models.check_initial(parse(_text(task=f"initial: {tmp_path / 'first.pt'}")))
-    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["first.pt", "first.safetensors"])

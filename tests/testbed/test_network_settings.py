@@ -50,6 +50,9 @@ def test_devices_get_the_path_to_the_root_and_its_end_to_end_properties() -> Non
     assert planned.segments["cell"].queue == 10 * 1514
     whole = planned.devices[0].end_to_end
     assert whole == AccessLink(1_000_000, 10_000_000, 0.07, 0.001, 0.5)
+    topology = parse(HEAD + TREE)
+    again = parse(topology.to_yaml())
+    assert (again.network, again.segments) == (topology.network, topology.segments)
 
 
 def test_segment_with_devices_on_several_nodes_is_refused() -> None:
@@ -60,13 +63,6 @@ def test_segment_with_devices_on_several_nodes_is_refused() -> None:
     (problem,) = split_segments(topology, segments, {**nodes, "phone-2": "n2"})
     assert problem.message.startswith("devices[0].segment: cell is shared by devices on several nodes")
     assert "hosts: [NODE]" in problem.message
-
-
-def test_written_topology_gives_the_same_plan() -> None:
-    topology = parse(HEAD + TREE + "scenario: []\n")
-    again = parse(topology.to_yaml())
-    assert again.network == topology.network
-    assert again.segments == topology.segments
 
 
 @pytest.mark.parametrize(
@@ -190,8 +186,5 @@ def test_traced_background_is_read_from_files_and_repeats(tmp_path: Path) -> Non
     (tmp_path / "load.csv").write_text("time,rtt\n0,1\n")
     with pytest.raises(BadInputError, match="neither column up nor down"):
         read(topology)
-
-
-def test_unknown_kind_of_background_is_refused() -> None:
     with pytest.raises(ValueError, match="expected one of constant, on_off"):
         background.build(Background(0, "up", "x", {}))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agents.events import ClientStatus, RunStarted, UpdateApplied, to_line
+from agents.events import ClientStatus, RunStarted, to_line
 from agents.wire import payloads
 from analysis.load import load
 from testbed.run.optimum import OptimumComparison, compare_with_optimum
+from tests.testbed import record_factories
 
 LOCAL = {"steps": 5, "lr": 0.1, "clip": None}
 GROUP = {"name": "d", "local": LOCAL}
@@ -23,25 +25,8 @@ OPTIMUM = [1.2, 1.6]
 
 
 def update(client: str, weight: float, kind: str, steps: int = 5) -> str:
-    times = ("dispatched", "downloaded", "train_start", "train_end", "sent", "arrived", "applied")
-    return to_line(
-        UpdateApplied(
-            client=client,
-            sequence=1,
-            kind=kind,
-            base_version=0,
-            applied_version=1,
-            staleness=0,
-            weight=weight,
-            samples=1,
-            steps=steps,
-            loss=0.5,
-            bytes=100,
-            dispatch=1,
-            outside=0,
-            **dict.fromkeys(times, 1.0),
-        )
-    )
+    made = record_factories.update(client, 1.0, dispatch=1)
+    return to_line(replace(made, weight=weight, kind=kind, steps=steps, outside=0))
 
 
 def ended(
@@ -81,36 +66,32 @@ def test_area_converges_to_the_optimum_at_any_update_rates(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("states", "known"),
-    [(["offline"], False), (["offline", "joining"], False), (["offline", "joining", "ready"], True)],
+    ("absent", "states", "known"),
+    [
+        ((), ["offline"], False),
+        ((), ["offline", "joining"], False),
+        ((), ["offline", "joining", "ready"], True),
+        (("b",), [], False),
+        (("b",), ["ready"], True),
+    ],
 )
 def test_area_converges_elsewhere_if_a_client_never_contributes(
-    states: list[str], known: bool, tmp_path: Path
+    absent: tuple[str, ...], states: list[str], known: bool, tmp_path: Path
 ) -> None:
-    left = [to_line(ClientStatus(2.0 + n, "b", state)) for n, state in enumerate(states)]
-    lines = [update("a", 0.5, "residual"), *left]
+    """Client b is absent at the start, or has these states after that."""
+    begun = RunStarted(0.0, 1.7e9, tuple({*"abc"} - {*absent}), absent)
+    later = [ClientStatus(2.0 + n, "b", state) for n, state in enumerate(states)]
+    lines = [to_line(begun), update("a", 0.5, "residual"), *map(to_line, later)]
     assert (heads_for(tmp_path, lines) is not None) == known
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_area_with_a_client_missing_at_the_start(late: bool, tmp_path: Path) -> None:
-    lines = [to_line(RunStarted(0.0, 1.7e9, ("a", "b"), ("c",))), update("a", 0.5, "residual")]
-    if late:
-        lines.append(to_line(ClientStatus(2.0, "c", "ready")))
-    assert (heads_for(tmp_path, lines) is not None) == late
-
-
-def test_rules_that_mix_models_have_no_predicted_optimum(tmp_path: Path) -> None:
-    assert heads_for(tmp_path, [update("a", 0.5, "model"), update("b", 0.5, "model")]) is None
-
-
-def test_models_of_one_version_count_like_their_deltas(tmp_path: Path) -> None:
+def test_models_of_one_version_count_like_their_deltas_and_mixed_ones_not(tmp_path: Path) -> None:
     lines = [update("a", 0.5, "model"), update("b", 0.5, "model")]
-    assert heads_for(tmp_path, lines, rule="fedavg") == pytest.approx([2.0, 0.0])
-
-
-def test_run_without_updates_has_no_predicted_optimum(tmp_path: Path) -> None:
-    assert heads_for(tmp_path, []) is None
+    for name in ("mixed", "one version", "no update"):
+        (tmp_path / name).mkdir()
+    assert heads_for(tmp_path / "mixed", lines) is None
+    assert heads_for(tmp_path / "one version", lines, rule="fedavg") == pytest.approx([2.0, 0.0])
+    assert heads_for(tmp_path / "no update", []) is None
 
 
 @pytest.mark.parametrize("kind", ["delta", "residual"])
@@ -140,9 +121,7 @@ def test_optimum_is_described_in_words(tmp_path: Path) -> None:
         "optimum           (1.2, 1.6)",
         "surrogate optimum (4, 0)  3.22 from it, where the run converges by theory",
     ]
-
-
-def test_missing_prediction_is_explained_in_words(tmp_path: Path) -> None:
-    found = ended(tmp_path, [update("b", 0.5, "model")])
-    assert found is not None
-    assert not any("surrogate" in line for line in found.lines())
+    (tmp_path / "mixed").mkdir()
+    mixed = ended(tmp_path / "mixed", [update("b", 0.5, "model")])
+    assert mixed is not None
+    assert not any("surrogate" in line for line in mixed.lines())

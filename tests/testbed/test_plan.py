@@ -25,6 +25,7 @@ def fleet(devices: str, more: str = "") -> topology.Topology:
 
 
 def test_first_core_is_reserved_for_broker_and_aggregator() -> None:
+    assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", HostResources((0, 1), 16 * GIB))
     planned = plan(fleet("{name: pi, count: 2, cpu: 1.5}"), "docker", FOUR_CORES)
     assert (planned.infrastructure_cpus, planned.device_cpus) == ("0", "2-3,5")
     assert planned.device_capacity == 3
@@ -42,6 +43,8 @@ def test_last_cores_are_reserved_for_evaluations() -> None:
         fleet("{name: pi, cpu: 1}", "evaluate: {cores: 2}"), "virtual", HostResources((0,), GIB)
     )
     assert simulated.evaluation_cpus == ""
+    with pytest.raises(BadInputError, match=r"expected at most 1: .* keep one, and evaluations 2 \("):
+        plan(fleet("{name: pi, cpu: 1.5}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
 
 
 @pytest.mark.parametrize(
@@ -59,11 +62,6 @@ def test_evaluations_leave_one_core_for_the_rest(cores: int, wanted: int, told: 
     with pytest.raises(BadInputError) as refused:
         plan(topology, "docker", HostResources(tuple(range(cores)), 16 * GIB), oversubscribe=True)
     assert f"6:19: evaluate.cores: found {wanted}, but {told}" in str(refused.value)
-
-
-def test_devices_do_not_use_evaluation_cores() -> None:
-    with pytest.raises(BadInputError, match=r"expected at most 1: .* keep one, and evaluations 2 \("):
-        plan(fleet("{name: pi, cpu: 1.5}", "evaluate: {cores: 2}"), "docker", FOUR_CORES)
 
 
 def test_devices_get_half_of_a_single_core() -> None:
@@ -96,10 +94,6 @@ def test_quickstart_fits_any_number_of_cores(
         assert len(planned.compromises) == (2 if len(cores) == 1 else 0)
 
 
-def test_ten_shares_of_a_tenth_fit_one_core() -> None:
-    assert plan(fleet("{name: pi, count: 10, cpu: 0.1}"), "docker", HostResources((0, 1), 16 * GIB))
-
-
 @pytest.mark.parametrize(
     ("devices", "told"),
     [
@@ -128,6 +122,10 @@ def test_real_runtimes_support_links_and_outages(runtime: str) -> None:
         "scenario: [{at: 1s, disconnect: pi, for: 1s}, {at: 3s, set: pi, link: {rtt: 1s, loss: 0%}}]",
     )
     assert plan(wanted, runtime, FOUR_CORES).devices[0].link == AccessLink(up=5_000_000)
+    wanted = fleet("{name: pi, cpu: 1, timing: 1s, speed: 2}")
+    (device,) = plan(wanted, runtime, this_host(), oversubscribe=True).devices
+    assert (device.timing, device.speed) == (DrawnDuration("constant", {"value": 1.0}), 2.0)
+    assert device.profile == "1 cpu, 512 MiB, timing 1s"
 
 
 def test_packet_loss_is_refused_with_relays(tmp_path: Path) -> None:
@@ -210,17 +208,13 @@ def test_image_key_needs_containers(tmp_path: Path) -> None:
     assert topology.parse(found.to_yaml()) == found
 
 
-def test_real_runtimes_accept_timing_and_speed_with_cpu() -> None:
-    wanted = fleet("{name: pi, cpu: 1, timing: 1s, speed: 2}")
-    (device,) = plan(wanted, "docker", FOUR_CORES).devices
-    assert (device.timing, device.speed) == (DrawnDuration("constant", {"value": 1.0}), 2.0)
-    assert device.profile == "1 cpu, 512 MiB, timing 1s"
-
-
 def test_virtual_time_fits_any_fleet() -> None:
     wanted = fleet("{name: pi, count: 20000, cpu: 8, memory: 64GiB}", "runtime: {name: virtual}")
     planned = plan(wanted, "virtual", HostResources((0,), GIB))
     assert len(planned.devices) == 20_000
+    assert plan(fleet("{name: pi, cpu: 9}", "dilation: auto"), "virtual", FOUR_CORES).dilation == 1
+    with pytest.raises(BadInputError, match="expected docker, swarm, process or virtual"):
+        plan(wanted, "kubernetes", FOUR_CORES)
     assert planned.devices[-1].name == "pi-20000"
 
 
@@ -239,11 +233,6 @@ def test_virtual_device_is_described_by_its_settings() -> None:
         {"device": "a", "gflops": 10.0, "timing": None, "speed": 0.5, "rtt": "60ms", **silent},
         {"device": "b", "gflops": None, "timing": "exponential", "speed": None, "rtt": None, **silent},
     ]
-
-
-def test_an_unknown_runtime_is_refused() -> None:
-    with pytest.raises(BadInputError, match="expected docker, swarm, process or virtual"):
-        plan(fleet("{name: pi, cpu: 1}"), "kubernetes", FOUR_CORES)
 
 
 @pytest.mark.parametrize(
@@ -280,12 +269,6 @@ def test_plan_has_a_row_per_device() -> None:
     ]
 
 
-def test_this_host_has_cores_and_memory() -> None:
-    host = this_host()
-    assert len(host.cores) >= 1
-    assert host.memory > 0
-
-
 @pytest.mark.parametrize(
     ("asked", "found"),
     [("4", 4.0), ("auto", 1.5), ("1", None)],
@@ -312,7 +295,3 @@ def test_dilated_trace_keeps_a_rate_above_zero_in_outages() -> None:
         "down": None,
         "rtt": 250.0,
     }
-
-
-def test_virtual_time_needs_no_dilation() -> None:
-    assert plan(fleet("{name: pi, cpu: 9}", "dilation: auto"), "virtual", FOUR_CORES).dilation == 1

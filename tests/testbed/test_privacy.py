@@ -31,6 +31,8 @@ def test_secure_settings_for_the_agents() -> None:
     assert plain is not None
     assert (plain.largest_weight, plain.needed) == (1, 3)  # 0.7 · 4, rounded up
     assert topology.parse(BASE.replace("privacy", "# privacy")).secure is None
+    # 3 of 4 clients are needed, and 3 of 5: any two sets of that size have a common member.
+    assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,7 @@ def test_secure_settings_for_the_agents() -> None:
     [
         ("needed: 3", "needed: 5", "needed (U) is 5, expected from 1 to the number of clients, 4"),
         ("needed: 3", "needed: 2", "needed (U) is 2, expected more than half of the number of clients"),
+        ("count: 4", "count: 6", "expected more than half of the number of clients, 6"),
         ("colluding: 1", "colluding: 3", "needed: found 3, expected above colluding (T), 3"),
         ("needed: 3", "needed: 3, bits: 24", "4 updates × weights up to 64 × a range of 2^24 is more"),
         ("needed: 3", "needed: 3, bits: 31", "bits: found 31, expected from 2 to 30"),
@@ -72,25 +75,12 @@ def test_invalid_privacy_settings_are_refused(old: str, new: str, message: str) 
     assert "<text>:" in str(refused.value)  # the place
 
 
-def test_sum_needs_shares_of_more_than_half_of_the_clients() -> None:
-    """3 of 4 clients are needed, and 3 of 5: any two sets of that size have a common member."""
-    assert topology.parse(BASE).secure is not None
-    assert topology.parse(BASE.replace("count: 4", "count: 5")).secure is not None
-    with pytest.raises(BadInputError, match="more than half of the number of clients, 6"):
-        topology.parse(BASE.replace("count: 4", "count: 6"))
-
-
-def test_rule_that_may_sum_a_single_update_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user's own rule may declare it; the built-in rules do."""
-    monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))
+def test_rule_or_model_that_cannot_be_summed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInputError, match="has buffers, such as BatchNorm's"):
+        model_check.check(topology.parse(BASE.replace("digits-logreg", "cifar10-resnet18")))
+    monkeypatch.setattr(FedBuff, "sums", lambda _: Sums(1))  # as a user's own rule may declare it
     with pytest.raises(BadInputError, match="a sum of one update"):
         topology.parse(BASE)
-
-
-def test_models_with_buffers_are_refused() -> None:
-    parsed = topology.parse(BASE.replace("digits-logreg", "cifar10-resnet18"))
-    with pytest.raises(BadInputError, match="has buffers, such as BatchNorm's"):
-        model_check.check(parsed)
 
 
 DIFFERENTIAL = BASE.replace("secure: {colluding: 1, needed: 3}", "differential: {clip: 1, noise: 2}")

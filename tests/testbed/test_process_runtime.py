@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def python(code: str) -> tuple[str, ...]:
 
 def module(folder: Path, code: str) -> tuple[str, ...]:
     """A Python module with a function `main` that does what `code` says."""
-    (folder / "stand_in.py").write_text(f"def main():\n    exec({code!r}, {{}})\n")
+    text = f"import random\nimport numpy\n\ndef main():\n    exec({code!r}, {{}})\n"
+    (folder / "stand_in.py").write_text(text)
     return tuple(run_module.command("stand_in"))
 
 
@@ -97,7 +99,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         runtime.stop()
 
 
-TELL = "import os, sys; print(f'{os.getsid(0) == os.getpid()} {sys.argv[1]} {dict(os.environ)}')"
+TELL = (
+    "import os, random, sys, numpy; print(f'{os.getsid(0) == os.getpid()} {sys.argv[1]} "
+    "{random.random()} {numpy.random.random()} {dict(os.environ)}')"
+)
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -116,6 +121,8 @@ def test_run_from_start_to_stop(
     assert f"'TESTBED_RUN': '{directory.run}'" in told
     assert "'TESTBED_PART': 'd-1'" in told
     assert "'OMP_NUM_THREADS': '1'" in told
+    drawn = {number for name in ("d-1", "d-2") for number in log_of(run, name).split()[2:4]}
+    assert len(drawn) == 4, "each process draws other random numbers"
     assert components(run) == {"broker", "aggregator", "d-1", "d-2"}
     (live,) = (one for one in process.live_runs() if one.run == directory.run)
     assert live.components == 4
@@ -160,7 +167,7 @@ def test_relay_reports_invalid_commands_and_continues(make: Make, tmp_path: Path
 
     def refused(payload: bytes) -> str:
         controller.publish(names.control(ROUTER), payload)
-        event = failures.get(timeout=10)
+        event = failures.get(timeout=120)
         assert isinstance(event, ReceivedMessage)
         return event.payload.decode()
 
@@ -174,10 +181,16 @@ def test_relay_reports_invalid_commands_and_continues(make: Make, tmp_path: Path
         controller.publish(
             names.control(ROUTER), messages.encode(messages.DeviceOrder(component, Disconnect()))
         )
-    failures.get(timeout=10)
-    time.sleep(0.1)
-    with pytest.raises(ConnectionFailedError):
-        Connection(broker, [], lambda _: None).open(2.0)
+    failures.get(timeout=120)
+
+    def is_cut_off() -> bool:
+        with suppress(ConnectionFailedError):
+            (connection := Connection(broker, [], lambda _: None)).open(2.0)
+            connection.close()
+            return False
+        return True
+
+    eventually(is_cut_off)
     controller.close()
 
 
@@ -298,16 +311,9 @@ def test_client_restarts_at_once_when_ordered(
     assert runtime.act("d-1", Restart()) == []  # it is there
     # A process that executes another program has, for a moment, no environment to be found by.
     eventually(lambda: len([info for info in of(run) if info.component == "d-1"]) == 1)
-
-
-def test_pending_restart_is_dropped_at_the_end(make: Make, tmp_path: Path) -> None:
-    run = spec(tmp_path, devices=1)
-    runtime = make(run, SLOW_GOODBYE)
-    runtime.start()
-    log_of(run, "d-1")
     runtime.act("d-1", Leave())
     runtime.act("d-1", Join())
-    runtime.stop()
+    runtime.stop()  # a restart that has not come yet is dropped
     runtime.exit_codes()
     assert of(run) == []
 
@@ -343,71 +349,24 @@ def test_total_cpu_use_does_not_fall_when_a_device_ends(make: Make, tmp_path: Pa
     assert eventually(lambda: (runtime.meter.device_cpu_seconds() or 0.0) > used)
 
 
-def test_device_that_exits_is_reported(make: Make, tmp_path: Path) -> None:
-    runtime = make(spec(tmp_path), "raise SystemExit(3)")
+def test_device_that_exits_or_cannot_be_imported_is_reported(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "exits").mkdir()
+    runtime = make(spec(tmp_path / "exits"), "raise SystemExit(3)")
     runtime.start()
     eventually(lambda: len(runtime.exit_codes()) == 2)
     assert runtime.exit_codes() == {"d-1": 3, "d-2": 3}
     assert runtime.meter.telemetry() == []
     runtime.limit("d-1")
-
-
-def test_import_failure_is_an_error_with_its_reason(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path))
     (tmp_path / "stand_in.py").write_text("import no_such_module")
     with pytest.raises(HostError, match=r"(?s)exit code 1:\n.*No module named 'no_such_module'"):
         runtime.start()
 
 
-def test_forked_processes_draw_different_random_numbers(make: Make, tmp_path: Path) -> None:
-    draw = "import random, numpy; print(f'{random.random()} {numpy.random.random()}')"
-    run = spec(tmp_path)
-    runtime = make(run, f"{draw}; {SLEEP}")
-    (tmp_path / "stand_in.py").write_text(
-        "import random, numpy\n" + (tmp_path / "stand_in.py").read_text()
-    )
-    runtime.start()
-    assert (
-        len({number for component in ("d-1", "d-2") for number in log_of(run, component).split()}) == 4
-    )
-
-
 def test_failed_broker_is_an_error_with_its_output(make: Make, tmp_path: Path) -> None:
     runtime = make(spec(tmp_path), mosquitto=sys.executable)  # which takes `-c CONF` for code
     with pytest.raises(HostError, match=r"(?s)exit code 1\..*broker\.log:\n.*SyntaxError"):
         runtime.start()
-
-
-CONTROLLER = """
-import sys, time
-from pathlib import Path
-from tests.testbed.test_process_runtime import *
-folder = Path(sys.argv[1])
-run = spec(folder, cpu=0.01, more=CUTS)
-runtime = ProcessRuntime(run, Programs(aggregator=python(SLEEP), client=module(folder, BUSY)))
-runtime.start()
-log_of(run, "d-1")
-runtime.limit("d-1")
-print("started", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_killed_controller_leaves_nothing(tmp_path: Path) -> None:
-    command, run = [*python(CONTROLLER), str(tmp_path)], f"t-{tmp_path.name}"
-    paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | paths) as controller:
-        assert controller.stdout is not None
-        assert controller.stdout.readline() == b"started\n"
-        left = found(run)
-        controller.kill()
-    started = {"broker", "router", "aggregator", "d-1", "d-2", forkserver.NAME}
-    assert {info.component for info in left} == started
-    try:
-        eventually(lambda: found(run) == [])
-    finally:
-        process.remove(run)
 
 
 @pytest.mark.skipif(not forkserver.AVAILABLE, reason="Linux only")
@@ -437,7 +396,7 @@ def test_remove_ends_processes_left_by_a_crash_and_nothing_else(tmp_path: Path) 
         try:
             assert [info.process.pid for info in found(f"ours-{tmp_path.name}")] == [ours.pid]
             assert process.remove(f"ours-{tmp_path.name}") == 1
-            assert ours.wait(30) == -signal.SIGTERM
+            assert ours.wait(120) == -signal.SIGTERM
             assert other.poll() is None
         finally:
             ours.kill()
@@ -455,7 +414,7 @@ def test_stop_spares_programs_started_by_the_controller(make: Make, tmp_path: Pa
             runtime.stop()
             assert [info.process.pid for info in of(run)] == [tracker.pid]
             assert process.remove(run.directory.run) == 1
-            assert tracker.wait(30) == -signal.SIGTERM
+            assert tracker.wait(120) == -signal.SIGTERM
         finally:
             tracker.kill()
 
@@ -470,18 +429,20 @@ def test_remove_spares_its_caller_and_parents(tmp_path: Path) -> None:
     assert done.stdout == b"0\n"
 
 
-def test_program_does_not_start_after_its_parent_died() -> None:
-    command = [sys.executable, die_with_parent.__file__, "1", "0", "--", "echo", "alive"]
+@pytest.mark.parametrize(
+    ("parent", "program", "told"),
+    [
+        (1, "echo", "controller ended"),
+        (0, "no-such-program", "cannot start no-such-program on cpu 0: No such file or directory\n"),
+    ],
+)
+def test_program_that_cannot_start_says_why(parent: int, program: str, told: str) -> None:
+    """It does not start after its parent died."""
+    pid = str(parent or os.getpid())
+    command = [sys.executable, die_with_parent.__file__, pid, "0", "--", program, "alive"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "controller ended" in done.stderr
-
-
-def test_missing_program_is_named() -> None:
-    command = [sys.executable, die_with_parent.__file__, str(os.getpid()), "0", "--", "no-such-program"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "cannot start no-such-program on cpu 0: No such file or directory\n"
+    assert told in done.stderr
 
 
 def test_cpu_lists_are_parsed() -> None:

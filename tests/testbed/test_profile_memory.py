@@ -46,34 +46,28 @@ def _limits(topology: Topology, free: int | None) -> list[str]:
     return list(limits.values())
 
 
-def test_profile_memory_is_the_default_limit() -> None:
-    topology = _topology(
-        "{name: a, cpu: 0.1, profile: pi-5}",
-        "{name: b, cpu: 0.1, profile: pi-5, memory: 2GiB}",
-        "{name: c, cpu: 0.1, profile: silent}",
-        "{name: d, cpu: 0.1}",
-    )
-    assert _limits(topology, 32 * GIB) == ["8GiB", "2GiB", "512MiB", "512MiB"]
-    assert _limits(topology, None) == ["8GiB", "2GiB", "512MiB", "512MiB"]
-
-
 @pytest.mark.parametrize(
     ("free", "limits"),
     [
-        # In GiB; 0.5 are for broker and aggregator, and 1 is given to c.
-        (18.5, ["8GiB", "1GiB", "1GiB"]),
-        (10.5, ["4GiB", "1GiB", "1GiB"]),
-        (4.0, ["853MiB", "853MiB", "1GiB"]),  # 2.5 for three, in whole MiB
-        (1.0, ["512MiB", "512MiB", "1GiB"]),  # no less than without profile: the plan refuses it
+        (None, ["8GiB", "1GiB", "2GiB", "512MiB", "512MiB"]),  # in virtual time
+        # In GiB; 0.5 are for broker and aggregator, and 3 are given to c, d and e.
+        (20.5, ["8GiB", "1GiB", "2GiB", "512MiB", "512MiB"]),
+        (12.5, ["4GiB", "1GiB", "2GiB", "512MiB", "512MiB"]),
+        (6.0, ["853MiB", "853MiB", "2GiB", "512MiB", "512MiB"]),  # 2.5 for three, in whole MiB
+        (1.0, ["512MiB", "512MiB", "2GiB", "512MiB", "512MiB"]),  # no less: the plan refuses it
     ],
 )
-def test_devices_without_a_limit_share_host_memory(free: float, limits: list[str]) -> None:
+def test_devices_without_a_limit_have_the_profiles_or_share_host_memory(
+    free: float | None, limits: list[str]
+) -> None:
     topology = _topology(
         "{name: a, count: 2, cpu: 0.1, profile: pi-5}",
         "{name: b, cpu: 0.1, profile: pi-3}",
-        "{name: c, cpu: 0.1, memory: 1GiB}",
+        "{name: c, cpu: 0.1, profile: pi-5, memory: 2GiB}",
+        "{name: d, cpu: 0.1, profile: silent, memory: 512MiB}",
+        "{name: e, cpu: 0.1, memory: 512MiB}",
     )
-    assert _limits(topology, int(free * GIB)) == limits
+    assert _limits(topology, None if free is None else int(free * GIB)) == limits
 
 
 def test_limit_other_than_the_profiles_is_explained() -> None:

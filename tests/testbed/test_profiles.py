@@ -34,18 +34,24 @@ def test_built_in_profiles_are_listed() -> None:
     assert (rural.down, rural.up, rural.rtt, rural.loss) == (20_000, 18_000, 1.3, 0.02)
 
 
-def test_each_entry_has_a_description_and_sources() -> None:
+def test_each_built_in_entry_has_a_source_and_can_be_listed_written_and_used() -> None:
     found = profiles.load()
     for entry in (*found.devices.values(), *found.links.values()):
         assert entry.description
         assert entry.source
-
-
-@pytest.mark.parametrize("name", ["2g", "3g", "3g-fast", "4g", "lte", "cable", "dsl", "edge"])
-def test_link_class_parses_like_a_topology_link(name: str) -> None:
-    link = profiles.load().link(name)
-    read = LinkSettings.model_validate(link.figures())
-    assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
+    for link in found.links.values():  # each parses like a link of a topology
+        read = LinkSettings.model_validate(link.figures())
+        assert (read.up, read.down, read.rtt) == (link.up, link.down, link.rtt)
+    for text in (profiles.listing(found), profiles.details(found)):
+        assert max(map(len, text.splitlines())) <= 80
+    (row,) = json.loads(json.dumps(profiles.rows(found.select("dsl"))))
+    assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
+    assert row["loss"] is None
+    data = {
+        kind: {name: entry.model_dump(mode="json", exclude_none=True) for name, entry in of.items()}
+        for kind, of in (("devices", found.devices), ("links", found.links))
+    }
+    assert profiles.parse(yamlfile.write(data)) == found, "written profiles are read back"
 
 
 def test_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None:
@@ -61,22 +67,11 @@ def test_later_file_replaces_whole_entries(home: Path, tmp_path: Path) -> None:
     assert beside.links == mine.links
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\n\n", "# links:\n#   lte: {down: 1mbit}\n", "devices:\nlinks:\n"]
-)
+@pytest.mark.parametrize("text", ["", "# links:\n#   lte: {down: 1mbit}\n", "devices:\nlinks:\n"])
 def test_file_of_comments_changes_nothing(home: Path, text: str) -> None:
     before = profiles.load()
     (home / "profiles.yaml").write_text(text)
     assert profiles.load() == before
-
-
-def test_written_profiles_are_read_back() -> None:
-    before = profiles.load()
-    data = {
-        kind: {name: entry.model_dump(mode="json", exclude_none=True) for name, entry in of.items()}
-        for kind, of in (("devices", before.devices), ("links", before.links))
-    }
-    assert profiles.parse(yamlfile.write(data)) == before
 
 
 @pytest.mark.parametrize(
@@ -140,41 +135,22 @@ def test_unknown_name_gets_a_suggestion() -> None:
 def test_listing_has_a_table_per_kind() -> None:
     text = """\
         devices:
-          pi: {gflops: 11.9, cores: 4}
+          pi: {gflops: 11.9, cores: 4, training: {convolution: 1, depthwise: 1, memory: 1}}
           zero: {gflops: 0.37, memory: 512MiB, power: {train: 2.1W, wait: 500mW}}
+          near: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1, error: 9.4%}}
         links:
           slow: {down: 1mbit, up: 20kbit, loss: 2%}
         """
     assert profiles.listing(profiles.parse(textwrap.dedent(text))).splitlines() == [
-        "device  gflops  cores  memory  power",
-        "pi      11.9    4      –       –",
-        "zero    0.37    –      512MiB  train 2.1W, wait 0.5W",
+        "device  gflops  cores  memory  power                  training",
+        "pi      11.9    4      –       –                      known",
+        "zero    0.37    –      512MiB  train 2.1W, wait 0.5W  –",
+        "near    2       –      –       –                      within 9%",
         "",
         "link  down   up      loss",
         "slow  1mbit  20kbit  0.02",
     ]
     assert profiles.listing(Profiles()) == ""
-
-
-def test_listing_shows_the_error_of_training_speeds() -> None:
-    text = """\
-        devices:
-          pi: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1, error: 9.4%}}
-          own: {gflops: 2, training: {convolution: 1, depthwise: 1, memory: 1}}
-          zero: {gflops: 2}
-        """
-    assert profiles.listing(profiles.parse(textwrap.dedent(text))).splitlines() == [
-        "device  gflops  training",
-        "pi      2       within 9%",
-        "own     2       known",
-        "zero    2       –",
-    ]
-
-
-def test_lists_and_explanations_fit_into_eighty_columns() -> None:
-    found = profiles.load()
-    for text in (profiles.listing(found), profiles.details(found)):
-        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_single_entry_is_explained() -> None:
@@ -189,9 +165,3 @@ def test_single_entry_is_explained() -> None:
         "",
         "A wire.",
     ]
-
-
-def test_json_listing_has_the_same_content() -> None:
-    (row,) = json.loads(json.dumps(profiles.rows(profiles.load().select("dsl"))))
-    assert (row["name"], row["kind"], row["down"], row["rtt"]) == ("dsl", "link", "1500kbit", "50ms")
-    assert row["loss"] is None

@@ -21,6 +21,12 @@ from testbed.watching.prometheus import RunCollector
 from tests.analysis.conftest import EVENTS, MANIFEST
 
 
+def registered(directory: RunDirectory) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(RunCollector(directory))
+    return registry
+
+
 def scraped(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
     """Values by name and labels' values."""
     families = text_string_to_metric_families(generate_latest(registry).decode())
@@ -30,8 +36,7 @@ def scraped(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 def test_metrics_of_a_run(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_manifest(run="t-1", rule="fedbuff", task="digits", runtime="docker", **MANIFEST)
-    registry = CollectorRegistry()
-    registry.register(RunCollector(directory))
+    registry = registered(directory)
     assert scraped(registry)["testbed_version",] == 0  # nothing is there yet
     directory.events.write_text("".join(line + "\n" for line in EVENTS))
     samples = [(100.0, 1.0, 10), (102.0, 1.5, 20), (103.0, 0.25, 5)]  # the third: started anew
@@ -61,8 +66,7 @@ def test_device_missing_at_a_start_is_offline(tmp_path: Path) -> None:
     """This includes the start of a later segment, so that an alert on 0 fires."""
     directory = RunDirectory(tmp_path)
     records = [events.RunStarted(0.0, 1e9, ("a",), ("b",)), events.RunStarted(9.0, 2e9, ("b",), ("a",))]
-    registry = CollectorRegistry()
-    registry.register(RunCollector(directory))
+    registry = registered(directory)
     for count, online in ((1, {"a": 1, "b": 0}), (2, {"a": 0, "b": 1})):
         directory.events.write_text("".join(map(events.to_line, records[:count])))
         assert {name: scraped(registry)["testbed_online", name] for name in "ab"} == online
@@ -73,8 +77,7 @@ def test_number_of_reason_series_is_bounded(tmp_path: Path) -> None:
     directory.write_manifest(run="t-1", **MANIFEST)
     rejected = (events.UpdateRejected(1.0, "a", f"duplicate: sequence {n}") for n in range(5000))
     directory.events.write_text("".join(map(events.to_line, rejected)))
-    registry = CollectorRegistry()
-    registry.register(RunCollector(directory))
+    registry = registered(directory)
     found = scraped(registry)
     assert sum(name == "testbed_rejected_updates_total" for name, *_ in found) == 1001
     assert found["testbed_rejected_updates_total", "a", "other"] == 4000
@@ -115,8 +118,7 @@ def test_energy_has_metrics_only_if_it_is_counted(tmp_path: Path) -> None:
     figures = {"a": {"consumed": 7, "power": 2, "level": 0.05}, "b": {"consumed": 3, "power": 1}}
     lines = [{"device": name, "at": 1.0, "energy": own} for name, own in figures.items()]
     directory.telemetry.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    registry = CollectorRegistry()
-    registry.register(RunCollector(directory))
+    registry = registered(directory)
     found = scraped(registry)
     assert (found["testbed_energy_joules_total", "a"], found["testbed_power_watts", "b"]) == (7, 1)
     assert found["testbed_battery_level_ratio", "a"] == 0.05

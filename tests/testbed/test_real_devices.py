@@ -62,10 +62,6 @@ def test_each_host_is_a_device_without_numbers_to_emulate() -> None:
     assert plan(again, "process", HOST).devices == made.devices
 
 
-def test_one_host_has_the_name_of_its_group() -> None:
-    assert parse("{name: pi, hosts: [pi@raspi-1]}").device_names == ("pi",)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -101,6 +97,11 @@ def test_key_of_an_emulated_device_is_refused_for_a_real_one(key: str, value: st
         ("['-o@x']", SERVER, "expected user@host"),
         ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, set: pi, cpu: 0.1}]", "limits do not change"),
         ("[pi@raspi-1]", SERVER + "scenario: [{at: 1s, disconnect: pi, for: 1s}]", "not cut off"),
+        ("[root@raspi-1], shape: true", SERVER, "has no effect"),
+        ("[root@raspi-1], shape: true, cpu: 1, container: docker", SERVER, "container"),
+        ("[root@raspi-1], shape: true, cpu: 1, memory: 1GiB", SERVER, "memory"),
+        ("[root@raspi-1], shape: true, link: {trace: {csv: x.csv}}", SERVER, "link.trace"),
+        ("[root@raspi-1], cpu: 1", SERVER, "shape: true"),
     ],
 )
 def test_contradiction_names_its_place_and_mend(hosts: str, more: str, told: str) -> None:
@@ -123,28 +124,11 @@ def test_limits_of_a_real_device_take_nothing_of_this_host() -> None:
     assert (row["cpu"], row["quota"], row["up"]) == (3, "30/10 ms", "2mbit")
 
 
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        ("shape: true", "has no effect"),
-        ("shape: true, cpu: 1, container: docker", "container"),
-        ("shape: true, cpu: 1, memory: 1GiB", "memory"),
-        ("shape: true, link: {trace: {csv: x.csv}}", "link.trace"),
-        ("cpu: 1", "shape: true"),
-    ],
-)
-def test_limits_that_a_real_device_cannot_have_are_refused(keys: str, told: str) -> None:
-    assert told in refusal(f"{{name: pi, hosts: [root@raspi-1], {keys}}}")
-
-
 def test_one_link_of_a_machine_has_one_device() -> None:
     pi = "hosts: [root@raspi-1], shape: true, link: lte"
     assert "root@raspi-1" in refusal(f"{{name: a, {pi}}}, {{name: b, {pi}}}")
     both = parse(f"{{name: a, {pi}}}, {{name: b, hosts: [root@raspi-1], shape: true, cpu: 1}}")
-    assert both.device_names == ("a", "b")
-
-
-def test_update_of_an_unlimited_real_device_can_be_compressed() -> None:
+    assert both.device_names == ("a", "b")  # one host has the name of its group
     read = parse("{name: pi, hosts: [pi@raspi-1], link: {compression: {kind: int8}}}")
     assert [one.name for one in plan(read, "process", HOST).devices[0].steps] == ["compression"]
 
@@ -209,15 +193,14 @@ def test_transfer_over_a_shaped_link_keeps_its_queue_from_overflowing(
     assert unlimited.now == 0
 
 
-def test_machine_that_may_not_be_limited_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_or_runtime_that_cannot_have_the_device_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     shape = {"server": "192.0.2.1", "link": True, "netem": False, "cpu": None, "ifb": "ifbx"}
     monkeypatch.setattr("os.getuid", lambda: 1000)
     monkeypatch.setenv("LOGNAME", "pi")
     assert "log in as root" in str(program.unshapeable({"shape": shape}))
     assert program.unshapeable({}) is None
-
-
-def test_runtime_without_real_devices_refuses_them() -> None:
     with pytest.raises(BadInputError, match="docker, swarm or process runtime"):
         plan(parse("{name: pi, hosts: [pi@raspi-1]}"), "virtual", HOST)
 
@@ -276,11 +259,13 @@ def test_hostile_output_is_bounded_and_escaped(
 ) -> None:
     target = hostile(tmp_path, monkeypatch, script)
     with pytest.raises(HostError) as refused:
-        Connections().call(target, "check", CHECK, timeout=20)
+        Connections().call(target, "check", CHECK, timeout=120)
     told = str(refused.value)
     assert told.startswith("pi@raspi-1: ")
     assert "\x1b" not in told
     assert len(told) < 4000
+    greeting = "sink.write(b'Welcome!\\n' + token + b'\\n{\"kept\": []}\\n')"  # is skipped
+    assert Connections().call(hostile(tmp_path, monkeypatch, greeting), "clean", {}) == {"kept": []}
 
 
 @pytest.mark.parametrize(
@@ -306,13 +291,6 @@ def test_files_outside_the_devices_folder_are_refused(
         removal.remove(directory)
     assert list(tmp_path.rglob("escaped")) == []
     assert directory.hosts.exists()  # nothing was removed
-
-
-def test_login_text_before_the_answer_is_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = "sink.write(b'Welcome!\\n' + token + b'\\n{\"kept\": []}\\n')"
-    assert Connections().call(hostile(tmp_path, monkeypatch, script), "clean", {}) == {"kept": []}
 
 
 def test_unfit_device_is_described_with_a_mend() -> None:
@@ -394,8 +372,8 @@ def test_keeper_without_broker_ends_all_and_removes_its_folder(tmp_path: Path) -
     (folder / "broker.pem").write_text(new_identity("127.0.0.1").certificate)
     settings = '{"host": "127.0.0.1", "port": 1, "timeout": 0.1, "container": null, "groups": []}'
     keeper = subprocess.Popen([sys.executable, "-m", "agents.remote.keeper", settings], cwd=folder)
-    eventually(lambda: len(program.processes_in(folder)) == 2, 20)
+    eventually(lambda: len(program.processes_in(folder)) == 2)
     (init,) = (one for one in program.processes_in(folder) if one != keeper.pid)
-    assert keeper.wait(40) == 0
+    assert keeper.wait(120) == 0
     assert not folder.exists()
     assert not Path(f"/proc/{init}").exists()

@@ -91,6 +91,21 @@ def test_run_from_its_own_record_is_the_same_run(testbed: Testbed) -> None:
     # Recorded times have microseconds, and the errors of about 200 rounds add up.
     assert (left[columns[1:-1]] - right[columns[1:-1]]).abs().to_numpy().max() < 1e-3
     assert list(again.devices["group"].astype(str)) == ["slow", "slow", "fast", "fast"]
+    assert _load(f"{{from_run: {again.path}}}").hints == ()  # a record of a record
+    recorded = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
+    assert recorded.hints == (
+        "slow-1 was recorded with trainings of 4 steps, and has trainings of 8: they last as long as "
+        "the recorded ones",
+    )
+    manifest = original.path / "manifest.json"  # a dilated run has the times of devices
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "dilation": 4.0}))
+    dilated = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
+    assert dilated.devices == recorded.devices
+    shutil.rmtree(original.path)  # the run's own files repeat it
+    code, _, err = testbed("up", again.path / "topology.yaml", "--runs", "repeated")
+    assert code == 0, err
+    repeated = load(next(Path("repeated").iterdir()))
+    assert (repeated.updates["arrived"] == again.updates["arrived"]).all()
 
 
 def test_faults_are_repeated_and_updates_and_staleness_agree(testbed: Testbed) -> None:
@@ -119,27 +134,6 @@ def test_absences_that_nobody_ordered_are_repeated(testbed: Testbed) -> None:
     assert actions["slow-1"] is None  # 4 s of silence: the broker did not notice
 
 
-def test_other_rule_and_seed_keep_the_durations(testbed: Testbed) -> None:
-    original = _original(testbed)
-    text = f"{_TASK}rule: {{name: fedasync}}\nstop: {{after: 60s}}\nseed: 9\n{_VIRTUAL}"
-    again = _run(testbed, "other", f"{text}devices: {{from_run: {original.path}}}\n")
-    durations = [
-        (run.updates["train_end"] - run.updates["train_start"])[run.updates["client"] == "fast-1"]
-        for run in (original, again)
-    ]
-    assert durations[1].head(90).to_numpy() == pytest.approx(durations[0].head(90).to_numpy(), abs=2e-6)
-
-
-def test_run_is_repeated_without_its_source(testbed: Testbed) -> None:
-    original = _original(testbed, _FAULTS)
-    again = _again(testbed, original)
-    shutil.rmtree(original.path)
-    code, _, err = testbed("up", again.path / "topology.yaml", "--runs", "repeated")
-    assert code == 0, err
-    repeated = load(next(Path("repeated").iterdir()))
-    assert (repeated.updates["arrived"] == again.updates["arrived"]).all()
-
-
 def test_device_without_a_training_gets_the_durations_of_its_group(testbed: Testbed) -> None:
     absent = "scenario: [{at: 59.9s, join: slow-2}]\n"
     original = _original(testbed, absent)
@@ -159,6 +153,9 @@ def test_client_with_one_update_repeats_it() -> None:
     fleet = _load("{from_log: log.csv}", _TASK.replace(", [2], [5]", "")).devices
     assert [group.name for group in fleet] == ["a", "b"]
     assert [group.timing and group.timing.params for group in fleet] == [{"value": 2.5}, {"value": 1.0}]
+    own = "timing: {distribution: uniform, low: 1s, high: 2s}"  # wins over what is recorded
+    fleet = _load(f"{{from_log: log.csv, {own}}}", _TASK.replace(", [2], [5]", "")).devices
+    assert [group.timing and group.timing.params for group in fleet] == [{"low": 1.0, "high": 2.0}] * 2
 
 
 def test_log_has_named_columns_times_and_transfers(testbed: Testbed) -> None:
@@ -253,15 +250,6 @@ def test_recorded_transfers_are_refused_in_real_time(testbed: Testbed) -> None:
     assert "testbed twin" in err
 
 
-def test_keys_of_the_group_override_recorded_ones() -> None:
-    Path("log.csv").write_text("client,start,end\na,0,5\na,5,9\n")
-    (device,) = _load(
-        "{from_log: log.csv, timing: {distribution: uniform, low: 1s, high: 2s}}", _TASK_OF_ONE
-    ).devices
-    assert device.timing is not None
-    assert device.timing.params == {"low": 1.0, "high": 2.0}
-
-
 def test_other_settings_on_the_same_fleet_are_one_command(testbed: Testbed) -> None:
     original = _original(testbed)
     Path("again.yaml").write_text(
@@ -272,27 +260,13 @@ def test_other_settings_on_the_same_fleet_are_one_command(testbed: Testbed) -> N
     again = load(next(Path("runs").glob("again-*")))
     assert (again.topology["rule"]["buffer_size"], again.topology["seed"]) == (4, 2)
     assert len(again.versions) == len(again.updates) // 4
+    durations = [
+        (run.updates["train_end"] - run.updates["train_start"])[run.updates["client"] == "fast-1"]
+        for run in (original, again)
+    ]
+    assert durations[1].head(90).to_numpy() == pytest.approx(durations[0].head(90).to_numpy(), abs=2e-6)
     code, _, err = testbed("up", "again.yaml", "--set", "rule.bufer_size=4")
     assert (code, "again.yaml with --set" in err, "buffer_size" in err) == (2, True, True)
     for wrong in ("seed", "=3", "name.x=3"):
         code, _, err = testbed("up", "again.yaml", "--set", wrong)
         assert (code, f"--set {wrong}" in err) == (2, True)
-
-
-def test_trainings_of_another_length_are_pointed_out(testbed: Testbed) -> None:
-    original = _original(testbed)
-    again = _again(testbed, original)
-    assert _load(f"{{from_run: {again.path}}}").hints == ()  # a record of a record
-    longer = _load(f"{{from_run: {original.path}}}", _TASK.replace("steps: 4", "steps: 8"))
-    assert longer.hints == (
-        "slow-1 was recorded with trainings of 4 steps, and has trainings of 8: they last as long as "
-        "the recorded ones",
-    )
-
-
-def test_record_of_a_dilated_run_has_the_times_of_devices(testbed: Testbed) -> None:
-    original = _original(testbed)
-    before = _load(f"{{from_run: {original.path}}}").devices
-    manifest = original.path / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "dilation": 4.0}))
-    assert _load(f"{{from_run: {original.path}}}").devices == before

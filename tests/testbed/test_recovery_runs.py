@@ -18,7 +18,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.runtimes.process import runtime
 from tests import chaos
 from tests.chaos import Fault, Outcome
-from tests.running import Finished, cli, started, until_printed, write_small_topology
+from tests.running import Finished, cli, interrupt, started, until_printed, write_small_topology
 from tests.testbed import record_factories
 from tests.waiting import eventually
 
@@ -35,14 +35,19 @@ def recovered(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return chaos.run(folder, chaos.RULES["fedavg"], faults, after=13.0, calm=2.0)
 
 
-def test_all_clients_continue_and_no_update_is_applied_twice(recovered: Outcome) -> None:
+def test_no_update_is_lost_and_nothing_is_left(recovered: Outcome) -> None:
+    assert recovered.finished > 0
+    assert recovered.lost == []
+    assert sum(isinstance(record, events.RunStarted) for record in recovered.run.records) == 1
+    assert not [info for info in runtime.find() if info.run == recovered.run.path.name]
+    assert replay(RunDirectory(recovered.run.path)).updates == len(recovered.run.updates) > 0
+
+
+@pytest.mark.timed
+def test_all_clients_continue_and_the_verdict_names_the_breakdowns(recovered: Outcome) -> None:
     assert recovered.wrong == [], recovered.output
     assert isinstance(recovered.run.records[-1], events.RunEnded)
     assert recovered.run.records[-1].reason == "after"
-    assert not [info for info in runtime.find() if info.run == recovered.run.path.name]
-
-
-def test_verdict_names_the_breakdowns(recovered: Outcome) -> None:
     assert recovered.run.manifest["validity"]["valid"] is False
     reasons = "\n".join(recovered.reasons)
     assert CUT_OFF in reasons
@@ -50,48 +55,37 @@ def test_verdict_names_the_breakdowns(recovered: Outcome) -> None:
     notes = [r.message for r in recovered.run.records if isinstance(r, events.Note)]
     for part in (BROKER, AGGREGATOR):
         assert any(note.startswith(f"the {part} {KILLED}") for note in notes), notes
-
-
-def test_run_clock_continues_while_the_aggregator_is_down(recovered: Outcome) -> None:
-    assert sum(isinstance(record, events.RunStarted) for record in recovered.run.records) == 1
     away = [r for r in recovered.run.records if isinstance(r, events.Disrupted)][-1]
-    assert away.since == pytest.approx(5.0, abs=0.5)
+    assert away.since == pytest.approx(5.0, abs=0.5), "the run clock continues"
     assert away.at > away.since
-
-
-def test_no_update_is_lost(recovered: Outcome) -> None:
-    assert recovered.finished > 0
-    assert recovered.lost == []
-
-
-def test_replay_equals_the_run(recovered: Outcome) -> None:
-    applied = [record for record in recovered.run.records if isinstance(record, events.UpdateApplied)]
-    assert replay(RunDirectory(recovered.run.path)).updates == len(applied) > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_run_whose_client_somebody_else_ends_is_not_valid(how: signal.Signals, tmp_path: Path) -> None:
     """Whether the client says goodbye (exit code 0) or not. The other client continues."""
-    topology = write_small_topology(tmp_path, rule={"name": "fedasync"}, stop={"after": "6s"})
+    topology = write_small_topology(tmp_path, rule={"name": "fedasync"}, stop={"after": "1h"})
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
         (run,) = runs.iterdir()
         (client,) = (one for one in runtime.find() if (one.run, one.component) == (run.name, "fast"))
         client.process.send_signal(how)
-        output, _ = up.communicate(timeout=60)
-    assert up.returncode == 0, output
+        client.process.wait(120)
+        ended = len(Finished.only_one_in(runs).updates)
+        later = eventually(lambda: Finished.only_one_in(runs).updates[ended + 20 :])
+        assert later[0].client == "slow"
+        _, output = interrupt(up)
     finished = Finished.only_one_in(runs)
     code = "0" if how == signal.SIGTERM else "-9"
-    (reason,) = (why for why in finished.manifest["validity"]["reasons"] if "the client of fast" in why)
+    reasons = finished.manifest["validity"]["reasons"]
+    (reason,) = (why for why in reasons if "the client of fast" in why)
     assert re.fullmatch(
-        rf"the client of fast ended at \d\.\d s with exit code {code}, without an order", reason
-    )
-    assert len([update for update in finished.updates if update.client == "slow"]) > 5
+        rf"the client of fast ended at \d+\.\d s with exit code {code}, without an order", reason
+    ), output
 
 
 def test_run_whose_aggregator_somebody_else_ends_has_failed_and_can_be_resumed(tmp_path: Path) -> None:
-    topology = write_small_topology(tmp_path, stop={"after": "6s"})
+    topology = write_small_topology(tmp_path, stop={"updates": 100})
     runs = tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, "the run clock starts")
@@ -99,13 +93,13 @@ def test_run_whose_aggregator_somebody_else_ends_has_failed_and_can_be_resumed(t
         eventually(lambda: Finished.only_one_in(runs).updates)  # before, nothing is there to resume
         (own,) = (one for one in runtime.find() if (one.run, one.component) == (run.name, AGGREGATOR))
         own.process.terminate()
-        output, said = up.communicate(timeout=60)
+        output, said = up.communicate(timeout=240)
     assert up.returncode == 1, output
     assert "the aggregator was ended by a signal at" in output + (said or "")
     resumed = cli("up", "--resume", run.name, "--runs", runs)
     assert resumed.returncode == 0, resumed.stderr
     ends = [one for one in Finished.only_one_in(runs).records if isinstance(one, events.RunEnded)]
-    assert ends[-1].reason == "after"
+    assert ends[-1].reason == "updates"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +111,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return chaos.run(folder, chaos.RULES["fedbuff"], faults, after=27.0, calm=4.0)
 
 
+@pytest.mark.timed
 def test_suspended_processes_are_recorded_and_judged(frozen: Outcome) -> None:
     assert frozen.wrong == [], frozen.output
     reasons = "\n".join(frozen.reasons)

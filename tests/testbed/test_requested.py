@@ -89,20 +89,6 @@ def test_changes_and_absences_are_in_device_time(tmp_path: Path) -> None:
     assert spec.topology.devices[0].link.plain() == AccessLink(up=1_000_000, rtt=0.08)
 
 
-def test_rejoining_device_is_not_held_by_earlier_actions(tmp_path: Path) -> None:
-    spec = _spec(tmp_path)
-    a, _ = requested.devices(
-        spec,
-        [
-            _acted(5.0, "a", action="pause"),
-            _acted(6.0, "a", action="leave"),
-            _acted(8.0, "a", action="join"),
-            events.ClientStatus(9.0, "a", "ready"),
-        ],
-    )
-    assert a.away == ((5.0, 8.0), (6.0, 9.0))
-
-
 def test_resumed_run_starts_with_planned_devices(tmp_path: Path) -> None:
     """Settings made by hand are not applied again."""
     spec = _spec(tmp_path)
@@ -123,7 +109,8 @@ def test_resumed_run_starts_with_planned_devices(tmp_path: Path) -> None:
 
 
 def test_device_that_was_down_works_after_a_resume(tmp_path: Path) -> None:
-    """The run clock starts only when it is ready, so that no status tells it."""
+    """The run clock starts only when it is ready, so that no status tells it. A device that rejoins is
+    not held by what was done before."""
     spec = _spec(tmp_path)
     a, b = requested.devices(
         spec,
@@ -133,9 +120,13 @@ def test_device_that_was_down_works_after_a_resume(tmp_path: Path) -> None:
             events.ClientStatus(6.0, "b", "ready"),
             events.RunStarted(10.0, 1e9 + 60, ("a",), ("b",)),
             events.ClientStatus(12.0, "b", "ready"),
+            _acted(15.0, "a", action="pause"),
+            _acted(16.0, "a", action="leave"),
+            _acted(18.0, "a", action="join"),
+            events.ClientStatus(19.0, "a", "ready"),
         ],
     )
-    assert a.away == ((5.0, 10.0),)
+    assert a.away == ((5.0, 10.0), (15.0, 18.0), (16.0, 19.0))
     assert b.away == ((0.0, 6.0), (10.0, 12.0))
 
 
@@ -169,7 +160,7 @@ def test_director_executes_and_logs_due_steps() -> None:
     part, logged = told[1]
     assert isinstance(logged, messages.LogOrder)
     assert (part, logged.details) == ("aggregator", {"action": "crash"})
-    assert 0 <= logged.lateness == logged.at < 1
+    assert 0 <= logged.lateness == logged.at
     player.execute("b", SetCpu(0.5))
     by_hand = told[-1][1]
     assert isinstance(by_hand, messages.LogOrder)
@@ -197,7 +188,7 @@ def test_resumed_run_restores_device_states() -> None:
     ]
     runtime, told = FakeRuntime(), list[AddressedOrder]()
     player = ScenarioPlayer(iter(steps), runtime, told.append, _never)
-    player.start(time.monotonic() - 10.0, begin=10.0)
+    player.start(started := time.monotonic() - 10.0, begin=10.0)
     player.play()
     assert runtime.done == [
         ("a", SetCpu(0.1)),
@@ -206,7 +197,7 @@ def test_resumed_run_restores_device_states() -> None:
         ("back", Join()),
         ("traced", SetLink({"up": 9000, "rtt": 0.5})),  # not every step of a long trace
     ]
-    assert player.next_due > time.monotonic() + 9
+    assert player.next_due == pytest.approx(started + 20.0)
 
 
 def test_failed_step_is_reported_and_the_run_continues() -> None:
@@ -245,10 +236,14 @@ def test_orders_are_parsed() -> None:
         parse_command({"device": "a", "action": "dance"})
 
 
-def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
+def test_order_is_answered_and_a_refusal_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_ANSWER_TIMEOUT_SECONDS", 120.0)  # a busy host is no failure
     directory = RunDirectory.create(tmp_path, "asked")
     served = threading.Event()
     obeyed: list[dict[str, Any]] = []
+    ticks: list[int] = []
     group = [f"b-{number}" for number in range(12)] + ["c", "d"]
 
     def obey(order: dict[str, Any]) -> None:
@@ -258,7 +253,9 @@ def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
 
     def serve() -> None:
         while not served.wait(0.1):  # a controller's tick
+            before = len(obeyed)
             box.serve(obey)
+            ticks.append(len(obeyed) - before)
 
     with pytest.raises(BadInputError, match="is not running"):
         commands.send(directory, {"device": "a"})
@@ -274,10 +271,9 @@ def test_order_is_answered_and_a_refusal_returned(tmp_path: Path) -> None:
         commands.send(directory, {"device": "a"})
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, {"device": "c"})
-        begin = time.monotonic()
         with pytest.raises(BadInputError, match="no device c"):
             commands.send(directory, *({"device": name} for name in group))
-        assert time.monotonic() - begin < 1, "one device a tick"
+        assert max(ticks) > 1, "one device a tick"
         directory.write_manifest(devices={"e-1": {"group": "e"}, "e-2": {"group": "e"}})
         assert [done["device"] for done in RunHandle(directory).kill(["e-2", "e"])] == ["e-2", "e-1"]
     finally:

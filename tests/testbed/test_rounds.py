@@ -157,33 +157,28 @@ def test_plan_says_how_long_a_battery_lasts() -> None:
 
 
 def test_sample_counts_are_known_after_data_preparation() -> None:
-    wanted = {
-        scheme: topology.parse(
-            "name: t\n"
-            f"task: {{name: digits-logreg, local: {{steps: 1}}, partition: {{scheme: {scheme}}}}}\n"
-            "rule: {name: fedasync}\ndevices: [{name: pi, count: 7, cpu: 0.1}]\nstop: {after: 1s}\n"
+    """A task without a dataset knows them before."""
+
+    def dealt(one: Topology) -> dict[str, int]:
+        return {name: len(chosen) for name, chosen in preparation.prepare(one, None).indices.items()}
+
+    digits = "digits-logreg, partition: {{scheme: {}}}"
+    names = [*map(digits.format, ("shards", "iid", "resampled"))]
+    shards, iid, resampled, quadratic = (
+        topology.parse(
+            f"name: t\ntask: {{name: {task}, local: {{steps: 1}}}}\nrule: {{name: fedasync}}\n"
+            f"devices: [{{name: pi, count: {count}, cpu: 0.1}}]\nstop: {{after: 1s}}\n"
         )
-        for scheme in ("shards", "iid", "resampled")
-    }
-    known = {scheme: preparation.known_samples(one, None) for scheme, one in wanted.items()}
-    assert (known["shards"], known["iid"]) == (None, None)
-    assert known["resampled"] == dict.fromkeys(wanted["iid"].device_names, 60)
-    prepared = preparation.prepare(wanted["shards"], None)
-    dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
-    assert preparation.known_samples(wanted["shards"], None) == dealt
-    equal = preparation.known_samples(wanted["iid"], None)  # before it was dealt out
-    prepared = preparation.prepare(wanted["iid"], None)
-    assert equal == {client: len(chosen) for client, chosen in prepared.indices.items()}
-
-
-def test_task_without_a_dataset_knows_its_samples() -> None:
-    wanted = topology.parse(
-        "name: t\ntask: {name: quadratic, centers: [[1.0], [2.0]], local: {steps: 1}}\n"
-        "rule: {name: fedasync}\ndevices: [{name: pi, count: 2, cpu: 0.1}]\nstop: {after: 1s}\n"
+        for task, count in [*((name, 7) for name in names), ("quadratic, centers: [[1.0], [2.0]]", 2)]
     )
-    prepared = preparation.prepare(wanted, None)
-    dealt = {client: len(chosen) for client, chosen in prepared.indices.items()}
-    assert preparation.known_samples(wanted, None) == dealt
+    assert preparation.known_samples(shards, None) is None
+    assert preparation.known_samples(iid, None) is None
+    assert preparation.known_samples(resampled, None) == dict.fromkeys(iid.device_names, 60)
+    assert preparation.known_samples(quadratic, None) == dealt(quadratic)
+    found = dealt(shards)
+    assert preparation.known_samples(shards, None) == found
+    equal = preparation.known_samples(iid, None)  # before it was dealt out
+    assert equal == dealt(iid)
 
 
 def test_measured_step_time_is_cached_for_the_same_work(tmp_path: Path) -> None:

@@ -39,20 +39,13 @@ def test_last_records_are_read_from_the_end(tmp_path: Path) -> None:
     assert latest_figures(path) == LatestFigures()
 
 
-def test_rows_are_formatted_for_reading(runs: Path) -> None:
-    first, second = map(text_row, list_runs(runs))
+def test_list_is_formatted_sorted_and_searched(runs: Path, testbed: Testbed) -> None:
+    rows = list_runs(runs)
+    first, second = map(text_row, rows)
     assert (first["outcome"], first["accuracy"], first["duration"]) == ("failed", "85.0%", "5.0 s")
     assert (second["outcome"], second["accuracy"]) == ("time is up", "80.0%")
-
-
-def test_list_is_sorted_and_searched(runs: Path) -> None:
-    rows = list_runs(runs)
-    assert [row["run"] for row in select_rows(rows, "accuracy")] == ["b", "a"]
     assert [row["run"] for row in select_rows(rows, "duration")] == ["a", "b"]
     assert [row["run"] for row in select_rows(rows, matching="FedBuff time")] == ["b"]
-
-
-def test_runs_command_sorts_and_searches(runs: Path, testbed: Testbed) -> None:
     said = testbed("runs", "--runs", runs, "--sort", "accuracy")
     names = [line.split()[0] for line in said.out.splitlines()]
     assert [name for name in names if name in ("a", "b")] == ["b", "a"]
