@@ -20,7 +20,7 @@ from testbed.errors import BadInputError, RunFailedError, TestbedError
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
-_ANSWER_TIMEOUT_SECONDS = 5.0
+_ANSWER_TIMEOUT_SECONDS = 30.0
 """Maximum seconds to wait for the answer to each command."""
 _LOOK_SECONDS = 0.02
 """Seconds between two checks for an answer."""
