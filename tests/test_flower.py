@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -144,8 +145,8 @@ def test_app_without_an_initial_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_flower_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match="not installed here: run python -m pip install flwr"):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(ValueError, match=r"-m pip install 'edge-fl-testbed\[flower\]'"):
         Flower("flower_app.client_app:app").check(2)
 
 
