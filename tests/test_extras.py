@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from agents.extras import EXTRAS
+from testbed.api import machine
 from tests.running import Testbed, write_small_topology
 
 ROOT = Path(__file__).parents[1]
@@ -112,3 +113,10 @@ def test_missing_package_is_reported_with_its_extra(
     said = " ".join(error.split())
     assert f"{package} is not installed: run" in said or f"needs {package}, which cannot be" in said
     assert f"{sys.executable} -m pip install 'edge-fl-testbed[{EXTRAS[package]}]'" in said
+
+
+def test_doctor_lists_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    found = machine.optional()
+    assert (found.status, found.fix) == ("ok", None)
+    assert re.fullmatch(r"installed: bert, .*, wandb; not installed: datasets", found.detail)
