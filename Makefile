@@ -30,7 +30,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 --no-warn-return-any agents/client agents/device agents/remote  # on real devices
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet -n 0 tests/test_plain_words.py
+	$(BIN)/python -m pytest --quiet --noconftest tests/test_plain_words.py
 
 # The documentation: its words, links and commands are checked, then the site, which needs no network.
 docs: $(VENV)/.installed-dev
