@@ -30,7 +30,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/mypy --python-version 3.10 --no-warn-return-any agents/client agents/device agents/remote  # on real devices
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet -n 0 tests/test_plain_words.py
+	$(BIN)/python -m pytest --quiet --noconftest tests/test_plain_words.py
 
 # The documentation: its words, links and commands are checked, then the site, which needs no network.
 docs: $(VENV)/.installed-dev
@@ -50,7 +50,7 @@ mutants: $(VENV)/.installed-dev
 platforms: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.platforms
 
-bench: $(VENV)/.installed
+bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.aggregator
 	$(BIN)/python -m benchmarks.virtual
 	$(BIN)/python -m benchmarks.loading
@@ -63,33 +63,32 @@ bench-dashboard: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.dashboard page
 	$(BIN)/python -m benchmarks.dashboard watching
 
-predict: $(VENV)/.installed
+predict: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.prediction
 
 dilation: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.dilation
 
 # Speeds of the device profiles in training, and their errors (docs/evidence/profiles.md).
-profiles: $(VENV)/.installed
+profiles: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.profiles
 
 # The papers' experiments: what fits in 20 minutes on two cores; all of them (days, resumable).
-papers: $(VENV)/.installed
+papers: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.papers
 
-papers-full: $(VENV)/.installed
+papers-full: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.papers --full
 
 # Which asynchronous rule when (docs/benchmark): hours, resumable. ON=dask://HOST:8786 spreads it over a
 # cluster.
-benchmark: $(VENV)/.installed
+benchmark: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.rules $(if $(ON),--on $(ON))
 
 # Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
 # Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
 USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.run.up, testbed.data.datasets, \
-	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, testbed.broker.embedded, sklearn.datasets, \
-	flwr_datasets.partitioner
+	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, testbed.broker.embedded
 # The broker of machines without Mosquitto, in a folder of its own, as Flower needs another typer.
 AMQTT := 'from testbed.broker import programs; print(programs.AMQTT)'
 AMQTT_FOLDER := 'from testbed.broker import programs; print(programs.AMQTT_FOLDER)'

@@ -3,10 +3,11 @@ of its metric. Times are in seconds of device time, and sizes are in bytes."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isnan, nan
+from math import cos, inf, isfinite, isnan, nan, pi, sin, sqrt, tan
 from typing import Literal
 
 import numpy as np
@@ -401,10 +402,30 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> ConfidenceInterv
     x = np.asarray(values, np.float64)
     if len(x) < 2:
         return ConfidenceInterval(float(x[0]) if len(x) else nan, nan, nan, len(x))
-    from scipy import special  # imported here, because it takes a while; `scipy.stats` takes longer
-
-    half = special.stdtrit(len(x) - 1, (1 + level) / 2) * x.std(ddof=1) / np.sqrt(len(x))
+    half = _student_t(len(x) - 1, level) * x.std(ddof=1) / np.sqrt(len(x))
     return ConfidenceInterval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+
+
+@functools.lru_cache(maxsize=1024)
+def _student_t(freedom: int, level: float) -> float:
+    """Return t with P(|T| ≤ t) = `level` for Student's T with `freedom` degrees of freedom.
+
+    The probability is a finite series in θ = arctan(t/√freedom) (Abramowitz and Stegun, 26.7.3 and
+    26.7.4), which grows with θ and is searched by halves.
+    """
+    odd = freedom % 2
+
+    def probability(theta: float) -> float:
+        total, term = 0.0, cos(theta) if odd else 1.0
+        for k in range(1 + odd, freedom, 2):
+            total += term
+            term *= k / (k + 1) * cos(theta) ** 2
+        return 2 / pi * (theta + sin(theta) * total) if odd else sin(theta) * total
+
+    low, high = 0.0, pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if probability(middle) < level else (low, middle)
+    return sqrt(freedom) * tan(high)
 
 
 _MIN_SEEDS = 3

@@ -6,6 +6,10 @@ The tests of a file (`TESTS`) run on a copy of the project in which that one pla
 is killed where one of them fails, or where they take much longer than without it. Every survivor is
 printed: it shows a missing test, or changes nothing, which `EQUIVALENT` then explains. An explanation of
 a mutant that there is not is an error: its line has changed, or is in another file by now.
+
+Why no other tool: mutmut 3.8 mutates no property, no other decorated function, no default of a class and
+no constant of a module, draws no sample, and has no place for the reason why a mutant is equivalent.
+cosmic-ray 8.7 starts a process for each mutant, which takes 5 s of a core to import PyTorch.
 """
 
 from __future__ import annotations

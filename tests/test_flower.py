@@ -168,8 +168,8 @@ def test_flower_task_needs_a_code_folder(tmp_path: Path) -> None:
 
 
 def test_missing_flower_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ValueError, match="not installed here: run python -m pip install flwr"):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    with pytest.raises(ValueError, match=r"-m pip install 'edge-fl-testbed\[flower\]'"):
         Flower("flower_app.client_app:app").check(2)
 
 

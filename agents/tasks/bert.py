@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from agents import extras
 from agents.tasks.interface import Task
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def _imported(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ValueError(
-            f"it needs {package}, which cannot be imported ({error}): run pip install "
-            "'edge-fl-testbed[bert]'; in containers, set requirements: [transformers, peft]"
+            f"it needs {package}, which cannot be imported ({error}): run "
+            f"{extras.install_command(package)}; in containers, set requirements: [transformers, peft]"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agents import user_code
+from agents import extras, user_code
 from agents.config import Count
 from agents.shards import Shard
 from agents.tasks.interface import Task
@@ -77,11 +76,8 @@ class Flower(Task):
     def check(self, clients: int) -> None:
         """Raise ValueError if Flower is not installed, `app` is not a ClientApp that trains and can be
         evaluated, `net` or `evaluate` do not exist, or there are too few partitions."""
-        if importlib.util.find_spec("flwr") is None:
-            raise ValueError(
-                "app needs Flower, which is not installed here: run python -m pip install flwr, and add "
-                "flwr to requirements"
-            )
+        if message := extras.missing("flwr"):
+            raise ValueError(f"app needs Flower. {message}, and add flwr to requirements")
         if self.partitions is not None and self.partitions < clients:
             raise ValueError(
                 f"partitions is {self.partitions}, expected at least {clients}, one for each device"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DigitsLogreg(Task):
-    """Logistic regression on scikit-learn's bundled digits: 1,797 images of 8×8, 10 classes."""
+    """Logistic regression on the bundled digits: 1,797 images of 8×8, 10 classes."""
 
     dataset: ClassVar[str] = "digits"
     pixels: ClassVar[int] = 8 * 8

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import docker
 import psutil
 
+from agents import extras
 from agents.texts import quantity
 from testbed import images
 from testbed.broker import programs
@@ -73,7 +74,7 @@ def doctor() -> list[Finding]:
     found += [traffic_control(feature) for feature in kernel.FEATURES]
     found += [tcp(kernel.congestion_control()), gpu(survey(info)), processors(), sleep(), memory()]
     found.append(energy(rapl.survey()))
-    return [*found, disk(info), broker(has_engine=bool(info)), python(), torch()]
+    return [*found, disk(info), broker(has_engine=bool(info)), python(), torch(), optional()]
 
 
 def doctor_hosts(hosts: Sequence[str], *, clean: bool = False) -> list[Finding]:
@@ -309,6 +310,15 @@ def python() -> Finding:
         fix = f"{sys.executable} -m ensurepip"
         return Finding("Python", "missing", f"{platform.python_version()} without pip", fix)
     return Finding("Python", "ok", platform.python_version())
+
+
+def optional() -> Finding:
+    """List which extras of the testbed's package are installed. On `broker`, see there."""
+    lacking = {extra for package, extra in extras.EXTRAS.items() if extras.missing(package)}
+    known = {*extras.EXTRAS.values()} - {"broker"}
+    has, lacks = (", ".join(sorted(one)) or "none" for one in (known - lacking, known & lacking))
+    detail = f"installed: {has}; not installed: {lacks}"
+    return Finding("extras", "ok", detail)
 
 
 def torch() -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ def simulate(
     """
     given = text_of(topology, changes)
     launch = plan_run(given, runtime="virtual", data=data, runs=runs)
-    with warnings.catch_warnings():  # tqdm warns in notebooks without widgets, which we do not use
+    # tqdm, a part of the extra `datasets`, warns in notebooks without widgets, which we do not use.
+    with suppress(ImportError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import tqdm.auto  # noqa: F401
     directory = launch.directory()

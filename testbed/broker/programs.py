@@ -13,6 +13,8 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from agents import extras
+
 AMQTT = "amqtt>=0.11.3,<0.13"
 """Requirement of amqtt in pip's notation. The extra `broker` of pyproject.toml has the same
 requirement."""
@@ -42,10 +44,9 @@ def use_amqtt_folder() -> None:
 def amqtt_command() -> str:
     """Return the command that installs amqtt: into this environment, or into `AMQTT_FOLDER` if this
     environment has Flower."""
-    pip = f"{sys.executable} -m pip install"
     if importlib.util.find_spec("flwr") is None:
-        return f"{pip} 'edge-fl-testbed[broker]'"
-    return f"{pip} --no-warn-conflicts --target {AMQTT_FOLDER} '{AMQTT}'"
+        return extras.install_command("amqtt")
+    return f"{sys.executable} -m pip install --no-warn-conflicts --target {AMQTT_FOLDER} '{AMQTT}'"
 
 
 def lack_of_broker() -> str | None:

@@ -526,8 +526,8 @@ class _AreaReference(_RuleReference):
         self._u = np.zeros_like(self.w)
         self._members = {client: setting.clients[client].importance for client in setting.present}
         self._since = 0
-        self._ends: dict[str, Vector] = {}
-        """y_i of each member, shape (d,), from its first message on."""
+        self._ends: dict[str, Vector] = dict.fromkeys(setting.present, self.w)
+        """y_i of each member, shape (d,): the end of its last training, or the model it joined with."""
         self._intervals = iter(setting.intervals)
 
     def first_tick(self) -> float:
@@ -579,6 +579,7 @@ class _AreaReference(_RuleReference):
             self._members[client] = self.setting.clients[client].importance
             if "joiner_not_counted" not in self.faults:
                 self._u = self._u * before / sum(self._members.values())
+            self._ends[client] = self.w
 
     def remove(self, client: str, memory: Vector | None) -> None:
         """With y_i: x + u ← (P (x+u) − p_i y_i)/(P − p_i)."""

@@ -83,7 +83,7 @@ class RawSplit:
 
 @dataclass(slots=True)
 class Names:
-    """Numbering of texts from 0, in alphabetical order. Texts that are all whole numbers are in theirs."""
+    """Numbering of texts from 0, in alphabetical order. Whole numbers are in their own order."""
 
     known: dict[str, int] = field(default_factory=dict)
     """Text -> number of the text. The numbers are provisional until `order` is called."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from agents import extras
 from testbed.console import ProgressReporter, Report, silent
 from testbed.data.columns import DataError, RawSplit
 from testbed.errors import BadInputError, HostError
@@ -408,7 +409,10 @@ def _split_name(paths: Sequence[Path]) -> str:
 @contextlib.contextmanager
 def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mapping[str, RawSplit]]:
     """Download a dataset from the hub; yield its splits by name. `report` is called with progress lines.
-    Raises HostError."""
+    Raises HostError, and BadInputError if the hub's libraries are not installed."""
+    for package in ("datasets", "huggingface_hub"):
+        if message := extras.missing(package):
+            raise BadInputError(_not_fetched_message(data, message))
     # The libraries read this variable when they are imported. They then send no usage statistics.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     import datasets
@@ -430,7 +434,8 @@ def fetch_splits(data: DataSettings, report: Report = silent) -> Iterator[Mappin
                 builder.download_and_prepare()
             splits = builder.as_dataset()
     except Exception as error:  # errors of these libraries share no base class
-        raise HostError(_not_fetched_message(data, _first_line(error))) from error
+        reason = f"{_first_line(error)}. Connect to a network"
+        raise HostError(_not_fetched_message(data, reason)) from error
     yield {name: _split_of_table(f"{data.name}, {name}", table) for name, table in splits.items()}
 
 
@@ -503,13 +508,13 @@ def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[No
 
 
 def _not_fetched_message(data: DataSettings, reason: str) -> str:
+    """`reason`: what is wrong, and one way to repair it."""
     folder = f"{data.hub}/{data.config}" if data.config else data.hub
     return (
-        f"{data.hub} cannot be downloaded from the Hugging Face hub ({reason}). Connect to a network, "
-        f"or use --data FOLDER (or TESTBED_DATA) with {folder}/{data.train}-*.parquet and "
-        f"{folder}/{data.test}-*.parquet in it. To get these files on a machine with a network: "
-        f"hf download {data.hub} --repo-type dataset --revision refs/convert/parquet "
-        f"--local-dir FOLDER/{data.hub}"
+        f"{data.hub} cannot be downloaded from the Hugging Face hub: {reason}, or use --data FOLDER (or "
+        f"TESTBED_DATA) with {folder}/{data.train}-*.parquet and {folder}/{data.test}-*.parquet in it. "
+        f"To get these files on a machine with a network: hf download {data.hub} --repo-type dataset "
+        f"--revision refs/convert/parquet --local-dir FOLDER/{data.hub}"
     )
 
 

@@ -11,7 +11,6 @@ import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +338,7 @@ def _partition_path(
         len(clients),
         given,
         seed,
-        metadata.version("flwr-datasets"),
+        isinstance(scheme, partition.FlowerScheme) and scheme.version(),
         code,
     )
     return cache.folder() / "partitions" / f"{datasets.digest(facts)}.safetensors"

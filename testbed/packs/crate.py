@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
-from testbed.packs.layout import INDEX, SWEEP, TOPOLOGY, FileEntry, PackIndex
-
-if TYPE_CHECKING:
-    from rocrate.rocrate import ROCrate
+from testbed.packs.layout import CRATE, INDEX, SWEEP, TOPOLOGY, FileEntry, PackIndex
 
 _TESTBED = "#edge-fl-testbed"
+_EXECUTION = "#execution"
 _TYPES = {
     ".yaml": "application/yaml",
     ".json": "application/json",
@@ -34,60 +33,70 @@ _DESCRIPTIONS = {
     "telemetry.jsonl": "CPU, memory and bytes per device and second",
     "pack.json": "Index of the pack, with the checksum of each file",
 }
+_PROFILE = "https://w3id.org/ro/crate/1.2"
 _SHA256 = "https://w3id.org/ro/terms/workflow-run#sha256"
+_ROOT = {"@id": "./"}
 
 
 def describe(index: PackIndex, created: float | None) -> bytes:
     """Return the content of the crate's file for the files in `index`. `created`: Unix time, in seconds,
     at which the newest run was made; None if it is unknown."""
-    from rocrate.rocrate import ROCrate
-
-    crate = ROCrate(gen_preview=False, version="1.2")
-    crate.name = index.name
     what = "A run" if index.kind == "run" else f"A sweep of {len(index.runs)} runs"
-    crate.description = (
-        f"{what} of asynchronous federated learning on emulated edge devices. `testbed "
-        f"{'up' if index.kind == 'run' else 'sweep'} PACK` runs it again."
-    )
-    crate.license = "No license was stated"
-    at = datetime.fromtimestamp(created or 0.0, UTC).date().isoformat()
-    crate.datePublished = at
-    crate.metadata.extra_terms["sha256"] = _SHA256
-    _add_program(crate, index.versions, index.commit)
+    command = "up" if index.kind == "run" else "sweep"
     listed: Mapping[str, FileEntry | None] = {**index.files, INDEX: None}
-    for name, entry in listed.items():
-        crate.add_file(dest_path=name, properties=_properties(name, entry))
-    start = TOPOLOGY if index.kind == "run" else SWEEP
-    crate.mainEntity = crate.dereference(start)
-    return json.dumps(crate.metadata.generate(), indent=1, ensure_ascii=False).encode() + b"\n"
+    root = {
+        **_ROOT,
+        "@type": "Dataset",
+        "datePublished": datetime.fromtimestamp(created or 0.0, UTC).date().isoformat(),
+        "name": index.name,
+        "description": f"{what} of asynchronous federated learning on emulated edge devices. `testbed "
+        f"{command} PACK` runs it again.",
+        "license": "No license was stated",
+        "mentions": {"@id": _EXECUTION},
+        "hasPart": [{"@id": quote(name)} for name in listed],
+        "mainEntity": {"@id": TOPOLOGY if index.kind == "run" else SWEEP},
+    }
+    descriptor = {
+        "@id": CRATE,
+        "@type": "CreativeWork",
+        "conformsTo": {"@id": _PROFILE},
+        "about": _ROOT,
+    }
+    execution = {
+        "@id": _EXECUTION,
+        "@type": "CreateAction",
+        "name": "Execution of the runs",
+        "instrument": {"@id": _TESTBED},
+        "result": _ROOT,
+    }
+    crate = {
+        "@context": [f"{_PROFILE}/context", {"sha256": _SHA256}],
+        "@graph": [root, descriptor, _program(index.versions, index.commit), execution]
+        + [_file(name, entry) for name, entry in listed.items()],
+    }
+    return json.dumps(crate, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
-def _add_program(crate: ROCrate, versions: Mapping[str, str], commit: str | None) -> None:
-    """Add the program that made the runs, and the action of making them."""
-    from rocrate.model.contextentity import ContextEntity
-
+def _program(versions: Mapping[str, str], commit: str | None) -> dict[str, Any]:
+    """Return the description of the program that made the runs."""
     packages = [f"{name} {one}" for name, one in versions.items() if name != "processor"]
-    facts: dict[str, Any] = {
+    return {
+        "@id": _TESTBED,
         "@type": "SoftwareApplication",
         "name": "edge-fl-testbed",
         "softwareVersion": versions.get("edge-fl-testbed", "unknown"),
         "softwareRequirements": packages,
         "processorRequirements": versions.get("processor", "unknown"),
+        **({} if commit is None else {"identifier": commit}),
     }
-    if commit is not None:
-        facts["identifier"] = commit
-    program = crate.add(ContextEntity(crate, _TESTBED, properties=facts))
-    action = {"@type": "CreateAction", "name": "Execution of the runs"}
-    made = crate.add(ContextEntity(crate, "#execution", properties=action))
-    made["instrument"] = program
-    made["result"] = crate.root_dataset
-    crate.root_dataset["mentions"] = made
 
 
-def _properties(name: str, entry: FileEntry | None) -> dict[str, Any]:
+def _file(name: str, entry: FileEntry | None) -> dict[str, Any]:
     last = name.rpartition("/")[2]
     suffix = f".{last.rpartition('.')[2]}" if "." in last else ""
     found: dict[str, Any] = {
+        "@id": quote(name),
+        "@type": "File",
         "name": name,
         "encodingFormat": _TYPES.get(suffix, "application/octet-stream"),
     }

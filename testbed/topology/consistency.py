@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
-from agents import config
+from agents import config, extras
 from agents.pipeline import STEPS
 from agents.pipeline.secure import coding, quantisation
 from agents.rules.interface import ClientSide
@@ -117,12 +116,8 @@ def _differential_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
                 f"the rule {rule.name} does not sum up buffered updates, so that the server cannot add "
                 f"noise ({error}): write at: client",
             )
-    if importlib.util.find_spec("dp_accounting") is None:
-        yield (
-            where,
-            "the accountant is not installed on this host: run "
-            "python -m pip install 'dp-accounting>=0.4.4'",
-        )
+    if message := extras.missing("dp_accounting"):
+        yield where, message
 
 
 def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:

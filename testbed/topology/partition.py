@@ -9,11 +9,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agents import extras
 from agents.checks import at_least
 from agents.texts import quantity
 from testbed.errors import BadInputError
@@ -25,6 +27,9 @@ least this number on average."""
 
 Indices = NDArray[np.int64]
 Key = Literal["label", "client", "nothing"]
+_DRAWS = 11
+"""Maximum number of draws of dirichlet until each client has enough samples. Like all draws in this
+module, it is that of flwr-datasets, so that both give the same partition."""
 
 
 class Scheme(Protocol):
@@ -51,10 +56,9 @@ class Iid:
     by: ClassVar[Key] = "nothing"
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        from flwr_datasets.partitioner import IidPartitioner
-
         _check_enough(labels, clients, MIN_SAMPLES)
-        return _deal(IidPartitioner(len(clients)), labels, clients, seed)
+        order = _shuffled(labels, seed)
+        return dict(zip(clients, np.array_split(order, len(clients)), strict=True))
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,6 @@ class Dirichlet:
         return self.alpha if isinstance(self.alpha, tuple) else (self.alpha,)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        from flwr_datasets.partitioner import DirichletPartitioner
-
         _check_enough(labels, clients, self.min_samples)
         alphas = [float(alpha) for alpha in self._alphas]
         if isinstance(self.alpha, tuple) and len(alphas) != len(clients):
@@ -90,22 +92,34 @@ class Dirichlet:
                 f"task.partition.alpha has {quantity(len(alphas), 'number')}, expected one, or "
                 f"{len(clients)}: one for each device"
             )
-        partitioner = DirichletPartitioner(
-            len(clients),
-            "label",
-            alphas if isinstance(self.alpha, tuple) else alphas[0],
-            min_partition_size=self.min_samples,
-            self_balancing=self.self_balancing,
-            seed=seed,
+        order, rng = _shuffled(labels, seed), np.random.default_rng(seed)
+        members = _members(labels[order])
+        for _ in range(_DRAWS):
+            parts = self._draw(members, np.resize(alphas, len(clients)), rng)
+            if min(map(len, parts)) >= self.min_samples:
+                return _shuffled_parts(clients, order, parts, rng)
+        raise BadInputError(
+            f"task.partition: in every draw of dirichlet with alpha {min(alphas):g} some of the "
+            f"{len(clients)} devices get fewer than {self.min_samples} samples. Raise "
+            "task.partition.alpha, lower task.partition.min_samples, or use fewer devices."
         )
-        try:
-            return _deal(partitioner, labels, clients, seed)
-        except ValueError as error:
-            raise BadInputError(
-                f"task.partition: in every draw of dirichlet with alpha {min(alphas):g} some of the "
-                f"{len(clients)} devices get fewer than {self.min_samples} samples. Raise "
-                "task.partition.alpha, lower task.partition.min_samples, or use fewer devices."
-            ) from error
+
+    def _draw(
+        self, members: Mapping[int, Indices], alphas: NDArray[np.float64], rng: np.random.Generator
+    ) -> list[Indices]:
+        """Return each device's samples in one draw. `members`: class -> its samples."""
+        pieces = []
+        sizes = np.zeros(len(alphas))
+        average = sum(map(len, members.values())) / len(alphas)
+        for own in members.values():
+            shares = rng.dirichlet(alphas)
+            if self.self_balancing:
+                shares[sizes > average] = 0
+                # Added up one by one: NumPy's own sum may differ in the last bit, and a sample with it.
+                shares /= sum(shares.tolist())
+            pieces.append(np.split(own, (np.cumsum(shares) * len(own)).astype(int)[:-1]))
+            sizes += [len(piece) for piece in pieces[-1]]
+        return [np.concatenate(one) for one in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -124,20 +138,43 @@ class Pathological:
         at_least("classes_per_client", self.classes_per_client, 1)
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        from flwr_datasets.partitioner import PathologicalPartitioner
-
         _check_enough(labels, clients, MIN_SAMPLES)
-        partitioner = PathologicalPartitioner(
-            len(clients), "label", self.classes_per_client, self.assignment, seed=seed
-        )
-        try:
-            return _deal(partitioner, labels, clients, seed)
-        except ValueError as error:
+        order, rng = _shuffled(labels, seed), np.random.default_rng(seed)
+        members = _members(labels[order])
+        enough = self.classes_per_client <= len(members)
+        chosen = self._choose([*members], len(clients), rng) if enough else []
+        holders = {
+            label: [place for place, own in enumerate(chosen) if label in own] for label in members
+        }
+        if not enough or any(len(holders[label]) > len(own) for label, own in members.items()):
             raise BadInputError(
                 f"task.partition: pathological cannot give each of {len(clients)} devices samples of "
-                f"{self.classes_per_client} classes: the data has {len(np.unique(labels))} classes. "
+                f"{self.classes_per_client} classes: the data has {len(members)} classes. "
                 "Lower task.partition.classes_per_client, or use fewer devices."
-            ) from error
+            )
+        pieces: list[list[Indices]] = [[] for _ in clients]
+        for label, own in members.items():
+            if holders[label]:
+                split = np.array_split(own, len(holders[label]))
+                for place, piece in zip(holders[label], split, strict=True):
+                    pieces[place].append(piece)
+        return _shuffled_parts(clients, order, [*map(np.concatenate, pieces)], rng)
+
+    def _choose(self, classes: list[int], count: int, rng: np.random.Generator) -> list[list[int]]:
+        """Return the classes of each of `count` devices."""
+        chosen = []
+        for place in range(count):
+            if self.assignment == "random":
+                own = rng.choice(classes, size=self.classes_per_client, replace=False).tolist()
+            elif self.assignment == "deterministic":
+                own = [classes[(place + k) % len(classes)] for k in range(self.classes_per_client)]
+            else:
+                own = [classes[place % len(classes)]]
+                while len(own) < self.classes_per_client:
+                    if (label := int(rng.choice(classes))) not in own:
+                        own.append(label)
+            chosen.append(own)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -160,24 +197,34 @@ class Shards:
             raise ValueError("found neither shards_per_client nor shard_size, expected one or both")
 
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
-        from flwr_datasets.partitioner import ShardPartitioner
-
         _check_enough(labels, clients, max(MIN_SAMPLES, self.shards_per_client or 1))
-        partitioner = ShardPartitioner(
-            len(clients),
-            "label",
-            self.shards_per_client,
-            self.shard_size,
-            self.keep_incomplete_shard,
-            seed=seed,
-        )
-        try:
-            return _deal(partitioner, labels, clients, seed)
-        except (ValueError, LookupError) as error:
+        size, usable, counts = self._pieces(len(labels), len(clients))
+        if usable < max(len(clients), counts.sum()):
             raise BadInputError(
                 f"task.partition: shards cannot divide {len(labels)} samples among {len(clients)} "
-                f"devices: {' '.join(str(error).split())}"
-            ) from error
+                f"devices: there are {usable} pieces of {size} samples, and "
+                f"{max(len(clients), counts.sum())} are needed. Lower task.partition.shard_size or "
+                "task.partition.shards_per_client, or use fewer devices."
+            )
+        order, rng = _shuffled(labels, seed), np.random.default_rng(seed)
+        order = order[np.argsort(labels[order], kind="stable")]
+        drawn = np.split(rng.permutation(usable)[: counts.sum()], np.cumsum(counts)[:-1])
+        samples = np.arange(len(labels))
+        parts = [np.concatenate([samples[k * size : (k + 1) * size] for k in own]) for own in drawn]
+        return _shuffled_parts(clients, order, parts, rng)
+
+    def _pieces(self, samples: int, clients: int) -> tuple[int, int, Indices]:
+        """Return the size of a piece, the number of pieces that can be used, and each client's number of
+        pieces."""
+        size = self.shard_size or samples // (clients * (self.shards_per_client or 1))
+        # With both numbers given, an incomplete piece is never used, as in flwr-datasets.
+        keep = self.keep_incomplete_shard and None in (self.shard_size, self.shards_per_client)
+        usable = -(-samples // size) if keep else samples // size
+        if self.shards_per_client is not None:
+            return size, usable, np.full(clients, self.shards_per_client)
+        counts = np.full(clients, usable // clients)
+        counts[: usable % clients] += 1
+        return size, usable, counts
 
 
 @dataclass(frozen=True)
@@ -299,7 +346,15 @@ class FlowerScheme:
 
     by: ClassVar[Key] = "label"
 
+    @staticmethod
+    def version() -> str:
+        """Return the version of flwr-datasets. Raises BadInputError if it is not installed."""
+        if message := extras.missing("flwr_datasets"):
+            raise BadInputError(f"task.partition: {message}")
+        return metadata.version("flwr-datasets")
+
     def deal(self, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:
+        self.version()
         import flwr_datasets.partitioner as flower
 
         name = type(self).__name__
@@ -499,6 +554,25 @@ SCHEMES: dict[str, type[Scheme]] = {
     "shards": Shards,
     **{cls.__name__: cls for cls in FLOWER_SCHEMES},
 }
+
+
+def _shuffled(labels: Indices, seed: int) -> Indices:
+    """Return the indices of the samples in random order, so that a contiguous piece is random."""
+    return np.random.default_rng(seed).permutation(len(labels))
+
+
+def _members(labels: Indices) -> dict[int, Indices]:
+    """Return class -> indices of its samples, sorted."""
+    return {label: np.flatnonzero(labels == label) for label in np.unique(labels).tolist()}
+
+
+def _shuffled_parts(
+    clients: Sequence[str], order: Indices, parts: Sequence[Indices], rng: np.random.Generator
+) -> Mapping[str, Indices]:
+    """Shuffle the places in each client's part; return client -> entries of `order` at these places."""
+    for part in parts:
+        rng.shuffle(part)
+    return {client: order[part] for client, part in zip(clients, parts, strict=True)}
 
 
 def _deal(partitioner: Any, labels: Indices, clients: Sequence[str], seed: int) -> Mapping[str, Indices]:

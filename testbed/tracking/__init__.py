@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agents import extras
 from testbed.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -54,17 +55,13 @@ class TrackerKind:
     class_name: str
     """Class in `module` that implements `Tracker`."""
     package: str
-    """Python package that `module` imports."""
-    extra: str
-    """Extra of the testbed's package that installs `package`, as in `edge-fl-testbed[mlflow]`."""
+    """Optional package that `module` imports (agents/extras.py)."""
 
 
 TRACKERS: dict[str, TrackerKind] = {
-    "mlflow": TrackerKind("testbed.tracking.mlflow", "MlflowTracker", "mlflow", "mlflow"),
-    "wandb": TrackerKind("testbed.tracking.wandb", "WandbTracker", "wandb", "wandb"),
-    "tensorboard": TrackerKind(
-        "testbed.tracking.tensorboard", "TensorboardTracker", "tensorboard", "tensorboard"
-    ),
+    "mlflow": TrackerKind("testbed.tracking.mlflow", "MlflowTracker", "mlflow"),
+    "wandb": TrackerKind("testbed.tracking.wandb", "WandbTracker", "wandb"),
+    "tensorboard": TrackerKind("testbed.tracking.tensorboard", "TensorboardTracker", "tensorboard"),
 }
 
 
@@ -73,12 +70,8 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         if name not in TRACKERS:
             raise BadInputError(f"unknown tracker {name!r}, expected one of {', '.join(TRACKERS)}")
-        kind = TRACKERS[name]
-        if importlib.util.find_spec(kind.package) is None:
-            raise BadInputError(
-                f"{name} is not installed: {sys.executable} -m pip install "
-                f"'edge-fl-testbed[{kind.extra}]'"
-            )
+        if message := extras.missing(TRACKERS[name].package):
+            raise BadInputError(message)
         if name == "mlflow" and not _has_store():
             raise BadInputError(
                 "MLFLOW_TRACKING_URI is not set to an MLflow server, and mlflow-skinny has no database: "

@@ -9,7 +9,9 @@ from dataclasses import astuple, replace
 from math import inf, isnan, nan
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import special
 
 from agents.events import ClientsDrawn, Evaluated, RoundUnfinished, UpdateApplied, VersionMade, to_line
 from analysis import metrics, summary
@@ -331,6 +333,16 @@ def test_confidence_intervals_by_hand() -> None:
     assert isnan(alone.high)
     assert alone.count == 1
     assert isnan(metrics.t_interval([1.0, nan]).mean)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
+def test_confidence_intervals_have_the_t_of_scipy(level: float) -> None:
+    for count in (*range(2, 40), 1000, 1001):
+        values = np.arange(count)
+        found = metrics.t_interval([*values], level)
+        t = special.stdtrit(count - 1, (1 + level) / 2)
+        error = values.std(ddof=1) / np.sqrt(count)
+        assert (found.high - found.mean) / error == pytest.approx(t, rel=1e-12), count
 
 
 def test_kaplan_meier_by_hand() -> None:

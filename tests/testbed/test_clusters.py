@@ -193,14 +193,6 @@ def test_wrong_cluster_is_refused(testbed: Testbed, on: str, told: str) -> None:
     assert told in err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("on", ["dask://127.0.0.1:8786", "slurm"])
-def test_missing_extra_is_named(testbed: Testbed, monkeypatch: pytest.MonkeyPatch, on: str) -> None:
-    monkeypatch.setattr("testbed.sweeps.clusters.importlib.util.find_spec", lambda _: None)
-    code, _, err = testbed("sweep", write_sweep("grid: {seed: [1]}"), "--on", on)
-    assert code == 2
-    assert f"-m pip install 'edge-fl-testbed[{on.partition(':')[0]}]'" in err.replace("\n", " ")
-
-
 def test_needed_files_are_checked_by_content(tmp_path: Path) -> None:
     data = tmp_path / "here/ylecun/mnist"
     data.mkdir(parents=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import flwr_datasets.partitioner as flower
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2_contingency
@@ -18,6 +19,7 @@ from testbed.topology.partition import (
     SCHEMES,
     Dirichlet,
     GroupedNaturalIdPartitioner,
+    Iid,
     Indices,
     Natural,
     Pathological,
@@ -26,6 +28,7 @@ from testbed.topology.partition import (
     Shards,
     SizePartitioner,
     TooFewSamplesError,
+    _deal,
     draw_requested,
 )
 
@@ -70,6 +73,58 @@ def test_shards_follow_from_the_seed_and_are_unchanged_across_versions(
         assert all(part.dtype == np.int64 and len(part) >= MIN_SAMPLES for part in parts)
     together = np.concatenate(parts).astype("<i8").tobytes()
     assert hashlib.sha256(together).hexdigest()[:16] == digest
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    scheme=st.one_of(
+        st.builds(Iid),
+        st.builds(Dirichlet, st.floats(0.2, 5), st.integers(1, 12), st.booleans()),
+        st.builds(
+            Pathological,
+            st.integers(1, 11),
+            st.sampled_from(["random", "deterministic", "first-deterministic"]),
+        ),
+        st.builds(Shards, st.integers(1, 5), st.none() | st.integers(5, 40), st.booleans()),
+        st.builds(Shards, st.none(), st.integers(5, 120), st.booleans()),
+    ),
+    counts=st.lists(st.integers(1, 60), min_size=3, max_size=10),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 99),
+)
+def test_partitions_are_those_of_flwr_datasets(
+    scheme: Any, counts: list[int], clients: int, seed: int
+) -> None:
+    labels = np.repeat(np.arange(len(counts)) * 3, counts)  # some numbers are no class
+    names = CLIENTS[:clients]
+    assume(len(labels) >= 12 * clients)
+    partitioner: Any = {
+        Iid: lambda: flower.IidPartitioner(clients),
+        Dirichlet: lambda: flower.DirichletPartitioner(
+            clients, "label", scheme.alpha, scheme.min_samples, scheme.self_balancing, seed=seed
+        ),
+        Pathological: lambda: flower.PathologicalPartitioner(
+            clients, "label", scheme.classes_per_client, scheme.assignment, seed=seed
+        ),
+        Shards: lambda: flower.ShardPartitioner(
+            clients,
+            "label",
+            scheme.shards_per_client,
+            scheme.shard_size,
+            scheme.keep_incomplete_shard,
+            seed=seed,
+        ),
+    }[type(scheme)]()
+    try:
+        theirs = _deal(partitioner, labels, names, seed)
+    except ValueError:
+        with pytest.raises(BadInputError, match=r"task\.partition"):
+            scheme.deal(labels, names, seed)
+        return
+    ours = scheme.deal(labels, names, seed)
+    assert {name: own.tolist() for name, own in ours.items()} == {
+        name: own.tolist() for name, own in theirs.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
 from agents.tasks.interface import Splits, Task
 
 if TYPE_CHECKING:
@@ -12,16 +14,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Diabetes(Task):
-    """Progress of a disease after a year, from ten measurements of a patient."""
+class Friedman(Task):
+    """A function of ten inputs, of which five have an influence (Friedman 1991, eq. 56), with noise."""
 
     has_accuracy: ClassVar[bool] = False
 
     def dataset(self) -> Splits:
-        from sklearn.datasets import load_diabetes
-
-        x, y = load_diabetes(return_X_y=True)  # float64; the model gets float32
-        return {"train": {"x": 20 * x, "y": y / 100}}
+        rng = np.random.default_rng(0)
+        x = rng.uniform(size=(1000, 10))
+        y = (
+            10 * np.sin(np.pi * x[:, 0] * x[:, 1])
+            + 20 * (x[:, 2] - 0.5) ** 2
+            + 10 * x[:, 3]
+            + 5 * x[:, 4]
+        )
+        return {"train": {"x": 2 * x - 1, "y": (y + rng.normal(size=1000)) / 10}}
 
     def model(self) -> torch.nn.Module:
         from torch import nn

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from agents import extras
 from testbed.errors import BadInputError
 from testbed.topology import units
 
@@ -62,17 +62,15 @@ class ClusterKind:
     """Class in `module` that implements `Cluster`. Its arguments are a Target, and a folder for files of
     the cluster."""
     package: str
-    """Python package that `module` imports."""
-    extra: str
-    """Extra of the testbed's package that installs `package`, as in `edge-fl-testbed[dask]`."""
+    """Optional package that `module` imports (agents/extras.py)."""
 
 
-_DASK = ClusterKind("testbed.sweeps.clusters.dask", "DaskCluster", "distributed", "dask")
+_DASK = ClusterKind("testbed.sweeps.clusters.dask", "DaskCluster", "distributed")
 CLUSTERS = {
     "dask": _DASK,
     "tcp": _DASK,
     "tls": _DASK,
-    "slurm": ClusterKind("testbed.sweeps.clusters.slurm", "SlurmCluster", "submitit", "slurm"),
+    "slurm": ClusterKind("testbed.sweeps.clusters.slurm", "SlurmCluster", "submitit"),
 }
 """Word before the colon in `--on` -> kind of cluster."""
 
@@ -119,11 +117,8 @@ def parse(on: str) -> Target | None:
         most = units.size(settings.pop("result", DEFAULT_RESULT))
     except ValueError as error:
         raise BadInputError(f"--on {on}: result: {error}") from None
-    if importlib.util.find_spec(kind.package) is None:
-        raise BadInputError(
-            f"--on {on}: {kind.package} is not installed: {sys.executable} -m pip install "
-            f"'edge-fl-testbed[{kind.extra}]'"
-        )
+    if message := extras.missing(kind.package):
+        raise BadInputError(f"--on {on}: {message}")
     return Target(on, scheme, address, settings, most)
 
 
