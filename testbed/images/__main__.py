@@ -21,12 +21,11 @@ from testbed.host import docker_engine, signals
 def main() -> None:
     signals.interrupt_once()
     installed = threading.Event()
-    threading.Thread(target=_listen, args=(installed,), daemon=True).start()
-    if not docker_engine.is_available():
-        return
     try:
-        with docker_engine.connect_fit() as client:
-            images.ensure(client, _print_line, installed=installed)
+        threading.Thread(target=_listen, args=(installed,), daemon=True).start()
+        if docker_engine.is_available():
+            with docker_engine.connect_fit() as client:
+                images.ensure(client, _print_line, installed=installed)
     except TestbedError as error:
         sys.exit(f"  images: {error}")
     except KeyboardInterrupt:
