@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-hosts test-timed docs figures check bench bench-dashboard predict dilation profiles papers papers-full benchmark mutants platforms clean
+.PHONY: demo test test-hosts test-timed docs figures check bench bench-dashboard predict dilation profiles papers papers-full benchmark mutants platforms constraints clean
 
 demo: $(VENV)/.installed
 	$(BIN)/testbed up topologies/quickstart.yaml
@@ -85,28 +85,26 @@ papers-full: $(VENV)/.installed-dev
 benchmark: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.rules $(if $(ON),--on $(ON))
 
-# Byte code of what we use is compiled at the end: of all that torch brings, it would double the wait.
-# Without it, where PYTHONDONTWRITEBYTECODE is set, every process would compile torch anew.
-USED := agents.aggregator.main, agents.client.training, agents.device.main, testbed.cli.main, testbed.run.up, testbed.data.datasets, \
-	testbed.cli.outputs, rich.console, analysis.summary, testbed.dashboard.web_server, testbed.images, testbed.runtimes.process.runtime, testbed.broker.embedded
-# The broker of machines without Mosquitto, in a folder of its own, as Flower needs another typer.
-AMQTT := 'from testbed.broker import programs; print(programs.AMQTT)'
-AMQTT_FOLDER := 'from testbed.broker import programs; print(programs.AMQTT_FOLDER)'
-$(VENV)/.installed: pyproject.toml
-	@echo "Setting up $(VENV) (a few minutes, once) ..."
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --no-compile $$($(BIN)/python -I testbed/images/torch_index.py) --editable .
-	@$(BIN)/python -m pip install -qq --no-compile --no-warn-conflicts --upgrade --target \
-		"$$($(BIN)/python -c $(AMQTT_FOLDER))" "$$($(BIN)/python -c $(AMQTT))"
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -W ignore -c "import $(USED)"
+# uv installs, with your settings of pip; PIP=pip: pip does. CONSTRAINTS=: the newest versions of packages.
+PIP ?= uv
+CONSTRAINTS ?= constraints.txt
+# A run of the demo in containers needs images: they are built at the same time.
+SET_UP := -m testbed.installing --installer=$(PIP) --constraints=$(CONSTRAINTS)
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	@echo "Setting up $(VENV) (once):"
+	@$(PYTHON) $(SET_UP) set-up --venv=$(VENV) $(if $(filter demo,$(MAKECMDGOALS)),--images)
 	@touch $@
 
 # The last version of Flower whose package has its quickstarts, which tests run as they are.
 QUICKSTARTS := $(VENV)/share/flower-quickstarts flwr==1.24.0
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
-	@$(BIN)/python -m pip install -qq --no-compile --no-deps --upgrade --target $(QUICKSTARTS)
+	@$(BIN)/python $(SET_UP) install --editable '.[dev]'
+	@$(BIN)/python -m testbed.installing --installer=$(PIP) install --no-deps --upgrade --target $(QUICKSTARTS)
 	@touch $@
+
+# The newest versions of all packages, for everybody's next set-up.
+constraints: $(VENV)/.installed
+	@$(BIN)/python $(SET_UP) pins
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -26,8 +26,9 @@ from testbed.host import docker_engine, kernel, rapl
 from testbed.host.cpu_latency import LATENCY
 from testbed.host.gpus import Gpus, survey
 from testbed.host.swarm_nodes import LEAST_ENGINE, manages
-from testbed.images import Images, debian, inventory, torch_companions, torch_index
+from testbed.images import Images, debian, inventory, torch_companions
 from testbed.images.inventory import StoredImage
+from testbed.installing import torch_index
 from testbed.speed.calibration import Calibration
 from testbed.speed.calibration import calibrate as measured
 from testbed.topology.real_devices import is_destination

@@ -6,6 +6,8 @@ images are still needed.
 
 from __future__ import annotations
 
+import threading
+
 import docker
 
 from testbed.errors import HostError
@@ -62,12 +64,14 @@ def ensure(
     *,
     force: bool = False,
     cuda: bool = False,
+    installed: threading.Event | None = None,
 ) -> Images:
     """Return the images for this version of the code. Build missing images first, and report each of
     these builds to `progress`.
 
     `own`: code and packages that the run adds. `cuda`: whether to build the images for devices with a
-    GPU, too. `force`: whether to build all images again, with the newest packages.
+    GPU, too. `force`: whether to build all images again, with the newest packages. `installed`: set when
+    the Python packages of this host are installed; None if they are.
 
     Raises HostError, with the last lines of pip, mmdebstrap or the engine, if a build fails. Raises
     BadInputError, with pip's last lines, if the run's own requirements cannot be installed.
@@ -89,7 +93,8 @@ def ensure(
             with build_lock(), scratch_folder() as scratch:
                 todo = set(tags) if force else missing_kinds(client, tags)
                 expected = BuildTime(todo)
-                Builder(client, tags, scratch, progress, expected, own, force=force).build(todo)
+                builder = Builder(client, tags, scratch, progress, expected, own, force, installed)
+                builder.build(todo)
         except docker_engine.ERRORS as error:
             raise HostError(f"The Docker engine failed on an image: {error}") from error
     gpu = tags[agent_kind(tags, CUDA)] if cuda else ""

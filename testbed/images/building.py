@@ -23,6 +23,7 @@ from docker.errors import APIError
 from testbed.errors import HostError
 from testbed.host import cache, docker_engine
 from testbed.host.signals import uninterrupted
+from testbed.host.subprocesses import StoppedError
 from testbed.images import debian, wheels
 from testbed.images.build_time import BuildTime
 from testbed.images.tags import (
@@ -109,6 +110,8 @@ class Builder:
     """Code and packages that the run adds; None if the run adds nothing."""
     force: bool = False
     """Whether libraries are downloaded again, in their newest versions."""
+    installed: threading.Event | None = None
+    """Set when the Python packages of this host are installed; None if they are."""
 
     def build(self, kinds: set[str]) -> None:
         """Build the images of `kinds`. Raises HostError, BadInputError."""
@@ -154,6 +157,9 @@ class Builder:
 
     def _libraries_context(self, kind: str, machine: str, stop: threading.Event) -> Path:
         inputs = FOLDER / kind
+        while self.installed is not None and not self.installed.wait(0.1):
+            if stop.is_set():
+                raise StoppedError
         fetched = self._fetch_wheels(kind, machine, stop, again=self.force)
         context = self._context(kind, {})
         with tarfile.open(context, "a") as archive:

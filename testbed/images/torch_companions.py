@@ -15,8 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from testbed.images import torch_index
 from testbed.images.tags import FOLDER
+from testbed.installing import torch_index
 
 CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
 """Versions of the companions of PyTorch, as constraints of pip."""

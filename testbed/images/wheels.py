@@ -23,7 +23,8 @@ from pathlib import Path
 from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.host.subprocesses import StoppedError, run
-from testbed.images import torch_companions, torch_index
+from testbed.images import torch_companions
+from testbed.installing import torch_index
 
 _PYTHON = "3.11"
 _PIP = (sys.executable, "-m", "pip", "--quiet")

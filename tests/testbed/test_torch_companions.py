@@ -13,10 +13,11 @@ from packaging.requirements import Requirement
 
 from testbed import images
 from testbed.errors import BadInputError
-from testbed.images import torch_companions, torch_index, wheels
+from testbed.images import torch_companions, wheels
 from testbed.images.build_time import BuildTime
 from testbed.images.building import Builder
-from testbed.images.torch_index import TorchSource
+from testbed.installing import torch_index
+from testbed.installing.torch_index import TorchSource
 from testbed.plan import plan_on_host
 from testbed.topology import parse
 from tests.testbed.test_torch_index import add_wheel, served

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import socket
-import subprocess
 import sys
 import threading
 import zipfile
@@ -17,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from testbed.errors import HostError
-from testbed.images import torch_index, wheels
-from testbed.images.torch_index import TorchSource
+from testbed.images import wheels
+from testbed.installing import torch_index
+from testbed.installing.torch_index import TorchSource
 
 
 @pytest.fixture(autouse=True)
@@ -165,15 +165,6 @@ def test_pip_settings_of_the_user_take_precedence(
         found = torch_index.cpu_source(cpu)
     assert found.options == ()
     assert "the source in your pip settings (PIP_NO_INDEX, install.extra-index-url);" in found.reason
-
-
-def test_options_go_to_stdout_and_one_line_to_the_user() -> None:
-    environment = {**os.environ, "PIP_INDEX_URL": "https://own.example"}
-    command = [sys.executable, "-I", torch_index.__file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"
-    assert done.stderr.startswith("PyTorch: ")
-    assert done.stderr.count("\n") == 1
 
 
 def test_missing_cpu_build_for_images_is_explained(

@@ -12,8 +12,8 @@ from typing import Any
 
 from testbed import bundle
 from testbed.errors import HostError
-from testbed.images import torch_index
 from testbed.images.wheels import significant_lines
+from testbed.installing import torch_index
 from testbed.runtimes.ssh import container_image
 from testbed.runtimes.ssh.connection import Connections, SshTarget, shown
 

@@ -4,15 +4,11 @@ The Python Package Index's build for Linux (x86-64 and aarch64) needs gigabytes 
 PyTorch's own index of CPU builds has `2.13.0+cpu` for both architectures. This version satisfies
 `torch==2.13.0`. pip prefers it to `2.13.0` from any index, because a version with a local part counts as
 newer (PEP 440).
-
-The Makefile runs this file before anything is installed, so it uses the standard library only. This file
-prints pip's options to stdout. To stderr, it prints which build pip will install and why.
 """
 
 from __future__ import annotations
 
 import http.client
-import subprocess
 import sys
 import threading
 import urllib.error
@@ -20,6 +16,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from testbed.installing import pip_settings
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
@@ -55,7 +53,7 @@ def source_for_host(index: str = CPU_INDEX, drivers: Sequence[Path] = DRIVERS) -
 def cpu_source(index: str = CPU_INDEX) -> TorchSource:
     """Choose the CPU builds of `index`. If pip's own settings name a source of packages, or if the index
     does not answer in time, pip's own settings decide."""
-    if settings := ", ".join(_settings()):
+    if settings := ", ".join(one.name for one in pip_settings.read() if one.key in _SETTINGS):
         return TorchSource((), f"from the source in your pip settings ({settings}); CPU builds: {index}")
     if (problem := _problem(index)) is None:
         return TorchSource(("--extra-index-url", index), f"the CPU build, as {index} answers")
@@ -63,20 +61,6 @@ def cpu_source(index: str = CPU_INDEX) -> TorchSource:
         (),
         "the Python Package Index's build, which on Linux brings gigabytes of CUDA: the index of CPU "
         f"builds, {index}, does not answer ({problem})",
-    )
-
-
-def _settings() -> list[str]:
-    """Return the user's pip settings for package sources, such as `PIP_INDEX_URL` or
-    `global.index-url`, sorted: the order of pip's list depends on its version."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    settings = (line.partition("=") for line in listed.stdout.splitlines())
-    names = [name for name, _, value in settings if value not in ("", "''")]
-    return sorted(
-        f"PIP_{key.upper().replace('-', '_')}" if place == ":env:" else f"{place}.{key}"
-        for place, _, key in (name.rpartition(".") for name in names)
-        if key in _SETTINGS
     )
 
 
@@ -99,9 +83,3 @@ def _problem(index: str) -> str | None:
     asking.start()
     asking.join(_ANSWER_SECONDS)
     return problems[0] if problems else f"nothing within {_ANSWER_SECONDS:g} s"
-
-
-if __name__ == "__main__":
-    choice = source_for_host()
-    print("PyTorch:", choice.reason, file=sys.stderr)  # noqa: T201
-    print(*choice.options)  # noqa: T201
