@@ -216,11 +216,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._memory: NDArray[Any] = np.empty(0, dtype)",
         "self._memory: NDArray[Any] = np.empty(1, dtype)",
     ): "it grows when more is needed",
-    (
-        _OBJECTIVES,
-        "with torch.random.fork_rng(devices=[]):",
-        "with torch.random.fork_rng():",
-    ): "without a GPU there is no other generator",
     (_OBJECTIVES, "flat = p.reshape(-1)", "flat = p.reshape(-2)"): "to numpy they are the same",
     (
         _SIMULATION,

@@ -429,7 +429,7 @@ def test_build_waits_for_the_packages_and_ends_with_set_up(installed: bool) -> N
         assert waiting.stdout is not None
         if installed:
             waiting.stdin.write(b"\n")
-            assert waiting.stdout.read(10) == b"installed\n"
+            assert waiting.stdout.readline() == b"installed\n"
         waiting.stdin.close()
         assert waiting.stdout.read() == b"interrupted\n"
     assert waiting.returncode == 0
