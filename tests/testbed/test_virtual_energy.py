@@ -231,6 +231,15 @@ def test_bytes_cost_energy_and_may_empty_the_battery(virtual: Runner) -> None:
     assert_conserved(found.one())
 
 
+def test_model_that_arrives_at_once_may_empty_the_battery(virtual: Runner) -> None:
+    found = virtual(energy("1J", received="10000J/MB"))
+    assert found.switches == [("a", PowerOff(), 0)]
+    assert (found.applied(), len(found.rounds("lost"))) == ([], 1)
+    unfinished = [r for r in found.records if isinstance(r, events.RoundUnfinished)]
+    assert [(one.client, one.until) for one in unfinished if one.client == "a"] == [("a", 0.0)]
+    assert_conserved(found.one())
+
+
 def test_empty_battery_at_the_start_keeps_the_device_away_until_it_is_charged(virtual: Runner) -> None:
     charger = {"schedule": [["0s", "0W"], ["4s", "2W"]]}
     found = virtual(energy("10J", charger, initial=0, return_at=0.2))
@@ -375,10 +384,12 @@ def test_energy_is_conserved_in_random_runs(virtual: Runner) -> None:
         if next((key for e in scenario for key in e if key in ("leave", "join")), "") == "join":
             scenario.insert(0, {"at": "0s", "leave": "a"})
         charger = {"schedule": [[f"{k}s", f"{draw.randrange(9)}W"] for k in range(0, 20, 2)]}
+        links = [{"link": {"up": "100kbit", "rtt": "80ms"}}, {"link": {"down": "80kbit"}}, {}]
+        received = draw.choice(["5J/MB", "20000J/MB"])  # some models take a third of the battery
         found = virtual(
-            energy("14J", charger, sent="9J/MB", received="5J/MB"),
+            energy("14J", charger, sent="9J/MB", received=received),
             scenario,
-            device={"cpu": 0.5, "link": {"up": "100kbit", "rtt": "80ms"}},
+            device={"cpu": 0.5, **draw.choice(links)},
         )
         one = found.one()
         assert_conserved(one)
