@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,9 +17,11 @@ import pytest
 import torch
 
 from agents import events, user_code
+from agents.aggregator.evaluation import Evaluator
 from agents.client.training import FitTrainer, make_trainer
 from agents.config import LocalTraining
 from agents.device_actions import Crash, SetCpu
+from agents.shards import Shard
 from agents.tasks.flower import Flower
 from testbed import BadInputError, simulate, up
 from testbed.api.topology_input import text_of
@@ -245,6 +247,7 @@ def evaluated(reported: Mapping[str, Any], **options: Any) -> list[float]:
         ({"auc": 0.8}, {"metrics": (None, "auc")}, [0.2, 0.8]),
         ({"top1_acc": 0.75}, {}, [0.25, 0.75]),
         ({"random_metric": [0.1, 0.2]}, {}, [None, None]),
+        ({"loss": np.nan, "accuracy": 0.5}, {}, [None, 0.5]),  # diverged
     ],
 )
 def test_loss_and_accuracy_are_found_among_the_metrics(
@@ -253,6 +256,38 @@ def test_loss_and_accuracy_are_found_among_the_metrics(
     """Without a loss the loss is 1 − accuracy."""
     wanted = [np.nan if one is None else one for one in found]
     assert evaluated(metrics, **options) == pytest.approx(wanted, nan_ok=True)
+
+
+def test_partitions_count_by_their_examples_however_many_there_are() -> None:
+    """502 partitions: 501 of one example with accuracy 0, and one of 1,000 with accuracy 1; then one
+    without examples beside one of ten."""
+
+    def accuracy(examples: Sequence[int]) -> float:
+        counts = iter(examples)
+
+        def evaluate(_: Any) -> Any:
+            own = next(counts)
+            return {}, {"num-examples": own, "accuracy": float(own > 1), "loss": 0.0 if own else np.nan}
+
+        task = Flower(app="app:app")
+        module = module_of(app_that(evaluate=evaluate))
+        shard = Shard(
+            np.stack([[k, len(examples)] for k in range(len(examples))]).astype(np.float32),
+            ONES[: len(examples)],
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Flower, "model", lambda _: module)
+            patch.setattr(Evaluator, "_draws_random_numbers", lambda _: False)
+            evaluator = Evaluator(task, shard, lambda _: None)
+        found = evaluator.evaluate(1, np.zeros(2, np.float32))
+        assert found.loss == 0
+        return found.accuracy
+
+    assert accuracy([1] * 501 + [1000]) == pytest.approx(1000 / 1501)
+    assert accuracy([0, 10]) == 1
+
+
+ONES = np.ones(502, np.int64)
 
 
 @pytest.mark.parametrize(

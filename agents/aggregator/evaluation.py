@@ -137,8 +137,8 @@ class Evaluator:
         self._flat.load(w, buffers)
         with torch.no_grad():
             penalty = 0.5 * self._task.l2 * float(self._flat.w @ self._flat.w)
-            figures = self._on(self._test_set)
             labels = self._test_set[1].numpy()
+            figures = self._on(self._test_set, len(labels) if self._task.needs_whole_set else _BATCH)
             parts: list[Part] = []
             if self._parts.classes and labels.ndim == 1:
                 for label in np.unique(labels).tolist():

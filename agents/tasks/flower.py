@@ -36,6 +36,7 @@ class Flower(Task):
 
     dataset: ClassVar[None] = None
     fits: ClassVar[bool] = True
+    needs_whole_set: ClassVar[bool] = True  # weights are relative to the mean of a batch
 
     app: str
     """`module:name` of the ClientApp, or of a function without arguments that returns the ClientApp."""

@@ -97,8 +97,11 @@ class FlowerModule(torch.nn.Module):
         else:
             rows = [self._evaluate_globally()] * len(partitions)
         results = torch.tensor(rows, dtype=torch.float64)
-        weights = results[:, 2:] / results[:, 2].mean()
-        return results[:, :2] * weights
+        reported, examples = results[:, :2], results[:, 2:]
+        if not examples.any():
+            return reported
+        # A partition without examples may report a loss of NaN.
+        return torch.where(examples > 0, reported * (examples / examples.mean()), 0.0)
 
     def fit(self, partition: int, partitions: int, lr: float) -> float:
         """Let the app train the arrays in place on partition number `partition` of `partitions`. Return
@@ -144,14 +147,17 @@ class FlowerModule(torch.nn.Module):
 
     def _evaluate(self, partition: int, partitions: int) -> tuple[float, float, float]:
         """Return the loss, the accuracy and the number of examples that the app reports for a partition.
-        A missing loss or accuracy is NaN; a missing number of examples is 1."""
+        A missing loss is 1 − accuracy, a missing accuracy is NaN, and a missing number of examples is
+        1."""
         try:
             content = self._request("evaluate", partition, partitions, self._config(0))
         except NotImplementedError as error:
             raise ValueError(f"the client has no evaluate: add one, or {_EVALUATE}") from error
         values = _numbers(content)
         examples = next((values[name] for name in _EXAMPLES if name in values), 1.0)
-        return (*self._loss_and_accuracy(values), max(examples, 1.0))
+        if not 0 <= examples < math.inf:
+            raise ValueError(f"the app reports {examples:g} examples, expected a number from 0 on")
+        return (*self._loss_and_accuracy(values), examples)
 
     def _evaluate_globally(self) -> tuple[float, float, float]:
         """Return the loss and the accuracy that the function `evaluate` reports, and 1 as the number of
@@ -179,12 +185,13 @@ class FlowerModule(torch.nn.Module):
         named_loss, named_accuracy = self._metrics
         loss = _find("loss", named_loss, _LOSS, values)
         accuracy = _find("accuracy", named_accuracy, _ACCURACY, values)
+        accuracy = math.nan if accuracy is None else accuracy
         if not (math.isnan(accuracy) or 0 <= accuracy <= 1):
             raise ValueError(
                 f"the app reports the accuracy {accuracy:g}, expected a share from 0 to 1: divide it by "
                 "100, or name another metric, as in accuracy_metric: NAME"
             )
-        return 1 - accuracy if math.isnan(loss) else loss, accuracy
+        return 1 - accuracy if loss is None else loss, accuracy
 
     def _config(self, number: int) -> dict[str, Any]:
         """Return the config of a message: the number of the training under the names that apps use, and
@@ -369,8 +376,8 @@ def _find(
     named: str | None,
     usual: Sequence[str],
     values: Mapping[str, float],
-) -> float:
-    """Return the metric in `values` that is the loss or the accuracy; NaN if there is none.
+) -> float | None:
+    """Return the metric in `values` that is the loss or the accuracy; None if there is none.
 
     `named`: name that the topology gives. `usual`: names that apps use. Raises ValueError if the metric
     `named` is missing, or if several metrics may be the loss or the accuracy.
@@ -390,4 +397,4 @@ def _find(
             f"the app reports {', '.join(several)}: say which is the {what}, as in {what}_metric: "
             f"{several[0]}"
         )
-    return math.nan
+    return None

@@ -49,6 +49,9 @@ class Task(Protocol):
     not define `correct`."""
     fits: ClassVar[bool] = False
     """Whether the task trains with its own `fit`, and not with the gradient of `loss`."""
+    needs_whole_set: ClassVar[bool] = False
+    """Whether the outputs for a sample depend on the other samples of its batch. If so, a set of samples
+    is evaluated in one batch."""
     has_perplexity: ClassVar[bool] = False
     """Whether `loss` is the cross-entropy of the next token, so that exp(loss) is the perplexity."""
 
