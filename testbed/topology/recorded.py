@@ -62,6 +62,8 @@ quick if arrivals cause them, and the maximum seconds in that case."""
 _AT_THE_END = 0.02
 """An update that arrived in these last seconds of the run may be too late when the run is repeated."""
 _MAX_BYTES = 2**30
+_MAX_SECONDS = 1e11
+"""Maximum seconds since 1970: the year 5138. Milliseconds since 1970 are above it."""
 _COLUMNS = ("client", "start", "end", "bytes", "download", "upload")
 _REQUIRED = ("client", "start", "end")
 
@@ -234,17 +236,24 @@ def _device_name(text: str, where: str) -> str:
 
 
 def _time(text: str, key: str, where: str) -> float:
-    """Return a time in seconds, from seconds or from a date and time."""
+    """Return a time in seconds, from seconds or from a date and time. A date without a zone is in UTC, so
+    that a log means the same on each machine, also when clocks are changed for summer and winter."""
     try:
         value = float(text)
     except ValueError:
         try:
-            value = datetime.datetime.fromisoformat(text).timestamp()
+            at = datetime.datetime.fromisoformat(text)
+            value = (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
         except ValueError:
             value = math.nan
     if not math.isfinite(value):
         raise ValueError(
             f"{where}: {key} is {text!r:.40}, expected seconds, or a time such as 2026-01-31T12:00:00.5"
+        )
+    if abs(value) > _MAX_SECONDS:
+        raise ValueError(
+            f"{where}: {key} is {text!r:.40}, which is no number of seconds: divide milliseconds by 1000, "
+            "and write dates as in 2026-01-31T12:00:00.5"
         )
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from analysis.load import Run, load
 from testbed import topology as topologies
 from testbed.errors import BadInputError
-from testbed.topology import Topology
+from testbed.topology import Topology, recorded
 from tests.running import Testbed
 
 _TASK = "task: {name: quadratic, centers: [[0], [1], [2], [5]], local: {steps: 4, lr: 0.1}}\n"
@@ -177,6 +178,32 @@ def test_log_has_named_columns_times_and_transfers(testbed: Testbed) -> None:
     # 10 − 1 − 2, then 6.5 − 1 − 2.5, and from the beginning
     assert trainings == pytest.approx(([7, 3] * 5)[: len(trainings)])
     assert (updates["arrived"] - updates["sent"]).to_list()[:2] == pytest.approx([2, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-10-25T02:59:50", 1_792_897_190.0),  # 02:59:50 UTC, whatever the host's zone
+        ("2026-10-25T04:59:50+02:00", 1_792_897_190.0),
+        ("1792897190", 1_792_897_190.0),
+    ],
+)
+def test_date_without_a_zone_is_in_utc(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")  # where clocks go back at 03:00 on that day
+    time.tzset()
+    try:
+        assert recorded._time(text, "start", "log.csv:2") == seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("text", ["20260131120030", "1792897190000"])
+def test_numbers_that_are_no_seconds_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=rf"log.csv:2: end is '{text}', which is no number of seconds"):
+        recorded._time(text, "end", "log.csv:2")
 
 
 def test_transfer_of_another_size_takes_in_proportion(testbed: Testbed) -> None:
