@@ -236,8 +236,8 @@ def _device_name(text: str, where: str) -> str:
 
 
 def _time(text: str, key: str, where: str) -> float:
-    """Return a time in seconds, from seconds or from a date and time. A date without a zone is in UTC, so
-    that a log means the same on each machine, also when clocks are changed for summer and winter."""
+    """Return a time in seconds, from seconds or from a date and time. A date without a zone is in UTC:
+    the host's zone differs from machine to machine, and skips and repeats hours."""
     try:
         value = float(text)
     except ValueError:
@@ -252,8 +252,8 @@ def _time(text: str, key: str, where: str) -> float:
         )
     if abs(value) > _MAX_SECONDS:
         raise ValueError(
-            f"{where}: {key} is {text!r:.40}, which is no number of seconds: divide milliseconds by 1000, "
-            "and write dates as in 2026-01-31T12:00:00.5"
+            f"{where}: {key} is {text!r:.40}, which is no number of seconds: divide milliseconds by "
+            "1000, and write dates as in 2026-01-31T12:00:00.5"
         )
     return value
 
