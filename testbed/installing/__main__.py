@@ -46,9 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.command == "install":
         choose(options.installer, constraints).install(*packages)
     elif options.venv:
-        with phase("environment"):
-            subprocess.run([sys.executable, "-m", "venv", options.venv], check=True)
         python = str(Path(options.venv, "bin", "python"))
+        if not Path(python).exists():  # an environment of another Python must not be mixed with this one
+            with phase("environment"):
+                subprocess.run([sys.executable, "-m", "venv", options.venv], check=True)
         rest = [f"--installer={options.installer}", f"--constraints={options.constraints}"]
         rest += ["--images"] if options.images else []
         os.execv(python, [python, "-m", "testbed.installing", "set-up", *rest])  # noqa: S606
