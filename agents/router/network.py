@@ -84,7 +84,7 @@ class Network:
         return found
 
     def measure(self, names: Collection[str]) -> NetworkProbe:
-        """Measure the segments `names`. What they carry meanwhile is no use."""
+        """Measure the segments `names`. The bytes of a measurement are not counted as use."""
         self._is_measuring = True
         figures = self._shaped.measure(names)
         self._shaped.use(time.monotonic())

@@ -228,7 +228,7 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
     from pyarrow import csv
 
     types: dict[str, Any] = {}
-    """Column -> its type in all files, where they differ: each file alone may look like another."""
+    """Column -> type for all files, for columns whose files differ in the type that they look like."""
 
     def table(path: Path, wanted: Sequence[str] = ()) -> pa.Table:
         delimiter, separator = ("\t", "tabs") if _kind(path) == "tsv" else (",", "commas")
@@ -339,7 +339,7 @@ def _image_folder(paths: Sequence[Path]) -> RawSplit:
 
 
 def _left_out(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return a sentence on the files in the folders of classes that are no images; none if all are."""
+    """Return a sentence about files in class folders that are not images; empty if there are none."""
     others = set(_in_classes(folder)) - set(paths)
     if not others:
         return ()

@@ -108,7 +108,7 @@ def _content(value: object) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and modules by their values: memory addresses and gradients are no state."""
+    """Pickles tensors and modules by value, without memory addresses and gradients."""
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, nn.Module):
