@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -108,12 +110,18 @@ def test_part_that_dies_before_the_start_is_reported_at_once(
 
 
 def test_sigterm_during_startup_leaves_nothing(tmp_path: Path) -> None:
-    """SIGTERM to this process, as `testbed down` sends it, once the run has processes."""
+    """SIGTERM to this process, as `testbed down` sends it, while the run waits for its devices."""
     run = spec(tmp_path)
     programs = Programs(aggregator=python(SLEEP), client=python(SLEEP))
+    main = threading.get_ident()
+
+    def waits_for_devices() -> bool:
+        stack = (frame for frame, _ in traceback.walk_stack(sys._current_frames()[main]))
+        return any(frame.f_code is Controller._hold_barrier.__code__ for frame in stack)
 
     def terminate() -> None:
-        eventually(lambda: of(run))
+        eventually(waits_for_devices)
+        assert of(run)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=terminate)
