@@ -8,6 +8,7 @@ import signal
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,13 +68,20 @@ def test_dilated_run_is_reported_in_device_time(testbed: Testbed, tmp_path: Path
 @pytest.mark.parametrize("stage", ["Starting broker", "the run clock starts"])
 def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     """In the first stage the link is measured, for 5 s."""
+
+    def samples(runs: Path) -> list[dict[str, Any]]:
+        return [one for one in Finished.only_one_in(runs).telemetry if "cpu" in one]
+
     link = {"up": "1mbit", "down": "1mbit"} if stage == "Starting broker" else None
     changes = {"devices": [{"name": "far", "cpu": 0.3, "link": link}], "rule": {"name": "fedasync"}}
     topology, runs = write_small_topology(tmp_path, **changes), tmp_path / "runs"
     with started("up", topology, "--runtime", "process", "--runs", runs) as up:
         until_printed(up, stage)
         if link is None:
+            # What ran is judged by samples of its CPU time.
             eventually(lambda: Finished.only_one_in(runs).updates)
+            before = len(samples(runs))
+            eventually(lambda: len(samples(runs)) > before + 2)
         _, output = interrupt(up)
     assert up.returncode == 130, output
     assert "Traceback" not in output
@@ -81,7 +89,7 @@ def test_interrupt_leaves_nothing(stage: str, tmp_path: Path) -> None:
     assert left_as_processes(path.name) == []
     judged = [(path / "fidelity.json").exists(), "validity" in (path / "manifest.json").read_text()]
     judged += ["CPU: " in output, f"Next: testbed up --resume {path}" in output]
-    assert set(judged) == {stage == "the run clock starts"}  # what went is judged, however it ended
+    assert set(judged) == {stage == "the run clock starts"}, (judged, output)
 
 
 def test_detached_run_is_listed_and_removed(testbed: Testbed, tmp_path: Path) -> None:
