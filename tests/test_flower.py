@@ -277,7 +277,6 @@ def test_partitions_count_by_their_examples_however_many_there_are() -> None:
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Flower, "model", lambda _: module)
-            patch.setattr(Evaluator, "_draws_random_numbers", lambda _: False)
             evaluator = Evaluator(task, shard, lambda _: None)
         found = evaluator.evaluate(1, np.zeros(2, np.float32))
         assert found.loss == 0

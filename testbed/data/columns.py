@@ -68,7 +68,6 @@ class RawSplit:
     """File of each sample; empty if files hold several samples."""
     remarks: Sequence[str] = ()
     """Sentences about what was left out or converted."""
-
     mixtures: Mapping[str, str] = field(default_factory=dict)
     """Column -> which of its files have another type than the first one."""
 

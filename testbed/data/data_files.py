@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import zipfile
 from collections import Counter
@@ -231,12 +230,10 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
     """Column -> type for all files, for columns whose files differ in the type that they look like."""
 
     def table(path: Path, wanted: Sequence[str] = ()) -> pa.Table:
-        delimiter, separator = ("\t", "tabs") if _kind(path) == "tsv" else (",", "commas")
         try:
             return csv.read_csv(
                 path,
-                csv.ReadOptions(block_size=_CSV_BLOCK),
-                csv.ParseOptions(delimiter=delimiter),
+                *_layout(path),
                 csv.ConvertOptions(
                     column_types=types,
                     include_columns=list(wanted),
@@ -245,6 +242,7 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
                 ),
             )
         except (OSError, pa.ArrowException) as error:
+            separator = "tabs" if _kind(path) == "tsv" else "commas"
             told = f"not readable as CSV with {separator} between the columns ({_first_line(error)})"
             raise DataError(None, f"{path}: {told}") from error
 
@@ -280,6 +278,14 @@ def _csv(paths: Sequence[Path]) -> RawSplit:
     )
 
 
+def _layout(path: Path) -> tuple[Any, Any]:
+    """Return pyarrow's options for reading and parsing the CSV file `path`."""
+    from pyarrow import csv
+
+    delimiter = "\t" if _kind(path) == "tsv" else ","
+    return csv.ReadOptions(block_size=_CSV_BLOCK), csv.ParseOptions(delimiter=delimiter)
+
+
 def _one_type(kinds: Sequence[Any]) -> Any:
     """Return the Arrow type that holds the values of all `kinds`: text if they are not all numbers."""
     import pyarrow as pa
@@ -297,26 +303,24 @@ def _padded_numbers(
     """Return a sentence for each column of whole numbers whose first values are written with zeros in
     front, such as 007."""
     import pyarrow as pa
-    from pyarrow import csv
+    from pyarrow import compute, csv
 
     whole = [name for name, kinds in found.items() if pa.types.is_integer(types.get(name, kinds[0]))]
     if not whole:
         return ()
-    delimiter = "\t" if _kind(path) == "tsv" else ","
-    options = csv.ConvertOptions(include_columns=whole, column_types=dict.fromkeys(whole, pa.string()))
-    with csv.open_csv(path, None, csv.ParseOptions(delimiter=delimiter), options) as reader:
+    as_texts = csv.ConvertOptions(include_columns=whole, column_types=dict.fromkeys(whole, pa.string()))
+    with csv.open_csv(path, *_layout(path), as_texts) as reader:
         first = next(iter(reader), None)
     remarks: list[str] = []
-    if first is None:
-        return ()
-    for name in whole:
-        padded = (text for text in first.column(name).to_pylist() if text and _PADDED.match(text))
-        if (text := next(padded, None)) is not None:
+    for name, texts in zip(whole, first.slice(0, _ROWS).columns if first else (), strict=bool(first)):
+        padded = texts.filter(compute.match_substring_regex(texts, _PADDED))
+        if len(padded):
+            text = padded[0].as_py()
             remarks.append(f"{path}, column {name}: {text} is read as the number {int(text)}.")
     return tuple(remarks)
 
 
-_PADDED = re.compile(r"-?0\d+$")
+_PADDED = r"^-?0\d+$"
 
 
 def _image_folder(paths: Sequence[Path]) -> RawSplit:

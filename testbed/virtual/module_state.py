@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from agents.config import FROM_TASK, InitialModel
+from agents.disk.checksum import checksum_of
 from agents.models import generators
 from agents.models.flat import build, learned, stored_buffers
 from agents.shards import Shard
@@ -36,13 +37,13 @@ def refuse_hidden_state(task: Task, train: Shard, start: InitialModel = FROM_TAS
     an attribute."""
     with generators.unchanged():
         module = build(task, start)
-        rows = np.arange(min(_TRIED, len(train)))
+        samples = train.subset(np.arange(min(_TRIED, len(train))))
         weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         for _ in range(_STEPS):
-            if not _step(task, module, weights, train.subset(rows)):
+            if not _step(task, module, weights, samples):
                 return
         before = dict(_hidden(task, module))
-        _step(task, module, weights, train.subset(rows))
+        _step(task, module, weights, samples)
         after = dict(_hidden(task, module))
     changed = [name for name in after if after[name] != before.get(name)]
     if changed:
@@ -67,7 +68,7 @@ def _step(task: Task, module: nn.Module, weights: dict[str, Any], samples: Shard
     return False
 
 
-def _hidden(task: Task, module: nn.Module) -> Iterator[tuple[str, bytes]]:
+def _hidden(task: Task, module: nn.Module) -> Iterator[tuple[str, int]]:
     """Yield name and content of everything that a step might change and that is in no message."""
     exchanged = {name for name, _ in [*learned(module), *stored_buffers(module)]}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -96,26 +97,25 @@ def _class_attributes(kind: type) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def _content(value: object) -> bytes:
-    """Return bytes that differ if the content differs; empty for what has no comparable content."""
-    if isinstance(value, torch.Generator):
-        return bytes(value.get_state().numpy())
+def _content(value: object) -> int:
+    """Return a checksum of the content of `value`; 0 for what has no comparable content."""
     file = io.BytesIO()
     with suppress(Exception):  # locks, open files, local functions
         _Pickler(file).dump(value)
-        return file.getvalue()
-    return b""
+        return checksum_of(file.getbuffer())
+    return 0
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and modules by value, without memory addresses and gradients."""
+    """Pickles modules by name, and tensors and generators by a checksum of their values: frozen
+    parameters may be large."""
 
     def reducer_override(self, value: object) -> Any:
         if isinstance(value, nn.Module):
             return str, (type(value).__name__,)
         if isinstance(value, torch.Tensor):
-            tensor = value.detach().cpu()
-            return bytes, (tensor.contiguous().view(-1).numpy().tobytes() if tensor.numel() else b"",)
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            return int, (checksum_of(flat.view(torch.uint8).numpy().data),)
         if isinstance(value, torch.Generator):
-            return bytes, (bytes(value.get_state().numpy()),)
+            return int, (checksum_of(value.get_state().numpy().data),)
         return NotImplemented

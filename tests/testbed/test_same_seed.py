@@ -117,6 +117,11 @@ def test_run_leaves_the_random_generators_of_its_process_alone(tmp_path: Path) -
             "self.mean.add_(x.mean(0))",
             "mean",
         ),
+        (
+            "self.half = torch.zeros(1, dtype=torch.bfloat16)",
+            "self.half += 1; x = x * self.half",
+            "half",
+        ),
         ("self.own = torch.Generator()", "x = x * torch.rand(64, generator=self.own)", "own"),
         ("self.rng = np.random.default_rng(0)", "x = x * self.rng.random()", "rng"),
         ("Net.steps = 0", "Net.steps += 1; x = x * Net.steps", "steps"),

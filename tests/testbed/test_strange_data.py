@@ -110,6 +110,16 @@ def test_numbers_with_zeros_in_front_are_said(tmp_path: Path) -> None:
     ]
 
 
+def test_header_of_megabytes(tmp_path: Path) -> None:
+    names = [f"pixel_{number:020d}" for number in range(50_000)]
+    _csv(tmp_path, train=[",".join([*names, "y"]), ",".join(["7"] * 50_001), ",".join(["007"] * 50_001)])
+    data = DataSettings.model_validate({"path": str(tmp_path), "input": names[0], "label": "y"})
+    found = data_files.local_splits(data, None)
+    assert found is not None
+    split = data_files.open_split(found.train)
+    assert split.remarks[-1] == f"{tmp_path}/train.csv, column y: 007 is read as the number 7."
+
+
 def test_one_hot_labels_of_another_width_are_refused(tmp_path: Path) -> None:
     for split, width in (("train", 10), ("test", 9)):
         np.savez(tmp_path / f"{split}.npz", x=np.ones((9, 2)), y=np.eye(9, width))
