@@ -225,7 +225,7 @@ class Controller:
         self._used: dict[str, float] = {}
         """CPU seconds of each device in the device's last sample."""
         self.epoch: float | None = None
-        """CpuReading of the monotonic clock at device time 0; None before the run clock has started."""
+        """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
         self._sampler = Sampler(
             plan.cpus,
