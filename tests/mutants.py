@@ -248,11 +248,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if self._pulses % 64 == 0 and time.monotonic() > self._due:",
     ): "how often the view is refreshed",
     (
-        _RUN,
-        "steady=not (has_batteries or has_steps(spec.topology, spec.plan)),",
-        "packets=spec.plan.simulates_packets,",
-    ): "steady links are computed faster, to the same times",
-    (
         _SIMULATION,
         "_MAX_EVENTS_AT_ONCE = 100",
         "_MAX_EVENTS_AT_ONCE = 101",

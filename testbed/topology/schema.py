@@ -305,8 +305,9 @@ class Virtual(Model):
     )
     start_time: Seconds | None = Field(
         default=None,
-        description="Time from the order to start a client during the run until it is ready. Default: "
-        "3s; if step_time is set, 0",
+        description="Time from the order to start a client during the run until it is ready. A device "
+        "without cpu, such as one with timing or gflops alone, is ready at once. Default: 3s; if "
+        "step_time is set, 0",
     )
     update_time: Seconds | None = Field(
         default=None,

@@ -37,7 +37,7 @@ from testbed.plan.costs import (
 from testbed.plan.planned_devices import PlannedTransfers
 from testbed.topology import seeds
 from testbed.virtual import timing
-from testbed.virtual.event_queue import EventQueue
+from testbed.virtual.event_queue import LINK, EventQueue
 from testbed.virtual.fair_shares import FairShares, Pipe, Transfer
 
 _FREE = AccessLink()
@@ -57,8 +57,8 @@ class Direction:
     """One direction between the server and a device. Messages arrive in the order of sending."""
 
     __slots__ = (
-        *("_burst", "_device", "_events", "_latency", "_open", "_path", "_rate", "_shares", "_steady"),
-        *("_free", "_last", "_messages", "_packets", "_reports", "_transfer"),
+        *("_burst", "_device", "_events", "_index", "_latency", "_open", "_path", "_rate", "_shares"),
+        *("_free", "_last", "_messages", "_packets", "_passes_at", "_reports", "_transfer"),
     )
 
     def __init__(
@@ -67,19 +67,18 @@ class Direction:
         shared: Route,
         latency: Callable[[], Nanoseconds],
         *,
-        steady: bool,
         packets: bool,
         device: str,
+        index: int,
     ) -> None:
         """`shared`: links to pass in addition to the device's own link. `latency`: returns the delay of
-        the next message after it has passed the links. `steady`: promises that nothing changes after the
-        device's rate is set. `packets`: whether the device's rate is a token bucket. `device`: name of
-        the device."""
+        the next message after it has passed the links. `packets`: whether the device's rate is a token
+        bucket. `device`, `index`: name of the device, and its position in device order."""
         self._events = queue
         self._shares, self._path = shared
         self._device = device
+        self._index = index
         self._latency = latency
-        self._steady = steady and not self._path
         self._packets = packets
         self._rate: float | None = None
         self._burst: Nanoseconds = 0
@@ -89,7 +88,10 @@ class Direction:
         """Messages that have not passed the links yet: the remaining bits of each, and the callback for
         its arrival time."""
         self._transfer: Transfer | None = None
-        """Transfer of the first message; None if it is not in progress."""
+        """Transfer of the first message over shared links; None if it is not in progress."""
+        self._passes_at: Nanoseconds | None = None
+        """Time in nanoseconds at which the first message has passed a link that is not shared; None if
+        it is not in progress."""
         self._reports = False
         """Whether the callback of a message is running."""
         self._last: Nanoseconds = 0
@@ -101,11 +103,6 @@ class Direction:
     def send(self, bits: float, then: Callable[[Nanoseconds], None]) -> None:
         """Send a message of `bits` bits. Call `then` with the message's arrival time as soon as this
         time is certain: either at once, or when the message has passed the links."""
-        if self._steady and self._open:
-            takes = from_seconds(bits / self._rate) if self._rate else 0
-            self._free = self._send_start() + takes
-            then(self._arrival(max(self._free, self._events.now)))
-            return
         self._messages.append((bits, then))
         if len(self._messages) == 1:
             self._start_first()
@@ -115,8 +112,8 @@ class Direction:
         flight. `rate` is in bit/s; None if it is unlimited. While `is_open` is false, nothing passes."""
         if (rate, is_open) == (self._rate, self._open):
             return
-        if self._transfer is not None:
-            self._messages[0] = self._interrupt(self._transfer), self._messages[0][1]
+        if self._in_progress:
+            self._messages[0] = self._interrupt(), self._messages[0][1]
             self._free = self._events.now
         self._rate = rate
         self._burst = from_seconds(8 * burst(int(rate)) / rate) if rate and self._packets else 0
@@ -125,35 +122,62 @@ class Direction:
 
     def drop(self) -> None:
         """Discard all messages that have not passed the links yet."""
-        if self._transfer is not None:
-            self._interrupt(self._transfer)
+        if self._in_progress:
+            self._interrupt()
             self._free = self._events.now
         self._messages.clear()
         self._last = 0
 
-    def _interrupt(self, transfer: Transfer) -> float:
+    @property
+    def _in_progress(self) -> bool:
+        """Whether the first message is passing the links."""
+        return self._transfer is not None or self._passes_at is not None
+
+    def _interrupt(self) -> float:
         """Take the first message out of its links; return its remaining bits."""
-        self._transfer = None
-        assert self._shares is not None  # noqa: S101  (a transfer is in progress)
-        return self._shares.leave(transfer)
+        if self._transfer is not None:
+            assert self._shares is not None  # noqa: S101  (a transfer is in progress)
+            left = self._shares.leave(self._transfer)
+        else:
+            assert self._passes_at is not None  # noqa: S101  (the message is in progress)
+            assert self._rate is not None  # noqa: S101  (else it had passed at once)
+            left = to_seconds(self._passes_at - self._events.now) * self._rate
+        self._transfer = self._passes_at = None
+        return left
 
     def _on_done(self) -> None:
-        self._transfer = None
+        self._transfer = self._passes_at = None
         self._arrive()
         self._start_first()
+
+    def _pass_alone(self, bits: float, rate: float) -> None:
+        """Let the first message pass the device's own link, which it shares with no other message."""
+        self._free = passes_at = self._send_start() + from_seconds(bits / rate)
+        if passes_at <= self._events.now:
+            self._arrive()
+            return
+
+        def passed() -> None:
+            if self._passes_at == passes_at:  # else the transfer was interrupted
+                self._on_done()
+
+        self._passes_at = passes_at
+        self._events.plan(passes_at, LINK, self._index, passed)
 
     def _start_first(self) -> None:
         """Start the first message, or continue it after a change. A message that no link delays gets its
         arrival time at once. Nothing happens while the direction is closed."""
-        while self._messages and self._open and self._transfer is None and not self._reports:
+        while self._messages and self._open and not self._in_progress and not self._reports:
             bits, rate, tokens = self._messages[0][0], self._rate, 0.0
+            if self._shares is None and bits and rate:
+                self._pass_alone(bits, rate)
+                continue
             if bits and rate:
                 tokens = self._take_tokens(bits, rate)
             if all(pipe.rate == math.inf for pipe in self._path):
                 self._count_use(min(bits, tokens) if rate else bits)
                 bits, tokens = max(0.0, bits - tokens) if rate else 0.0, 0.0
-            if bits:
-                self._shares = self._shares or FairShares(self._events)
+            if bits and self._shares is not None:
                 self._transfer = self._shares.enter(
                     bits,
                     self._path,
@@ -215,15 +239,14 @@ class Line:
         shared: tuple[Route, Route],
         generator: Callable[[], np.random.Generator],
         *,
-        steady: bool,
         packets: bool,
         device: str = "",
+        index: int = 0,
         segments: Sequence[VirtualSegment] = (),
     ) -> None:
         """`shared`: links shared with other devices, for the directions up and down. `generator`: called
-        once, when a random number is first needed. `steady`: promises that the link never changes, is
-        never disconnected, and never drops messages. `device`: name of the device. `segments`: the
-        segments on its path."""
+        once, when a random number is first needed. `device`, `index`: name of the device, and its
+        position in device order. `segments`: the segments on its path."""
         self._packets = packets
         self._segments = segments
         self.link = link
@@ -234,7 +257,7 @@ class Line:
         self._draws: Callable[[], float] | None = None
         latency = self._latency
         self.up, self.down = (
-            Direction(queue, route, latency, steady=steady, packets=packets, device=device)
+            Direction(queue, route, latency, packets=packets, device=device, index=index)
             for route in shared
         )
         self.apply_link()
@@ -365,7 +388,7 @@ class TimedLine(Line):
         generator: Callable[[], np.random.Generator],
     ) -> None:
         none: Route = (None, ())
-        super().__init__(queue, _FREE, (none, none), generator, steady=False, packets=False)
+        super().__init__(queue, _FREE, (none, none), generator, packets=False)
         rng = generator()
         self._lasting = {
             self.up: _durations(transfers.upload, transfers.update_bytes, rng),
@@ -414,12 +437,10 @@ class VirtualNetwork:
         seed: int,
         server_link: AccessLink | None = None,
         *,
-        steady: bool = False,
         packets: bool = False,
     ) -> None:
-        """`seed`: the run's seed. `steady`: promises that no link changes, and that no device is cut off
-        or crashes. `packets`: whether transfers consist of packets, as on emulated links."""
-        self._steady = steady
+        """`seed`: the run's seed. `packets`: whether transfers consist of packets, as on emulated
+        links."""
         self._packets = packets
         self._events = queue
         self._seed = seed
@@ -437,8 +458,8 @@ class VirtualNetwork:
         self._shares: dict[tuple[str, Way], FairShares] = {}
         """Shares of the tree that a segment belongs to, by the segment's name."""
 
-    def line(self, device: PlannedDevice) -> Line:
-        """Make the line of a device."""
+    def line(self, device: PlannedDevice, index: int = 0) -> Line:
+        """Make the line of a device. `index`: its position in device order."""
         segments = [self._segment(one, device.path[-1].name) for one in reversed(device.path)][::-1]
         root = device.path[-1].name if device.path else None
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
@@ -449,9 +470,9 @@ class VirtualNetwork:
             device.link or _FREE,
             (self._route("up", root, segments), self._route("down", root, segments)),
             generator,
-            steady=self._steady,
             packets=self._packets,
             device=device.name,
+            index=index,
             segments=segments,
         )
         for segment in segments:

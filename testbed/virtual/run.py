@@ -268,12 +268,10 @@ class _Fleet:
         server = spec.topology.server
         link = None if server.link is None else server.link.plain()
         runtime = spec.topology.runtime
-        has_batteries = any(one.account.has_battery for one in energy.values())
         self.network = VirtualNetwork(
             queue,
             spec.topology.seed,
             link,
-            steady=not (has_batteries or has_steps(spec.topology, spec.plan)),
             packets=spec.plan.simulates_packets,
         )
         if not task.fits:
@@ -318,7 +316,7 @@ class _Fleet:
             return self._pool.hand_in(ticket)
 
         if last is None:
-            line = self.network.line(planned)
+            line = self.network.line(planned, index)
             speed = ComputeTimes(planned, self._cost)
             timing = factory.timing(setup)
         else:

@@ -33,7 +33,7 @@ from testbed.virtual import faults
 from testbed.virtual.background import SegmentTraffic
 from testbed.virtual.device import OngoingTraining, VirtualDevice
 from testbed.virtual.energy import DeviceEnergy, FleetEnergy
-from testbed.virtual.event_queue import ARRIVAL, DEVICE, SCENARIO, EventQueue
+from testbed.virtual.event_queue import ARRIVAL, DEVICE, LINK, SCENARIO, EventQueue
 
 _DEADLOCK = "nothing can happen: the rule waits for its clients, and the clients wait for the rule"
 _MAX_EVENTS_AT_ONCE = 100
@@ -372,10 +372,12 @@ class Simulation:
                 callback()
 
         # A goodbye that takes no time is handled with the action that makes the device leave.
-        if to_device or (device.leaving and not device.under_way):
-            self.call_at(time, device, due)
+        at_once = to_device or (device.leaving and not device.under_way)
+        if at_once and time <= self._events.now:
+            due()
         else:
-            self._events.plan(time, ARRIVAL, device.index, due)
+            rank = LINK if to_device else DEVICE if at_once else ARRIVAL
+            self._events.plan(time, rank, device.index, due)
 
     # Actions of the aggregator's core
 

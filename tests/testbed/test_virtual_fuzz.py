@@ -239,3 +239,37 @@ def _check_books(directory: RunDirectory, records: list[events.Record]) -> None:
         core.validate()
     done = [r for r in records if isinstance(r, events.UpdateApplied | events.UpdateRejected)]
     assert handed_in == len(done)
+
+
+def test_late_pause_of_a_device_changes_nothing_before_it(tmp_path: Path) -> None:
+    """Models take 100 ms on the link, so that they often arrive at the end of a training: which of the
+    two comes first must not depend on whether anything happens later."""
+    for seed in range(40):
+        dice = random.Random(seed)  # noqa: S311
+        devices = [
+            {"name": name, "timing": dice.choice(TIMES)}
+            | ({"link": {"up": "27840bit", "down": "17600bit"}} if dice.random() < 0.5 else {})
+            for name in "abc"
+        ]
+        period = dice.choice(TIMES)
+        rules = [
+            {"name": "defedavg_iid", "buffer_size": 2},
+            {"name": "fedfix", "period": period},
+            {"name": "fedavg", "round_timeout": period},
+            {"name": "area", "criterion": "period", "period": period},
+        ]
+        whole = yaml.safe_load(topology(seed)) | {
+            "rule": dice.choice(rules),
+            "devices": devices,
+            "task": {"name": "quadratic", "centers": [[-1.0], [2.0], [5.0]], "local": {"steps": 2}},
+            "stop": {"after": "3s"},
+            "scenario": [],
+        }
+        whole.pop("churn", None)
+        runs = []
+        for number, steps in enumerate(([], [{"at": "2999ms", "pause": "c", "for": "1s"}])):
+            text = yaml.safe_dump(whole | {"scenario": steps})
+            records = events.read(play(text, tmp_path / f"{seed}-{number}").events)
+            updates = (one for one in records if isinstance(one, events.UpdateApplied))
+            runs.append([one for one in updates if one.applied < 2.999])
+        assert runs[0] == runs[1], f"seed {seed}"

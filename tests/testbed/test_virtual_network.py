@@ -41,11 +41,10 @@ class Times:
         server_link: AccessLink | None = None,
         seed: int = 0,
         *,
-        steady: bool = False,
         packets: bool = False,
     ) -> None:
         self.queue = EventQueue()
-        self.network = VirtualNetwork(self.queue, seed, server_link, steady=steady, packets=packets)
+        self.network = VirtualNetwork(self.queue, seed, server_link, packets=packets)
         self.arrivals: list[tuple[str, float]] = []
 
     def at(self, time: float, happens: Callable[[], None]) -> None:
@@ -72,12 +71,9 @@ class Times:
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
 
-steadily = pytest.mark.parametrize("steady", [False, True])
 
-
-@steadily
-def test_messages_of_a_device_are_sent_one_after_the_other(steady: bool) -> None:
-    times = Times(steady=steady)
+def test_messages_of_a_device_are_sent_one_after_the_other() -> None:
+    times = Times()
     line = times.network.line(_device(link=AccessLink(up=MBIT, rtt=0.2)))
     for at in (0.0, 0.1, 2.0):
         times.upload(at, line, SECOND // 2)
@@ -92,23 +88,13 @@ def test_directions_are_separate_links() -> None:
     assert times.play() == [("down", 0.5), ("up", 1.0)]
 
 
-@steadily
-def test_unlimited_link_takes_half_a_round_trip(steady: bool) -> None:
-    times = Times(steady=steady)
+def test_unlimited_link_takes_half_a_round_trip() -> None:
+    times = Times()
     times.network.line(_device(link=AccessLink())).download(SECOND, times.noted("at once"))
     line = times.network.line(_device(link=AccessLink(rtt=0.2)))
     for name in ("first", "second"):
         line.download(SECOND, times.noted(name))
     assert times.arrivals == [("at once", 0.0), ("first", 0.1), ("second", 0.1)]
-    assert times.queue.next is None
-
-
-def test_arrival_time_is_known_at_once_on_a_constant_link() -> None:
-    times = Times(steady=True)
-    line = times.network.line(_device(link=AccessLink(up=MBIT)))
-    for name in ("first", "second"):
-        line.upload(SECOND, times.noted(name))
-    assert times.arrivals == [("first", 1.0), ("second", 2.0)]
     assert times.queue.next is None
 
 
@@ -121,10 +107,9 @@ def test_slowest_link_on_the_path_limits_the_rate() -> None:
     assert times.play() == [("up", 0.5), ("down", 1.0)]
 
 
-@steadily
-def test_two_devices_share_a_cell_equally(steady: bool) -> None:
+def test_two_devices_share_a_cell_equally() -> None:
     """The second begins when the first is half through: 0.5 Mbit are left at 0.5 Mbit/s."""
-    times = Times(steady=steady)
+    times = Times()
     cell = Segment("cell", up=MBIT, down=None)
     first, second = (times.network.line(_device(name, path=(cell,))) for name in "ab")
     times.upload(0.0, first, SECOND, "a")
@@ -169,9 +154,8 @@ def test_concurrent_transfers_share_the_server_rate() -> None:
     assert times.play() == [(f"d{k}", 100.0) for k in range(100)]
 
 
-@steadily
-def test_request_does_not_overtake_a_model(steady: bool) -> None:
-    times = Times(steady=steady)
+def test_request_does_not_overtake_a_model() -> None:
+    times = Times()
     line = times.network.line(_device(link=AccessLink(down=MBIT, rtt=0.2)))
     times.at(0.0, lambda: line.download(0, times.noted("first")))
     times.download(0.0, line, SECOND, "model")
@@ -202,9 +186,8 @@ def test_transfer_continues_at_the_new_rate(
     assert times.play_times() == [arrives]
 
 
-@steadily
-def test_link_with_full_loss_passes_nothing(steady: bool) -> None:
-    times = Times(steady=steady)
+def test_link_with_full_loss_passes_nothing() -> None:
+    times = Times()
     times.upload(0.0, times.network.line(_device(link=AccessLink(loss=1.0))), SECOND)
     assert times.play() == []
 
@@ -285,9 +268,9 @@ def test_lost_message_does_not_delay_the_next() -> None:
 def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
     link = AccessLink(up=MBIT, rtt=0.2, jitter=0.1, loss=0.2)
 
-    def arrivals(*names: str, seed: int = 0, steady: bool = False) -> list[float]:
+    def arrivals(*names: str, seed: int = 0) -> list[float]:
         """Return the arrival times of the first device's messages."""
-        times = Times(seed=seed, steady=steady)
+        times = Times(seed=seed)
         lines = [times.network.line(_device(name, link=link)) for name in names]
         for k in range(100):
             for line, name in zip(lines, names, strict=True):
@@ -298,7 +281,6 @@ def test_jitter_and_loss_are_per_device_and_keep_the_order() -> None:
     alone = arrivals("a")
     assert alone == arrivals("a", "b")
     assert alone == sorted(alone)
-    assert alone == pytest.approx(arrivals("a", steady=True))
     assert alone != arrivals("b")
     assert alone != arrivals("a", seed=1)
     assert alone[0] > 0.001
@@ -325,7 +307,6 @@ def test_deterministic_links_draw_no_random_numbers() -> None:
         AccessLink(rtt=0.2),
         ((None, ()), (None, ())),
         generator,
-        steady=False,
         packets=False,
     )
     line.download(0, arrivals.append)
@@ -372,16 +353,15 @@ def _in_turn(flows: list[tuple[int, int]]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("steady", "way"),
+    "way",
     [
-        (False, {"link": AccessLink(up=100_000)}),
-        (True, {"link": AccessLink(up=100_000)}),
-        (False, {"path": (Segment("cell", up=100_000), Segment("backhaul", up=200_000))}),
+        {"link": AccessLink(up=100_000)},
+        {"path": (Segment("cell", up=100_000), Segment("backhaul", up=200_000))},
     ],
 )
-def test_headers_count_and_a_full_bucket_passes_at_once(steady: bool, way: dict[str, Any]) -> None:
+def test_headers_count_and_a_full_bucket_passes_at_once(way: dict[str, Any]) -> None:
     """100 kbit/s: 12,500 bytes/s, the bucket holds 1,514 bytes and is full again after 0.12112 s."""
-    times = Times(steady=steady, packets=True)
+    times = Times(packets=True)
     line = times.network.line(_device(**way))
     size = 3 * 1448 - 64  # 4,542 bytes with all headers; the hops take 1 ms
     for at in (0.0, 0.0, 1.0, 1.3):
@@ -401,10 +381,9 @@ def test_request_has_the_size_of_a_small_message() -> None:
     assert times.play_times() == pytest.approx([0.001, 1.24324, 1.24324 + 194 / 12_500])
 
 
-@steadily
-def test_received_packets_are_acknowledged_on_the_return_path(steady: bool) -> None:
+def test_received_packets_are_acknowledged_on_the_return_path() -> None:
     """Three packets by 202 bytes, a request by 70, which the bucket then lacks."""
-    times = Times(steady=steady, packets=True)
+    times = Times(packets=True)
     line = times.network.line(_device(link=AccessLink(up=100_000)))
     for at, size, acknowledgement in ((0.0, 3 * 1448 - 64, 202), (1.0, 0, 70)):
         times.arrivals.clear()
@@ -420,9 +399,8 @@ def test_size_of_an_update_depends_on_its_header_digits() -> None:
     assert times.play_times() == pytest.approx([0.24324])
 
 
-@steadily
-def test_aggregator_acknowledges_an_update(steady: bool) -> None:
-    times = Times(steady=steady, packets=True)
+def test_aggregator_acknowledges_an_update() -> None:
+    times = Times(packets=True)
     line = times.network.line(_device(link=AccessLink(up=100_000)))
     line.acknowledge()
     times.upload(0.0, line, 3 * 1448 - 64)
@@ -434,11 +412,11 @@ def test_aggregator_acknowledges_an_update(steady: bool) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 20_000)), min_size=1, max_size=8),
     st.sampled_from([50_000, 1_000_000, 20_000_000]),
 )
-def test_bucket_is_equal_on_a_constant_link(sends: list[tuple[int, int]], rate: int) -> None:
+def test_unlimited_segment_changes_no_time(sends: list[tuple[int, int]], rate: int) -> None:
     found = []
-    for steady in (False, True):
-        times = Times(steady=steady, packets=True)
-        line = times.network.line(_device(link=AccessLink(up=rate)))
+    for path in ((), (Segment("free"),)):
+        times = Times(packets=True)
+        line = times.network.line(_device(link=AccessLink(up=rate), path=path))
         for at, size in sorted(sends):
             times.upload(at / 1e3, line, size)
         found.append(times.play_times())
