@@ -14,9 +14,6 @@ entry.
 
 The log is flushed to the operating system before the journal, so the journal never has records whose
 inputs the log lacks.
-
-In the format of version 0.2.0, the file has no magic number, and a head has only the two lengths. A file
-of this format can be read, but not continued.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from typing import Any, BinaryIO
 
 from agents import config
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, Suspended, UpdateArrived
+from agents.aggregator.inputs import INPUTS, Input, SharesSum, SharesSummed, UpdateArrived
 from agents.disk import checksum, files
 from agents.disk.appended import BLOCK, AppendedFile
 from agents.disk.checksum import PACKED, Checksum
@@ -43,14 +40,12 @@ from agents.wire import payloads
 
 _Bytes = bytes | bytearray | memoryview
 _MAGIC = b"inputs2\n"
-"""Magic number of the format. A file of version 0.2.0 cannot begin with these bytes, because they would
-be a text length above the limit."""
+"""Magic number of the format."""
 _WRITE = b"inputs3\n"
 """Magic number at the beginning of each write of a recycled log. Neither can be the beginning of a
 head."""
 _HEAD = struct.Struct("<IQQQ")
 _HEAD_BYTES = _HEAD.size + PACKED.size
-_OLD_HEAD = struct.Struct("<IQ")
 _PIECE = 2**20
 """Number of bytes read at once to compute a checksum."""
 _MOST_WAITING = 64 * 1024 * 1024
@@ -270,24 +265,11 @@ class Torn:
     at: int
 
 
-def has_checksums(path: Path) -> bool:
-    """Return whether the file has the present format, which has checksums. Files of version 0.2.0 have
-    no checksums. Raises OSError."""
-    with files.open_regular(path) as file:
-        return _is_present(file)
-
-
 def check(path: Path) -> Extent:
     """Verify all checksums of the file; return the range of its complete entries. Raises OSError, and
-    RecordingError if an entry is damaged, missing or misplaced, or if the file has the format of version
-    0.2.0."""
+    RecordingError if the file is no recording, or if an entry is damaged, missing or misplaced."""
     with files.open_regular(path) as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise RecordingError(f"{path} is empty")
-        if not _is_present(file):
-            raise RecordingError(
-                f"{path} has no checksums: it was not written by this version of the testbed"
-            )
+        _check_magic(file, path)
         first, last, size = -1, -1, 0
         for head in _heads(file, path):
             if isinstance(head, Torn):
@@ -308,19 +290,18 @@ def check(path: Path) -> Extent:
 
 def read(path: Path, skip: int = 0) -> Iterator[Setup | Cut | Input | Torn]:
     """Yield the first entry, then all entries with a number above `skip`. Raises OSError. Raises
-    RecordingError if an entry is invalid; the message has the entry's byte position."""
+    RecordingError if the file is no recording, or if an entry is invalid; the message has the entry's
+    byte position."""
     with files.open_regular(path) as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise RecordingError(f"{path} is empty")
-        heads = _heads(file, path) if _is_present(file) else _old_heads(file)
-        for count, head in enumerate(heads):
+        _check_magic(file, path)
+        for count, head in enumerate(_heads(file, path)):
             if isinstance(head, Torn):
                 yield head
                 return
             if count > 0 and head.number <= skip:
                 continue
             text, payload = file.read(head.text), file.read(head.payload)
-            if head.summed is not None and checksum.checksum_of(text, payload) != head.summed:
+            if checksum.checksum_of(text, payload) != head.summed:
                 if _is_end(file, head.at, head.number):
                     yield Torn(head.at)
                     return
@@ -349,12 +330,16 @@ class _Head:
     """Length of the text in bytes."""
     payload: int
     """Length of the payload in bytes."""
-    summed: int | None
-    """Checksum of text and payload; None in a file of version 0.2.0."""
+    summed: int
+    """Checksum of text and payload."""
 
 
-def _is_present(file: BinaryIO) -> bool:
-    return _begins_with(file, _MAGIC) or _begins_with(file, _WRITE)
+def _check_magic(file: BinaryIO, path: Path) -> None:
+    """Raise RecordingError if the file does not begin as a recording does."""
+    if not os.fstat(file.fileno()).st_size:
+        raise RecordingError(f"{path} is empty")
+    if not (_begins_with(file, _MAGIC) or _begins_with(file, _WRITE)):
+        raise RecordingError(f"{path} is no recording: its first bytes are not {_MAGIC!r}")
 
 
 def _begins_with(file: BinaryIO, magic: bytes) -> bool:
@@ -429,22 +414,6 @@ def _heads(file: BinaryIO, path: Path) -> Iterator[_Head | Torn]:
         expected = number + 1
 
 
-def _old_heads(file: BinaryIO) -> Iterator[_Head | Torn]:
-    """Yield the head of each entry of a file of version 0.2.0. An entry with a wrong length cannot be
-    distinguished from an incomplete entry."""
-    end, at, number = os.fstat(file.fileno()).st_size, 0, 0
-    while at < end:
-        file.seek(at)
-        packed = file.read(_OLD_HEAD.size)
-        text, payload = _OLD_HEAD.unpack(packed) if len(packed) == _OLD_HEAD.size else (0, end)
-        following = at + _OLD_HEAD.size + text + payload
-        if following > end or text > _MAX_TEXT:
-            yield Torn(at)
-            return
-        yield _Head(at, number, text, payload, None)
-        at, number = following, number + 1
-
-
 def _entry_before(expected: int | None) -> str:
     return "none" if expected is None else f"number {expected - 1} of the run"
 
@@ -461,11 +430,6 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
     if isinstance(entry, dict):
         if entry.keys() == {"entries"}:
             return config.from_dict(Cut, entry)
-        match entry:
-            case {"settings": {"side": dict(side)} as settings}:
-                side.pop("debias", None)  # in files of version 0.2.0
-                if "steps" not in settings:
-                    _name_steps(settings)
         return config.from_dict(Setup, entry)
     match entry:
         case [str(name), dict(fields)] if name in _FIELDS:
@@ -473,25 +437,7 @@ def _entry(text: bytes, payload: bytes) -> Setup | Cut | Input:
     raise ValueError(f"not an input of an aggregator: {text[:80]!r}")
 
 
-def _name_steps(settings: dict[str, Any]) -> None:
-    """Add the field `steps` to settings of older versions, which lack it. The steps are the server's
-    noise, if it was used, and then either secure aggregation or compression. The compression method that
-    is entered does not matter, because each compressed update names its own method."""
-    noise, secure = settings.pop("noise", None), settings.pop("secure", None)
-    steps = settings["steps"] = []
-    if noise is not None:
-        added = {"clip": noise["std"], "noise": 1.0, "at": "server", "seed": noise["seed"]}
-        steps.append({"name": "differential", "params": added})
-    steps.append(
-        {"name": "compression", "params": {"kind": "int8", "params": {}}}
-        if secure is None
-        else {"name": "secure", "params": secure}
-    )
-
-
 def _input(name: str, fields: dict[str, Any], payload: bytes) -> Input:
-    if name == Suspended.__name__ and "part" in fields:  # in files of version 0.2.0
-        fields["segment"] = fields.pop("part")
     if {field: type(value) for field, value in fields.items()} != _FIELDS[name]:
         raise ValueError(f"{name} has the wrong fields {fields!r:.80}")
     if name == UpdateArrived.__name__:

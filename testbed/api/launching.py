@@ -106,9 +106,9 @@ class Launch:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Sentences on outdated notation in the topology and its traces; empty for a resumed run,
-        because its topology cannot be changed."""
-        return (*self.topology.hints, *self.plan.hints) if self.resumed is None else ()
+        """Sentences on what the topology leaves open; empty for a resumed run, because its topology
+        cannot be changed."""
+        return self.topology.hints if self.resumed is None else ()
 
     def _refusals(self) -> list[str]:
         """Return the reasons why this host would refuse the run. The list is empty if this host would

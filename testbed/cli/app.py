@@ -15,17 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from testbed import console
-from testbed.errors import BadInputError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MOVED = {
-    "step-time": "calibrate RUN",
-    "model": "export RUN --model",
-    "fidelity": "calibrate --fidelity",
-    "examples": "new examples",
-    "traces": "new trace` and `testbed new devices",
-}
-"""Command of version 0.2 -> its replacement."""
 
 
 def _options_of_all(
@@ -88,12 +79,6 @@ class _QuickCommand(_Quick, TyperCommand):
 
 
 class _QuickGroup(_Quick, TyperGroup):
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
-        if name in _MOVED and ctx.parent is None and not ctx.resilient_parsing:
-            raise BadInputError(f"`testbed {name}` is now `testbed {_MOVED[name]}`")
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section of the help per panel. Typer's own panels are not used, because they need
         rich."""

@@ -240,11 +240,6 @@ def replay(run: Run, as_json: AsJson = False, runs: Runs = DEFAULT_RUNS) -> None
         f"Replayed through {same.rule}: the final model, version {same.version}, is bit-identical."
     )
     print_text(f"Nothing differs: {same}.")
-    if not same.has_checksums:
-        print_text(
-            "The recording has no checksums, because version 0.2.0 wrote it: differences that neither a "
-            "record nor a model shows would not be noticed."
-        )
 
 
 @app.command()

@@ -95,13 +95,13 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
 
 def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
     """Return the contents of a pack of a sweep and its finished runs. Raises BadInputError if the sweep
-    is still executed, or if it was made by a version that did not keep the sweep's file."""
+    is still executed, or if its folder lacks the sweep's file."""
     kept.check_not_running(folder)
     own = folder / kept.FOLDER
     if not (own / SWEEP).is_file():
         raise BadInputError(
-            f"{folder} has no {kept.FOLDER}/{SWEEP}, because an older version made it: run `testbed "
-            "sweep` with the sweep's file again (finished runs are not repeated), then pack"
+            f"{folder} has no {kept.FOLDER}/{SWEEP}: run `testbed sweep` with the sweep's file again "
+            "(finished runs are not repeated), then pack"
         )
     with reading_run(folder):
         index = files.from_json(files.read(folder / "index.json", _MAX_INDEX_BYTES))

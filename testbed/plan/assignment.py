@@ -72,7 +72,6 @@ def plan(
         is_oversubscribed=oversubscribe,
         cpu_notes=catalog.cpu_notes,
         profiles=catalog.used_profiles(topology),
-        hints=catalog.hints,
         measured=Measurements(
             cpu=_measured_cpu(groups, topology, found), virtual=catalog.measured.virtual
         ),

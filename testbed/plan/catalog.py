@@ -53,8 +53,6 @@ class Catalog:
     """Device group -> content of its charger's trace. Groups without such a trace are left out."""
     background: Mapping[TracedTraffic, tuple[LinkSeries, ...]] = field(default_factory=dict)
     """Traced background traffic of segments -> content of its files."""
-    hints: tuple[str, ...] = ()
-    """Sentences on outdated notation in the files of traces."""
     measured: Measurements = field(default_factory=Measurements)
     """Measurements that are stored next to the topology, for example in the directory of an earlier run.
     These measurements are used instead of new ones."""
@@ -105,7 +103,7 @@ def read(topology: Topology) -> Catalog:
     catalog = Catalog(profiles=profiles.load(folder) if named else Profiles(), measured=measured)
     problems = [*_unknown(topology, catalog), *_no_dockerfiles(topology)]
     problems += energy_problems(topology, catalog.profiles.devices)
-    found, chargers, hints = {}, {}, list[str]()
+    found, chargers = {}, {}
     known: dict[LinkTrace, tuple[LinkSeries, ...]] = {}  # drawn devices may share a trace
     known_chargers: dict[ChargerSettings, ChargerConfig] = {}
     for index, group in enumerate(topology.devices):
@@ -125,8 +123,6 @@ def read(topology: Topology) -> Catalog:
             continue
         try:
             found[group.name] = known[trace] = tuple(link_traces.read(trace, folder))
-            file = trace.csv
-            hints += [f"{file}: {hint}" for trace in found[group.name] for hint in trace.hints]
         except (ValueError, OSError) as error:
             where = ("devices", index, "link", "trace")
             problems.append(topology.source.problem(where, _reason(error)))
@@ -139,7 +135,7 @@ def read(topology: Topology) -> Catalog:
             problems.append(topology.source.problem(where, _reason(error), at_key=True))
     if problems:
         raise topology.source.error(problems)
-    return replace(catalog, traces=found, chargers=chargers, background=background, hints=tuple(hints))
+    return replace(catalog, traces=found, chargers=chargers, background=background)
 
 
 def _read_background(

@@ -265,8 +265,6 @@ class Plan:
     devices."""
     is_oversubscribed: bool = False
     """Whether the devices may request more than `device_capacity`."""
-    hints: tuple[str, ...] = ()
-    """Sentences on outdated notation in the files of traces."""
     notes: tuple[str, ...] = ()
     """Sentences on properties of devices that are emulated differently, or not at all."""
     nodes: tuple[PlannedNode, ...] = ()

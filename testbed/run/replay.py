@@ -46,8 +46,6 @@ class ReplayResult:
     """Number of models that were compared."""
     records: int = 0
     """Number of records that were compared."""
-    has_checksums: bool = True
-    """Whether the recording has checksums. Recordings of version 0.2.0 have none."""
 
     def __str__(self) -> str:
         models, records = quantity(self.models, "model"), quantity(self.records, "record")
@@ -125,7 +123,6 @@ class _Replay:
 
     def run(self) -> ReplayResult:
         core: AggregatorCore | None = None
-        self.same.has_checksums = recording.has_checksums(self.directory.inputs)
         for number, entry in enumerate(recording.read(self.directory.inputs)):
             match entry:
                 case Setup():

@@ -18,10 +18,9 @@ from agents import user_code
 from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from analysis.alike_devices import MAX_DEVICES
 from testbed.host.gpus import MPS
-from testbed.topology import consistency, fleets, old_words, validation_errors, yamlfile
+from testbed.topology import consistency, fleets, validation_errors, yamlfile
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import FOLDER
-from testbed.topology.misplaced_keys import BELONGS
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
 from testbed.topology.yamlfile import Document, Problem
 from testbed.user_code.code import UserCode
@@ -70,18 +69,17 @@ def validate(document: Document) -> Topology:
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])
-    document = old_words.translate(_with_list_of_groups(_without_extensions(document)))
+    document = _with_list_of_groups(_without_extensions(document))
     problems = list(_name_problems(document))
     code, classes, wrong = _read_user_code(document)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
     context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
-    topology = validation_errors.validate(Topology, document, problems, context, BELONGS)
+    topology = validation_errors.validate(Topology, document, problems, context)
     local = topology.task.local
     fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
     if fleet.drawn:
-        hints = (*document.source.hints, *fleet.hints)
-        source = replace(document.source, members=fleet.members, hints=hints)
+        source = replace(document.source, members=fleet.members, hints=fleet.hints)
         document = replace(document, source=source)
         topology = topology.with_fleet(fleet, document.source)
     problems += [*document.problems, *consistency.conflicts(topology, document)]

@@ -17,14 +17,14 @@ import itertools
 from array import array
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from agents import config
 from agents.device_actions import SetLink
 from agents.disk import files
 from agents.timing.nanoseconds import from_seconds
-from testbed.topology import old_words, timed_csv
+from testbed.topology import timed_csv
 from testbed.topology.action_timeline import Step
 from testbed.topology.devices import LinkTrace
 
@@ -46,8 +46,6 @@ _LIMITS = {
 }
 """Maximum value and unit of each column of a CSV file."""
 _EXPECTED = "expected time and any of up, down, rtt and loss"
-_ONE_WAY = "delay"
-"""Deprecated CSV column with the delay of one direction, which is half of the round-trip time."""
 _MAX_DIGITS = 12  # of a time in milliseconds
 _MAX_BYTES = 64 * 2**20
 """Maximum size of a trace file in bytes. This is enough for hours at hundreds of Mbit/s in mahimahi's
@@ -66,8 +64,6 @@ class LinkSeries:
     period: float | None
     """Seconds after which the trace repeats; None if it does not repeat. Without repetition, the last
     values hold for ever."""
-    hints: tuple[str, ...] = ()
-    """Hints to the user about deprecated words in the file, one sentence each."""
 
     def changes(self) -> Iterator[tuple[float, dict[str, float]]]:
         """Yield each time in seconds at which a value changes, and all values from that time on. The
@@ -147,25 +143,11 @@ def read_csv(lines: Iterable[str], *, loop: bool = False) -> LinkSeries:
     If `loop` is true, the trace repeats, and its last row holds as long as the row before it. Raises
     ValueError with the line number.
     """
-    halved = False
-
-    def header_of(cells: list[str]) -> list[str]:
-        nonlocal halved
-        halved = _ONE_WAY in cells
-        header = ["rtt" if name == _ONE_WAY else name for name in cells]
-        _check_header(header)
-        return header
-
-    table = timed_csv.read(lines, _LIMITS, header_of)
+    table = timed_csv.read(lines, _LIMITS, _checked_header)
     columns = dict(table.columns)
     for name in columns.keys() & {"up", "down"}:
         columns[name] = array("d", map(_whole_rate, columns[name]))
-    trace = _trace(table.times, columns, table.period(loop=loop))
-    if not halved:
-        return trace
-    columns["rtt"] = array("d", (2 * delay for delay in columns["rtt"]))
-    hint = old_words.hint("the column delay", "a column rtt, with twice its values,")
-    return replace(trace, hints=(hint,))
+    return _trace(table.times, columns, table.period(loop=loop))
 
 
 def merge(traces: Sequence[LinkSeries]) -> Iterator[tuple[float, dict[str, float]]]:
@@ -232,7 +214,7 @@ def _milliseconds(lines: Iterable[str]) -> Iterator[int]:
         yield time_ms
 
 
-def _check_header(header: Sequence[str]) -> None:
+def _checked_header(header: list[str]) -> list[str]:
     for name in header:
         if name not in _LIMITS:
             raise ValueError(f"found the column {name!r:.40}, {_EXPECTED}")
@@ -240,6 +222,7 @@ def _check_header(header: Sequence[str]) -> None:
             raise ValueError(f"found the column {name} twice, {_EXPECTED}")
     if "time" not in header or len(header) < 2:
         raise ValueError(f"found only the column {', '.join(header)}, {_EXPECTED}")
+    return header
 
 
 def _whole_rate(rate: float) -> int:

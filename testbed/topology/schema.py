@@ -431,7 +431,7 @@ class Topology(Model):
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """Hints to the user about deprecated keys and values in the file, one sentence each."""
+        """Hints to the user about the drawn devices, one sentence each."""
         return tuple(dict.fromkeys(self._source.hints))
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -66,18 +65,17 @@ def validate(
     document: Document,
     problems: Iterable[Problem] = (),
     context: Mapping[str, Any] | None = None,
-    belongs: Mapping[str, str] = MappingProxyType({}),
 ) -> M:
     """Validate `document` as a `model`.
 
-    `context` is the validation context. `belongs` maps a misplaced key to a hint on its right place.
-    Raises FaultyFileError that lists pydantic's errors, the problems of the document, and `problems`.
+    `context` is the validation context. Raises FaultyFileError that lists pydantic's errors, the
+    problems of the document, and `problems`.
     """
     try:
         return model.model_validate(document.data, context=context)
     except ValidationError as error:
         errors = (one for one in error.errors(include_url=False) if one["type"] != "reported")
-        found = (_problem(details, document, belongs) for details in errors)
+        found = (_problem(details, document) for details in errors)
         raise document.source.error([*document.problems, *problems, *found]) from None
 
 
@@ -94,23 +92,14 @@ def conflict(document: Document, where: Where, error: ValueError) -> Problem:
     return document.source.problem(where, message)
 
 
-def _problem(details: ErrorDetails, document: Document, belongs: Mapping[str, str]) -> Problem:
+def _problem(details: ErrorDetails, document: Document) -> Problem:
     source, context = document.source, details.get("ctx", {})
     is_key = details["loc"][-1:] == ("[key]",)
     where = _path_in_file(details["loc"][:-1] if is_key else details["loc"], document.data)
     match details["type"]:
         case "unknown_key":
             known = context["known"]
-            key, place = str(where[-1]), ".".join(map(str, where[:-1]))
-            elsewhere = belongs.get(key, "")
-            if elsewhere == f"it belongs under {place}":  # it belongs to another variant, such as a rule
-                found = document.value(where[:-1])
-                variant = next((found[tag] for tag in _TAGS if tag in found), place)
-                others = ", ".join(one for one in known if one not in _TAGS)
-                hint = f"the keys of {variant} are {others}" if others else f"{variant} has no keys"
-            else:
-                expected = f"expected one of {', '.join(known)}"
-                hint = elsewhere or did_you_mean(key, known) or expected
+            hint = did_you_mean(str(where[-1]), known) or f"expected one of {', '.join(known)}"
             return source.problem(where, f"unknown key; {hint}", at_key=True)
         case "complete":  # the message needs neither what was found nor what was expected
             return source.problem(where, details["msg"])

@@ -101,8 +101,7 @@ class Source:
     keys: Mapping[Where, Place] = field(default_factory=dict, compare=False)
     """Places of the keys."""
     hints: tuple[str, ...] = field(default=(), compare=False)
-    """Hints to the user about deprecated keys and values, one sentence each
-    (`testbed.topology.old_words`)."""
+    """Hints to the user about the drawn devices, one sentence each (`testbed.topology.fleets`)."""
     members: tuple[DrawnPlace, ...] = field(default=(), compare=False)
     """Place of each device group after drawing (`testbed.topology.fleets`); empty if the groups are
     those of the file."""

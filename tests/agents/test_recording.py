@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from agents.aggregator import recording
 from agents.aggregator.core import Setup
-from agents.aggregator.inputs import InstantOver, Suspended, UpdateArrived
+from agents.aggregator.inputs import InstantOver, UpdateArrived
 from agents.aggregator.recording import Cut, Extent, Recording, RecordingError, Torn
 from agents.aggregator.settings import Settings
 from agents.config import Named, StopConditions
@@ -33,11 +31,6 @@ HEAD = 36
 def entry(text: bytes, payload: bytes = b"", number: int = 1) -> bytes:
     head = struct.pack("<IQQQ", len(text), len(payload), number, xxh3_64_intdigest(text + payload))
     return head + struct.pack("<Q", xxh3_64_intdigest(head)) + text + payload
-
-
-def old_entry(text: bytes, payload: bytes = b"") -> bytes:
-    """Write an entry in the format of 0.2.0."""
-    return struct.pack("<IQ", len(text), len(payload)) + text + payload
 
 
 def begun(path: Path, *, recycled: bool = False) -> Recording:
@@ -91,21 +84,6 @@ def test_other_users_cannot_read_a_recording(tmp_path: Path) -> None:
     recorded.close()
 
 
-def test_recording_of_0_2_0_is_read_and_not_continued(tmp_path: Path) -> None:
-    path = tmp_path / "inputs.bin"
-    begun(path).close()
-    setup = path.read_bytes()[8 + HEAD :].replace(b'"side":{', b'"side":{"debias":null,')
-    path.write_bytes(old_entry(setup) + old_entry(b'["Suspended",{"at":9,"part":"2"}]'))
-    first, suspended = recording.read(path)
-    assert isinstance(first, Setup)
-    assert suspended == Suspended(9, "2")
-    assert not recording.has_checksums(path)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert list(recording.read(path)) == [first, Torn(12 + len(setup))]
-    with pytest.raises(RecordingError, match="has no checksums"):
-        recording.check(path)
-
-
 def of_four(path: Path) -> list[bytes]:
     """A recording of a setup and three entries of 60 bytes; its parts."""
     recorded = begun(path)
@@ -113,7 +91,6 @@ def of_four(path: Path) -> list[bytes]:
         recorded.write(InstantOver(at))
     recorded.close()
     whole = path.read_bytes()
-    assert recording.has_checksums(path)
     return [whole[:-180], whole[-180:-120], whole[-120:-60], whole[-60:]]
 
 
@@ -258,31 +235,3 @@ def test_invalid_entry_is_named_by_its_position(tmp_path: Path) -> None:
         RecordingError, match=rf"inputs\.bin, the entry at byte {place}: InstantOver has the wrong"
     ):
         list(recording.read(path))
-
-
-@pytest.mark.parametrize(
-    ("old", "steps"),
-    [
-        (
-            {"noise": {"std": 0.5, "seed": 3}},
-            [
-                Named("differential", {"clip": 0.5, "noise": 1.0, "at": "server", "seed": 3}),
-                Named("compression", {"kind": "int8", "params": {}}),
-            ],
-        ),
-        ({"secure": {"updates": 2}, "noise": None}, [Named("secure", {"updates": 2})]),
-        ({}, [Named("compression", {"kind": "int8", "params": {}})]),
-    ],
-)
-def test_settings_without_update_steps_get_them_from_their_fields(
-    tmp_path: Path, old: dict[str, Any], steps: list[Named]
-) -> None:
-    path = tmp_path / "inputs.bin"
-    begun(path).close()
-    setup = json.loads(path.read_bytes()[8 + HEAD :])
-    del setup["settings"]["steps"]
-    setup["settings"] |= old
-    path.write_bytes(old_entry(json.dumps(setup).encode()))
-    (first,) = recording.read(path)
-    assert isinstance(first, Setup)
-    assert first.settings.steps == steps

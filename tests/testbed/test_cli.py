@@ -212,24 +212,6 @@ def test_bad_input_exits_with_2_and_names_the_place(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("step-time RUN --json", "calibrate RUN"),
-        ("model RUN --to model.pt", "export RUN --model"),
-        ("fidelity --runtime process", "calibrate --fidelity"),
-        ("examples", "new examples"),
-        ("traces throughput pensieve FILE", "new trace` and `testbed new devices"),
-    ],
-)
-def test_names_of_old_commands_are_errors_that_name_the_new_ones(
-    testbed: Testbed, old: str, new: str
-) -> None:
-    said = testbed(*old.split())
-    assert said.code == 2
-    assert said.err == f"error: `testbed {old.split()[0]}` is now `testbed {new}`\n"
-
-
-@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["calibrate", "t-1", "--fidelity"], "--fidelity"),

@@ -104,16 +104,6 @@ def test_repeating_csv_holds_its_last_row_like_the_one_before() -> None:
     assert _at(trace, 6.5) == {"up": 0, "down": 0, "rtt": 0.2, "loss": 0.5}
 
 
-def test_one_way_delay_column_is_read_as_half_the_rtt_with_a_hint() -> None:
-    one_way = _csv("time,delay\n0,0.04\n2,0.1\n")
-    assert list(one_way.changes()) == list(_csv("time,rtt\n0,0.08\n2,0.2\n").changes())
-    (hint,) = one_way.hints
-    assert "rtt" in hint
-    assert "delay" in hint
-    with pytest.raises(ValueError, match="line 1: found the column rtt twice"):
-        _csv("time,delay,rtt\n0,0,0\n")
-
-
 def test_repeat_is_no_change_if_it_starts_as_it_ended() -> None:
     trace = _csv("time,loss\n0,0\n1,0.5\n2,0\n", loop=True)
     assert trace.period == 3

@@ -134,23 +134,6 @@ def test_wording_of_another_version_is_no_difference(tmp_path: Path) -> None:
         replay(run)
 
 
-def test_recording_of_0_2_0_is_replayed_without_checksums(testbed: Testbed, run: RunDirectory) -> None:
-    entries = list(raw(run.inputs))
-    _write_old(run.inputs, entries)
-    said = testbed("replay", run.path)
-    assert said.code == 0, said.err
-    assert "is bit-identical" in said.out
-    assert "has no checksums, because version 0.2.0 wrote it" in said.out
-    evaluated = [n for n, (text, _) in enumerate(entries) if text.startswith(b'["EvaluationDone"')]
-    begun = next(n for n, (text, _) in enumerate(entries) if text.startswith(b'["Started"'))
-    entries[begun], entries[evaluated[1]] = entries[evaluated[1]], entries[begun]
-    _write_old(run.inputs, entries)
-    said = testbed("replay", run.path)
-    assert said.code == 2
-    assert f"entry {begun}, EvaluationDone, is impossible after the entries before it" in said.err
-    assert "entries are missing, reordered, or changed" in said.err
-
-
 def test_torn_last_entry_is_an_error(run: RunDirectory) -> None:
     whole = run.inputs.read_bytes()
     *_, (text, payload) = raw(run.inputs)
@@ -222,8 +205,3 @@ def _packed(number: int, text: bytes, payload: bytes) -> bytes:
 
 def write(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
     path.write_bytes(MAGIC + b"".join(_packed(n, *entry) for n, entry in enumerate(entries)))
-
-
-def _write_old(path: Path, entries: list[tuple[bytes, bytes]]) -> None:
-    """Write an entry in the format of 0.2.0."""
-    path.write_bytes(b"".join(struct.pack("<IQ", len(t), len(p)) + t + p for t, p in entries))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from agents.rules import RULES
 from testbed import topology
 from testbed.errors import BadInputError
 from testbed.plan import HostResources, catalog, plan
-from testbed.topology.misplaced_keys import BELONGS
 
 ROOT = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
@@ -336,37 +334,6 @@ def test_schema_has_the_parameters_of_every_rule_and_task() -> None:
     assert schema["$defs"]["LocalSettings"]["properties"]["lr"]["description"] == "Step size."
     assert schema["$defs"]["EvaluationSettings"]["properties"]["every"]["default"] == "2s"
     json.dumps(schema)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("stop:", "runtime: {dilation: 2}\nstop:", "dilation: unknown key; it belongs at the top level"),
-        (
-            "{after: 60s}",
-            "{after: 60s, every: 2s}",
-            "stop.every: unknown key; it belongs under evaluate",
-        ),
-        ("cpu: 0.1", "cpu: 0.1, up: 1mbit", "devices[0].up: unknown key; it belongs under link"),
-        ("buffer_size: 3", "buffer_size: 3, lr: 1", "rule.lr: unknown key; it belongs under task.local"),
-        ("name: fedbuff", "name: fedasync", "rule.buffer_size: unknown key; the keys of fedasync are"),
-        (
-            "local:",
-            "partition: {scheme: iid, alpha: 1}, local:",
-            "alpha: unknown key; iid has no keys",
-        ),
-    ],
-)
-def test_misplaced_key_is_refused_with_its_right_place(old: str, new: str, told: str) -> None:
-    with pytest.raises(BadInputError) as caught:
-        topology.parse(MINIMAL.replace(old, new))
-    assert told in str(caught.value)
-
-
-def test_suggested_places_of_keys_exist_in_the_schema() -> None:
-    """The key must exist in some part of the schema."""
-    known = set(re.findall(r'"(\w+)": \{', json.dumps(topology.json_schema())))
-    assert set(BELONGS) - known == set()
 
 
 def test_link_class_expands_to_its_link() -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 RUN_LABEL = "testbed.run"
 COMPONENT_LABEL = "testbed.part"
-"""Label with the component of a container. The name of the label has not changed since version 0.2.0, so
-that `testbed down` also finds the runs of that version."""
+"""Label with the component of a container."""
 DIRECTORY_LABEL = "testbed.directory"
 
 

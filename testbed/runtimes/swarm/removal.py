@@ -30,8 +30,7 @@ from testbed.runtimes.swarm.engine_proxies import COMPONENTS, IMAGE_LABEL, Engin
 _NETWORKS_TIMEOUT_SECONDS = 10.0
 _PENDING_LABEL = "testbed.owed"
 """Label with the ids of nodes that could not be cleaned up because they did not answer. The label is on
-a configuration that stays in the Swarm, so that `testbed down` finds the run. The name of the label has
-not changed since version 0.2.0."""
+a configuration that stays in the Swarm, so that `testbed down` finds the run."""
 _PARALLEL = 8
 """Maximum number of requests at the same time."""
 
