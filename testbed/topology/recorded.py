@@ -40,6 +40,7 @@ from agents.device_actions import (
 from agents.disk import files
 from agents.rules import RULES
 from testbed.topology import fields, surveys, units
+from testbed.traits import is_simulated
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,26 +75,28 @@ Spans = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordedRound:
-    """Durations of a device's round, in seconds, and sizes of its messages, in bytes."""
+    """Durations of the parts of a device's round, in seconds, and sizes of its messages, in bytes. A
+    part that did not begin is None: when the run is repeated, it takes no value of its list."""
 
     download: float = 0.0
-    train: float
-    think: float = 0.0
-    upload: float = 0.0
+    train: float | None
+    think: float | None = 0.0
+    upload: float | None = 0.0
     model_bytes: float = 0.0
     """0 if unknown."""
     update_bytes: float = 0.0
     """0 if unknown."""
 
 
-def _keys(rounds: Sequence[_RecordedRound]) -> Keys:
-    """Return the durations of `rounds` as keys of a device group."""
-    found: Keys = {"timing": _trace([one.train for one in rounds])}
-    if any(one.think for one in rounds):
-        found["think"] = _trace([one.think for one in rounds])
+def _keys(rounds: Sequence[_RecordedRound], usual: _RecordedRound) -> Keys:
+    """Return the durations of `rounds` as keys of a device group; those of `usual` for a part that no
+    round has."""
+    found: Keys = {"timing": _trace(_known(rounds, "train") or _known([usual], "train"))}
+    if any(values := _known(rounds, "think")):
+        found["think"] = _trace(values)
     transfers: Keys = {}
     for key in ("download", "upload"):
-        if any(values := [getattr(one, key) for one in rounds]):
+        if any(values := _known(rounds, key) or _known([usual], key)):
             transfers[key] = _trace(values)
     for key in ("model_bytes", "update_bytes") if transfers else ():
         if known := [size for one in rounds if (size := getattr(one, key)) > 0]:
@@ -101,11 +104,15 @@ def _keys(rounds: Sequence[_RecordedRound]) -> Keys:
     return found | ({"transfers": transfers} if transfers else {})
 
 
+def _known(rounds: Iterable[_RecordedRound], part: str) -> list[float]:
+    return [value for one in rounds if (value := getattr(one, part)) is not None]
+
+
 def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
     """Return a round with the median of each figure."""
     rounds = list(rounds)
     medians = {
-        each.name: statistics.median(getattr(one, each.name) for one in rounds)
+        each.name: statistics.median(_known(rounds, each.name) or [0.0])
         for each in dataclasses.fields(_RecordedRound)
     }
     return _RecordedRound(**medians)
@@ -144,12 +151,13 @@ def from_run(path: Path) -> dict[str, Keys]:
     }
     found: dict[str, Keys] = {}
     for name in devices:
-        own = rounds.get(name) or _substitute(run, name, groups, rounds)
+        usual = _usual_of_group(name, groups, rounds)
+        own = rounds.get(name) or [one for _, one in _unapplied(run, name, usual)]
         listed = [[_seconds(at), name_of(action)] for at, action in actions[name]]
         found[name] = {
             **({GROUP: groups[name]} if name in groups else {}),
             **({STEPS: count} if (count := _steps(run, groups.get(name, ""))) else {}),
-            **_keys(own),
+            **_keys(own, usual),
             **({"actions": listed} if listed else {}),
             **training_keys(run, groups.get(name, "")),
         }
@@ -215,7 +223,7 @@ def from_log(path: Path, columns: Mapping[str, str]) -> dict[str, Keys]:
         rounds.setdefault(client, []).append(found)
     if not rounds:
         raise ValueError(f"{path}: no row follows the header, expected one per training")
-    return {client: _keys(own) for client, own in rounds.items()}
+    return {client: _keys(own, own[0]) for client, own in rounds.items()}
 
 
 def _nearby(path: Path) -> str:
@@ -286,8 +294,9 @@ def _rounds(
 ) -> list[_RecordedRound]:
     """Return the rounds that a device began, in order. `updates`: its applied updates. `actions`: what
     happened to the device."""
-    frozen = _spans(actions, Pause, Resume)
-    held = [*frozen, *_spans(actions, Disconnect, Reconnect)]
+    frozen, cut = _spans(actions, Pause, Resume), _spans(actions, Disconnect, Reconnect)
+    # A client reads at once in virtual time, where records have microseconds.
+    prompt = 2e-6 if is_simulated(run.manifest.get("runtime")) else _QUICK_REPLY
     steps = _steps(run, group)
     pulls = _pulls(run.topology.get("rule", {}))
     applied: list[tuple[float, _RecordedRound]] = []
@@ -297,16 +306,17 @@ def _rounds(
     for one in rows:
         begun = one.train_start - one.masking
         train = _without(begun, one.train_end, frozen)
-        if 0 < one.steps < steps:  # the rule ended the training early
+        if one.kind != "gradient" and 0 < one.steps < steps:  # the rule ended the training early
             train *= steps / one.steps
         # From when the training could begin. It is unknown after an update that was not applied.
         known = one.sequence == sequence + 1
         gaps.append(_without(max(free, one.downloaded), begun, frozen) if known else math.nan)
         found = _RecordedRound(
-            download=one.reply + _without(one.dispatched, one.downloaded, held),
+            download=one.reply
+            + _without(one.dispatched, one.downloaded, [*_ended(frozen, one.downloaded, prompt), *cut]),
             train=train,
             think=0.0 if pulls else _without(one.train_end, one.sent, frozen),
-            upload=_without(one.sent, one.arrived, held),
+            upload=_without(one.sent, one.arrived, cut),  # packets pass while the client is paused
             update_bytes=one.bytes,
             model_bytes=one.bytes if math.isnan(one.bytes_before) else one.bytes_before,
         )
@@ -314,11 +324,11 @@ def _rounds(
         free, sequence = one.sent, one.sequence
     usual_gap = statistics.median([gap for gap in gaps if not math.isnan(gap)] or [0.0])
     applied = [
-        (at, replace(one, train=one.train + (usual_gap if math.isnan(gap) else gap)))
+        (at, replace(one, train=(one.train or 0.0) + (usual_gap if math.isnan(gap) else gap)))
         for (at, one), gap in zip(applied, gaps, strict=True)
     ]
     name, usual = str(updates["client"].iloc[0]), _usual(one for _, one in applied)
-    lost = [] if pulls else list(_unapplied(run, name, usual, held))
+    lost = [] if pulls else list(_unapplied(run, name, usual, [*frozen, *cut]))
     return [one for _, one in sorted([*applied, *lost], key=lambda pair: pair[0])]
 
 
@@ -327,8 +337,10 @@ def _unapplied(
 ) -> Iterator[tuple[float, _RecordedRound]]:
     """Yield the rounds of a device without an applied update, each with the time of its dispatch. If the
     update arrived, the training gets what the `usual` transfers leave of the round. Otherwise the round
-    was lost or was under way at the end of the run: the training lasts as usual, or at least as long as
-    it was seen to last."""
+    was lost or was under way at the end of the run: if it lasted longer than the `usual` download, its
+    training lasts as usual, or else longer than it was seen to last, so that it does not end either when
+    the run is repeated."""
+    train, think, upload = (usual.train or 0.0, usual.think or 0.0, usual.upload or 0.0)
     own = run.unfinished[run.unfinished["client"] == name]
     arrived = set(run.rejected["dispatch"][run.rejected["client"] == name]) - {0}
     over = math.inf if run.ended is None else run.ended.at - _AT_THE_END
@@ -336,10 +348,12 @@ def _unapplied(
     for one in rows:
         lasted = _without(one.dispatched, one.until, held) - usual.download
         if one.dispatch in arrived and one.until < over:
-            train = max(0.0, lasted - usual.think - usual.upload)
+            found = replace(usual, train=max(0.0, lasted - think - upload))
         else:
-            train = max(usual.train, lasted)
-        yield float(one.dispatched), replace(usual, train=train)
+            begun = lasted > 0 or not usual.download  # without a download, it begins at once
+            lasts = max(train, lasted + _AT_THE_END) if begun else None
+            found = replace(usual, train=lasts, think=None, upload=None)
+        yield float(one.dispatched), found
 
 
 def _reply_times(run: Run) -> npt.NDArray[np.float64]:
@@ -371,6 +385,12 @@ def _without(begin: float, end: float, spans: Spans) -> float:
     return took + max(0.0, end - at)
 
 
+def _ended(pauses: Spans, downloaded: float, within: float) -> Spans:
+    """Return the pauses that a model may have waited for: those that ended at most `within` seconds
+    before the client had it."""
+    return [(begin, end) for begin, end in pauses if end <= downloaded <= end + within]
+
+
 def _spans(
     actions: Sequence[tuple[float, Switching]], begin: type[Switching], end: type[Switching]
 ) -> list[tuple[float, float]]:
@@ -387,16 +407,14 @@ def _spans(
     return found if since is None else [*found, (since, math.inf)]
 
 
-def _substitute(
-    run: Run, name: str, groups: Mapping[str, str], rounds: Mapping[str, Sequence[_RecordedRound]]
-) -> list[_RecordedRound]:
-    """Return rounds for a device that finished no training: those that it did not finish, or a usual one
-    of its group."""
-    alike = [
-        one for other, own in rounds.items() if groups.get(other) == groups.get(name) for one in own
-    ]
-    usual = _usual(alike or [one for own in rounds.values() for one in own])
-    return [one for _, one in _unapplied(run, name, usual)] or [usual]
+def _usual_of_group(
+    name: str, groups: Mapping[str, str], rounds: Mapping[str, Sequence[_RecordedRound]]
+) -> _RecordedRound:
+    """Return a usual finished round of the group of device `name`, or of all devices if nobody in the
+    group has finished one."""
+    done = {other: [one for one in own if one.upload is not None] for other, own in rounds.items()}
+    alike = [one for other, own in done.items() if groups.get(other) == groups.get(name) for one in own]
+    return _usual(alike or [one for own in done.values() for one in own])
 
 
 def what_happened(run: Run, name: str, *, ready: bool = True) -> list[tuple[float, Switching]]:

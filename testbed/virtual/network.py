@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -376,17 +378,20 @@ class VirtualSegment:
 
 class TimedLine(Line):
     """Connection whose transfers have given durations, such as those of a recorded run. Requests and
-    acknowledgements take no time. Each transfer begins when it is ordered, and none arrives before an
-    earlier one in its direction."""
+    acknowledgements take no time. Each transfer begins when it is ordered, stands still while the device
+    is cut off, and none arrives before an earlier one in its direction."""
 
-    __slots__ = ("_lasting", "_latest")
+    __slots__ = ("_events", "_index", "_lasting", "_under_way")
 
     def __init__(
         self,
         queue: EventQueue,
         transfers: PlannedTransfers,
         generator: Callable[[], np.random.Generator],
+        index: int = 0,
     ) -> None:
+        self._events, self._index = queue, index
+        self._under_way: dict[Direction, deque[_TimedTransfer]] = {}
         none: Route = (None, ())
         super().__init__(queue, _FREE, (none, none), generator, packets=False)
         rng = generator()
@@ -394,22 +399,61 @@ class TimedLine(Line):
             self.up: _durations(transfers.upload, transfers.update_bytes, rng),
             self.down: _durations(transfers.download, transfers.model_bytes, rng),
         }
-        self._latest = dict.fromkeys((self.up, self.down), 0)
+        self._under_way = {self.up: deque(), self.down: deque()}
 
     def _send(
         self, there: Direction, back: Direction, size: int, then: Callable[[Nanoseconds], None]
     ) -> None:
         takes = self._lasting[there](size) if size else 0
+        transfer = _TimedTransfer(takes, then)
+        self._under_way[there].append(transfer)
+        if self._is_open:
+            self._go_on(there, transfer)
 
-        def passed(at: Nanoseconds) -> None:
-            self._latest[there] = max(self._latest[there], at + takes)
-            then(self._latest[there])
+    def _go_on(self, there: Direction, transfer: _TimedTransfer) -> None:
+        """Start `transfer`, or continue it."""
+        due = transfer.due = self._events.now + transfer.left
 
-        there.send(0, passed)
+        def pass_on() -> None:
+            if transfer.due != due:  # the device was cut off
+                return
+            transfer.due, transfer.left = None, 0
+            waiting = self._under_way[there]
+            while waiting and not waiting[0].left:
+                waiting.popleft().then(self._events.now)
+
+        if due == self._events.now:
+            pass_on()
+        else:
+            self._events.plan(due, LINK, self._index, pass_on)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._connected and not self.link.is_outage
+
+    def apply_link(self) -> None:
+        for there, transfers in self._under_way.items():
+            for transfer in list(transfers):
+                if transfer.due is not None and not self._is_open:
+                    transfer.left, transfer.due = transfer.due - self._events.now, None
+                elif transfer.due is None and self._is_open:
+                    self._go_on(there, transfer)
 
     def drop(self) -> None:
-        super().drop()
-        self._latest = dict.fromkeys((self.up, self.down), 0)
+        for transfers in self._under_way.values():
+            for transfer in transfers:
+                transfer.due = None
+            transfers.clear()
+
+
+@dataclass(slots=True)
+class _TimedTransfer:
+    left: Nanoseconds
+    """Nanoseconds that the transfer takes from now on, or from `due` − `left` on if it is in
+    progress."""
+    then: Callable[[Nanoseconds], None]
+    due: Nanoseconds | None = None
+    """Time of its arrival in nanoseconds; None while it stands still."""
 
 
 def _durations(
@@ -464,7 +508,7 @@ class VirtualNetwork:
         root = device.path[-1].name if device.path else None
         generator = functools.partial(seeds.generator, self._seed, device.name, "link")
         if device.transfers is not None:
-            return TimedLine(self._events, device.transfers, generator)
+            return TimedLine(self._events, device.transfers, generator, index)
         line = Line(
             self._events,
             device.link or _FREE,

@@ -123,6 +123,26 @@ def test_faults_are_repeated_and_updates_and_staleness_agree(testbed: Testbed) -
     }  # fmt: skip
 
 
+def test_round_lost_before_its_training_takes_no_recorded_training(testbed: Testbed) -> None:
+    """The crash interrupts the second download, the end of the run the last training: neither may
+    shift the durations, or give an update that was not there."""
+    text = (
+        _TASK_OF_ONE
+        + "rule: {name: fedasync}\nevaluate: {every: 5s}\nstop: {after: 27s}\n"
+        + _VIRTUAL
+        + "virtual: {step_time: 1ms}\n"
+    )
+    values = "[1s, 2s, 3s, 4s, 5s, 6s]"
+    device = f"timing: {{distribution: trace, values: {values}}}, link: {{down: 4kbit}}"
+    fault = "scenario: [{at: 1600ms, crash: a, restart_after: 1s}]\n"
+    source = _run(testbed, "source", f"{text}devices: [{{name: a, {device}}}]\n{fault}")
+    again = _run(testbed, "again", f"{text}devices: {{from_run: {source.path}}}\n")
+    took = (source.updates["train_end"] - source.updates["train_start"]).tolist()
+    assert took == pytest.approx([1, 2, 3, 4, 5, 6, 1])
+    for column in ("train_start", "train_end", "arrived"):
+        assert again.updates[column].tolist() == pytest.approx(source.updates[column].tolist())
+
+
 def test_absences_that_nobody_ordered_are_repeated(testbed: Testbed) -> None:
     """As of a real device: the record has only reports that the device is offline, and ready again."""
     original = _original(testbed, _FAULTS)

@@ -273,3 +273,35 @@ def test_late_pause_of_a_device_changes_nothing_before_it(tmp_path: Path) -> Non
             updates = (one for one in records if isinstance(one, events.UpdateApplied))
             runs.append([one for one in updates if one.applied < 2.999])
         assert runs[0] == runs[1], f"seed {seed}"
+
+
+def test_random_runs_are_repeated_from_their_records(tmp_path: Path) -> None:
+    """With crashes, pauses and disconnections, whose times are recorded, and without what is drawn or
+    what the rule decides about a training that has begun."""
+    repeated = 0
+    for seed in range(60):
+        dice = random.Random(seed)  # noqa: S311
+        whole = yaml.safe_load(topology(seed))
+        if any("jitter" in one.get("link", {}) for one in whole["devices"]) or "churn" in whole:
+            continue
+        whole["rule"] = dice.choice(
+            [
+                {"name": "fedasync"},
+                {"name": "fedbuff", "buffer_size": 2},
+                {"name": "asysg", "gradients": 1, "server_lr": 0.2},
+            ]
+        )
+        whole["scenario"] = [one for one in whole["scenario"] if not {*one} & {"leave", "join", "set"}]
+        whole["stop"] = {"after": "3s"}
+        first = play(yaml.safe_dump(whole), tmp_path / f"{seed}")
+        if not (expected := _arrivals(first)):
+            continue
+        again = {**whole, "devices": {"from_run": str(first.path)}, "scenario": []}
+        assert _arrivals(play(yaml.safe_dump(again), tmp_path / f"{seed}-again")) == expected, seed
+        repeated += 1
+    assert repeated > 30
+
+
+def _arrivals(directory: RunDirectory) -> list[tuple[float, str]]:
+    updates = (one for one in events.read(directory.events) if isinstance(one, events.UpdateApplied))
+    return sorted((round(one.arrived, 4), one.client) for one in updates)
