@@ -109,6 +109,28 @@ def test_cut_comes_before_the_end_of_a_transfer_at_the_same_moment() -> None:
     assert uploads.play() == {"a": 4.0}
 
 
+def test_every_bucket_of_a_path_gives_its_tokens() -> None:
+    """A message of 600 bits finds 1,000 and 400 tokens: 400 pass at once, and both buckets lose them."""
+    shares = FairShares(EventQueue())
+    cell, backhaul = shares.add(Pipe()), shares.add(Pipe())
+    shares.set_rate(cell, 10.0 * KBIT, 1_000.0)
+    shares.set_rate(backhaul, 10.0 * KBIT, 400.0)
+    shares.leave(shares.enter(600.0, (cell, backhaul), lambda: None))
+    assert (cell.saved, backhaul.saved) == (600.0, 0.0)
+
+
+def test_rounding_error_of_a_full_pipe_is_no_capacity() -> None:
+    """Ten senders leave 1e-8 of 10,000 bit/s."""
+    queue = EventQueue()
+    shares = FairShares(queue)
+    pipe = shares.add(Pipe())
+    shares.set_rate(pipe, 10.0 * KBIT)
+    for source in range(10):
+        shares.set_fixed(source, (pipe,), 10.0 * KBIT / 10.000000000001)
+    shares.enter(1.0, (pipe,), lambda: None)
+    assert queue.next is None
+
+
 def test_constant_background_takes_its_rate_first() -> None:
     """Half of 10 kbit/s is left until the background is off at 2 s."""
     half = Background(0, "up", "constant", {"rate": 5.0 * KBIT})

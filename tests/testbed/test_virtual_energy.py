@@ -13,9 +13,12 @@ import pytest
 import yaml
 
 from agents import events
+from agents.config import LocalTraining
 from agents.device_actions import DeviceAction, PowerOff, PowerOn
 from agents.energy.amounts import femtojoules, to_joules
+from agents.energy.settings import EnergyConfig
 from testbed.errors import RunFailedError
+from testbed.plan import PlannedDevice
 from testbed.run import planning, up
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
@@ -398,3 +401,36 @@ def test_energy_is_conserved_in_random_runs(virtual: Runner) -> None:
         assert states == [(PowerOff(), PowerOn())[k % 2] for k in range(len(states))]
         joules = sum(r.energy_j for r in found.records if isinstance(r, events.RoundEnergy))
         assert joules == pytest.approx(to_joules(one.rounds), abs=1e-4)
+
+
+def _device_energy() -> DeviceEnergy:
+    config = EnergyConfig(idle=2.0, busy=3.0, sent=1.0)
+    return DeviceEnergy(
+        PlannedDevice(
+            name="a", group="a", cpu=None, memory=0, local=LocalTraining(steps=1), energy=config
+        ),
+        0,
+    )
+
+
+def test_round_is_lost_when_its_update_is_replaced_in_the_send_buffer() -> None:
+    one = _device_energy()
+    for sequence in (1, 2):
+        assert not [*one.begin_training(10 * sequence, sequence, dispatch=sequence)]
+        one.end_training(10 * sequence + 5)
+    (lost,) = one.begin_training(30, 3, dispatch=3)
+    assert (lost.dispatch, lost.outcome) == (1, "lost")
+    sent = one.send_update(40, 2, sent=1, received=0)
+    assert sent is not None
+    assert sent.dispatch == 2
+
+
+def test_work_that_comes_in_a_pause_is_done_after_it() -> None:
+    """40 ns of 100 are done before the pause; 50 more come in it."""
+    one = _device_energy()
+    one.compute(0, 100)
+    one.freeze(40)
+    one.compute_more(60, 50)
+    one.thaw(1_000)
+    one.advance(2_000)
+    assert one.account.consumed == one.account.idle * 2_000 + one.account.busy * 150

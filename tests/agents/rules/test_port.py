@@ -137,6 +137,7 @@ def test_two_aggregations_in_one_instant() -> None:
     state = begin(Port(min_updates=2), server)
     for client in "abcd":  # all get version 2, at the end of the instant
         state.update(update(client, 1.0, base=0))
+    assert state._pool.training == dict.fromkeys("abcd", 2)
     state.timer("sent")
     for version in (2, 3):
         state.update(update("c", 1.0, base=version))

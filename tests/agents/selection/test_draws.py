@@ -79,13 +79,16 @@ def test_the_view_has_what_updates_say() -> None:
     draw(draws, 1)
     draws.note_update("a", loss=2.0, took=SECOND, staleness=3)
     draws.note_battery("a", 0.5, 1.5)
-    draws.note_update("a", loss=float("nan"), took=3 * SECOND, staleness=1)
+    draws.note_update("a", loss=2.0, took=3 * SECOND, staleness=1)
+    draws.note_update("a", loss=float("nan"), took=8 * SECOND, staleness=1)
     draws.note_battery("a", 1.5, 9.0)
     seen = draws.view.clients["a"]
-    assert (seen.loss, seen.duration, seen.mean_duration, seen.updates) == (None, 3.0, 2.0, 2)
+    assert (seen.loss, seen.duration, seen.mean_duration, seen.updates) == (None, 8.0, 4.0, 3)
     assert (seen.staleness, seen.chosen, seen.last_draw) == (1, 1, 1)
     assert (seen.battery, seen.battery_at) == (0.5, 1.5)  # the second level is impossible
     assert (seen.samples, seen.importance) == (10, 0.25)
+    draws.note_join("a")
+    assert seen.battery is None  # it may have been charged
 
 
 def test_records_have_the_changes_of_the_eligible_clients() -> None:

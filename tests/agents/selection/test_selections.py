@@ -121,6 +121,8 @@ def test_oort_exploration_decays_and_goes_to_clients_that_were_never_chosen() ->
     explored = [name for k in range(500) for name in choose(oort, seen, 1, seed=k) if name != "a"]
     assert len(explored) / 500 == pytest.approx(0.2, abs=0.05)
     assert {*explored} == {*"bcd"}
+    without = replace(oort, exploration=0.0, exploration_min=0.0)
+    assert len(choose(without, seen, 3)) == 3  # too few are known: new ones fill the places
     all_known = view(draw=1000, a=KNOWN | {"loss": 1.0}, b=KNOWN | {"loss": 3.0})
     assert {*choose(oort, all_known, 2)} == {"a", "b"}  # nobody is left to explore
 
@@ -154,16 +156,16 @@ def test_oort_pacer_raises_the_percentile_when_utility_falls() -> None:
     oort = Oort(window=2, percentile=10.0, pacer_step=30.0, exploration=0, exploration_min=0)
     seen = view(a=KNOWN | {"loss": 8.0, "last_draw": 1})
     raised = []
-    for number, loss in enumerate((8.0, 8.0, 1.0, 1.0, 9.0, 9.0, 2.0, 2.0), 1):
+    for number, loss in enumerate((8.0, 8.0, 1.0, 1.0, 9.0, 9.0, 2.0, 2.0, 2.0, 2.0), 1):
         seen.draw, seen.clients["a"].loss = number, loss
         choose(oort, seen, 1)
         raised.append(seen.memory.get("percentile", 10.0))
-    assert raised == [10.0, 10.0, 10.0, 40.0, 40.0, 40.0, 40.0, 70.0]
+    assert raised == [10.0, 10.0, 10.0, 40.0, 40.0, 40.0, 40.0, 70.0, 70.0, 70.0]  # equal: not raised
 
 
 def test_oort_excludes_clients_with_many_updates_but_at_most_30_percent() -> None:
-    seen = view(a={"updates": 9}, b={"updates": 8}, c={}, d={})
-    assert Oort(most_updates=5).eligible("abcd", seen) == [*"bcd"]  # 30 % of 4 is 1
+    seen = view(a={"updates": 8}, b={"updates": 9}, c={}, d={})
+    assert Oort(most_updates=5).eligible("abcd", seen) == [*"acd"]  # 30 % of 4 is 1
     assert Oort().eligible("abcd", seen) == "abcd"
 
 
@@ -200,13 +202,15 @@ def test_tifl_prefers_tiers_with_a_high_loss_when_progress_stops() -> None:
     """P_t = 2(m + 1 − j)/(m(m + 1)): with m = 3, 1/2, 1/3 and 1/6."""
     tifl = Tifl(tiers=3, interval=10)
     seen = view(
-        draw=10,
+        draw=9,
         a={"mean_duration": 1.0, "chosen": 1, "loss": 1.0},
         b={"mean_duration": 2.0, "chosen": 1, "loss": 3.0},
         c={"mean_duration": 3.0, "chosen": 1, "loss": 2.0},
     )
-    choose(tifl, seen, 1)
-    assert tifl.probabilities(seen) == pytest.approx([1 / 3] * 3)
+    for seen.draw in (9, 10):  # the first interval has no losses to compare with
+        choose(tifl, seen, 1)
+        assert tifl.probabilities(seen) == pytest.approx([1 / 3] * 3)
+    assert seen.memory["losses"] == {0: 1.0, 1: 3.0, 2: 2.0}
     seen.draw = 20
     choose(tifl, seen, 1)  # no loss has fallen
     assert tifl.probabilities(seen) == pytest.approx([1 / 6, 1 / 2, 1 / 3])
