@@ -24,7 +24,7 @@ class AsySG(Rule):
 
     A client that joins, for the first time or again, gets w immediately. Gradients of a client that
     leaves still count. If fewer than n clients are left, the aggregation is done when all of them wait
-    for it.
+    for it, and n is the number of gradients.
     """
 
     paper: ClassVar[str] = "Lian, Huang, Li, Liu 2015, arXiv 1506.08272 (AsySG-con)"
@@ -49,12 +49,6 @@ class AsySG(Rule):
     @property
     def client_side(self) -> ClientSide:
         return ClientSide("gradient")
-
-    @property
-    def weight(self) -> float:
-        """Weight of one gradient: γ/n if the server takes the mean of n gradients, γ if it takes their
-        sum."""
-        return self.server_lr / self.gradients if self.mean else self.server_lr
 
     def check(self, clients: int) -> None:
         if self.gradients > clients:
@@ -92,5 +86,6 @@ class AsySGState(State):
             return []
         receivers = self.server.in_device_order(self._waiting)
         self._waiting.clear()
-        aggregated = self._sum.apply(self.params.weight, sign=-1)
+        lr = self.params.server_lr
+        aggregated = self._sum.apply(lr / len(self._sum) if self.params.mean else lr, sign=-1)
         return [aggregated, *(Send(client, deferred=True) for client in receivers)]

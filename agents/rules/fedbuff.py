@@ -31,7 +31,8 @@ class FedBuff(Rule):
 
     A client that joins, for the first time or again, gets w immediately; with `concurrency`, it becomes
     idle. Updates of a client that leaves stay in the buffer. If no client trains and some clients wait
-    for the aggregation, the updates in the buffer are aggregated.
+    for the aggregation, because fewer than K clients are left, the updates in the buffer are aggregated,
+    and K is their number.
     """
 
     paper: ClassVar[str] = "Nguyen et al. 2022, arXiv 2106.06639; Toghani & Uribe 2022, arXiv 2210.01161"
@@ -146,7 +147,7 @@ class FedBuffState(State):
         return self._aggregate() if self._pool.waiting and not self._pool.training else sent
 
     def _aggregate(self) -> Actions:
-        aggregated = self._sum.apply(self.params.server_lr / self.params.buffer_size)
+        aggregated = self._sum.apply(self.params.server_lr / len(self._sum))
         self._pool.release()
         return [aggregated, *self._give_work(deferred=not self.params.replies_at_once)]
 

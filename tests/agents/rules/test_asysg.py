@@ -33,8 +33,8 @@ def test_step_is_made_when_too_few_clients_are_left_for_n_gradients() -> None:
     state.update(update("b", 6.0))
     del server.clients["c"]
     done = state.leave("c")
-    assert weights(done) == [("a", 1 / 3), ("b", 1 / 3)]
-    assert server.w.tolist() == [-3.0]
+    assert weights(done) == [("a", 1 / 2), ("b", 1 / 2)]
+    assert server.w.tolist() == [-4.5]
     assert sent(done) == ["a", "b"]
 
 

@@ -79,8 +79,8 @@ def test_buffer_is_aggregated_when_too_few_clients_are_left_to_fill_it() -> None
     state.update(update("b", 3.0))
     del server.clients["c"]
     done = state.leave("c")
-    assert weights(done) == [("a", 1 / 3), ("b", 1 / 3)]
-    assert server.w.tolist() == [2.0]
+    assert weights(done) == [("a", 1 / 2), ("b", 1 / 2)]  # a whole step, not 2/3 of one for ever
+    assert server.w.tolist() == [3.0]
     assert sent(done) == ["a", "b"]
     state.update(update("b", 3.0, base=1))
     done = state.update(update("a", 3.0, base=1))  # and ever after
