@@ -81,7 +81,8 @@ class Task(Protocol):
         weights are equal.
 
         The mean over a mini-batch, or the test set, is Σ weight · loss ÷ Σ weight, as in torch's losses
-        with `weight` and the reduction `mean`. `loss` must not include the weights.
+        with `weight` and the reduction `mean`. No weight is below 0. `loss` must not include the
+        weights.
         """
         return None
 
@@ -128,7 +129,14 @@ def calls_correct(task: Task) -> bool:
 def mean_loss(task: Task, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the loss of a mini-batch, without the ℓ2 term."""
     losses, weights = task.loss(outputs, y), task.weights(y)
-    return losses.mean() if weights is None else (losses * weights).sum() / weights.sum()
+    return losses.mean() if weights is None else weighted_mean(losses, weights)
+
+
+def weighted_mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return Σ weight · loss ÷ Σ weight. If all samples weigh 0, the mean and its gradient are 0: such a
+    mini-batch changes nothing."""
+    total = weights.sum()
+    return (losses * weights).sum() / total.where(weights.any(), total.new_ones(()))
 
 
 def unfit_inputs(x: torch.Tensor, reason: str) -> str:

@@ -477,6 +477,9 @@ def _step(
         raise _RefusedError(
             f"its weights {_description(weights)}, expected the shape of its loss: ({len(shard)},)"
         )
+    if weights is not None and not (torch.isfinite(weights) & (weights >= 0)).all():
+        wrong = next(one for one in weights.tolist() if not 0 <= one < math.inf)
+        raise _RefusedError(f"its weights has {wrong:g}, expected numbers of at least 0")
     if trains:
         if not torch.isfinite(loss := mean_loss(task, outputs, shard.tensors()[1])):
             raise _RefusedError(f"its loss is {loss.item()} with the initial model")

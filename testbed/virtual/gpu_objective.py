@@ -18,7 +18,7 @@ from agents.models import generators
 from agents.models.flat import build, initial, vector_parts
 from agents.models.vectors import Vector, norm
 from agents.shards import Shard, model_inputs
-from agents.tasks.interface import Task
+from agents.tasks.interface import Task, weighted_mean
 from testbed.virtual.gpu_layers import stackable
 from testbed.virtual.objectives import (
     REPEATED,
@@ -174,7 +174,7 @@ class GpuObjective:
         outputs = functional_call(self._module, dict(parameters), (x,))
         losses, weights = self._task.loss(outputs, y), self._task.weights(y)
         weights = mask if weights is None else weights * mask
-        return (losses * weights).sum() / weights.sum()
+        return weighted_mean(losses, weights)
 
 
 class _Stack:

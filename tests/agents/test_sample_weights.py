@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -72,6 +72,27 @@ def test_sample_weights_apply_in_virtual_time(clients: int) -> None:
     )
     for result in BatchTrainer(Rare(), SHARD).run([job] * clients):
         np.testing.assert_allclose(result.end, torchs(np.random.default_rng(1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("clients", [0, 1, 20])
+def test_mini_batch_without_weight_changes_nothing(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client (0), and in virtual time."""
+    monkeypatch.setattr(Rare, "weights", lambda _, y: (y > 0).float())
+    shard, local = Shard(SHARD.x, np.zeros_like(SHARD.y)), replace(LOCAL, steps=3)
+    rng = np.random.default_rng(1)
+    job = Job(
+        start=START, indices=np.arange(40), local=local, lr=local.lr, steps=3, rng=lambda: rng
+    )  # fmt: skip
+    if clients:
+        found = [(one.end, one.loss) for one in BatchTrainer(Rare(), shard).run([job] * clients)]
+    else:
+        result = Trainer(Rare(), shard, local).train(START, rng)
+        found = [(result.end, result.loss)]
+    for end, loss in found:
+        assert (end == START).all()
+        assert loss == 0.0
 
 
 def test_sample_weights_apply_in_evaluations() -> None:

@@ -140,6 +140,10 @@ REFUSED = [
         FITS.replace("lr):", "lr, client):") + "        client.memory['n'] = 1\n        return 0.0\n",
         "fit keeps memory['n'] = 1, expected a NumPy array",
     ),
+    (
+        UNSCORED + "    def weights(self, y): return -torch.ones(len(y))\n",
+        "its weights has -1, expected numbers of at least 0",
+    ),
 ]
 """Bodies of task classes, and part of the message with which each is refused."""
 ACCEPTED = [
