@@ -3,7 +3,11 @@ them safe to print, and they write numbers with a noun (`3 runs`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+
+_MAX_NAMED = 12
+"""Maximum number of names that a message lists."""
 
 
 def make_printable(text: str, most: int, keep: str = "") -> str:
@@ -21,6 +25,12 @@ def quantity(number: int, singular: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as `1 run` or `1,200 runs`. `plural`: plural of the noun; None
     if the plural is `singular` with an added s."""
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
+    """Return at most `most` names as text: `a, b and 3 more`; `none` if there are none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) or "none") + more
 
 
 def describe_value(value: object) -> str:

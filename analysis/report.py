@@ -147,7 +147,9 @@ def _headline(run: Run) -> str:
     task, runtime = run.manifest.get("task", "?"), run.manifest.get("runtime", "?")
     ended = "not ended" if line.ended is None else f"ended: {events.end_reason(line.ended)}"
     fleet = f"{line.rule} on {task}, {quantity(len(run.devices), 'device')} ({runtime})"
-    return f"{fleet}: {line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
+    unused = summary.unused_devices(run)
+    facts = f"{line.quality}; {line.applied}, {line.duration:.1f} s of device time, {ended}"
+    return f"{fleet}: {facts}" + (f". {unused}" if unused else "")
 
 
 def _devices(run: Run) -> _ReportTable:

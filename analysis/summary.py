@@ -11,11 +11,12 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from agents.texts import quantity
+from agents.texts import name_list, quantity
 from analysis import manifest, metrics, privacy
 from analysis.load import Run
 from analysis.manifest import Verdict as Verdict
 
+_MOST_NAMED = 3
 SHARES = ("busy", "transfer", "idle", "paused", "offline")
 """Columns of `devices` that are shares of a device's time."""
 
@@ -90,6 +91,19 @@ def headline(run: Run) -> Headline:
         perplexity=float(last["perplexity"]) if "perplexity" in last else nan,
         ended=None if run.ended is None else run.ended.reason,
     )
+
+
+def unused_devices(run: Run) -> str:
+    """Return a sentence on the devices of which updates arrived, but none was applied, such as those
+    that are always above `bounds.staleness`; empty if there are none."""
+    applied = {*map(str, run.updates["client"].unique())}
+    client, reason = (run.rejected[name].astype(str) for name in ("client", "reason"))
+    unused = run.rejected[~client.isin(applied) & ~reason.str.startswith("duplicate")]
+    if unused.empty:
+        return ""
+    names = sorted({*map(str, unused["client"])})
+    last = unused["reason"].iloc[-1]
+    return f"No update of {name_list(names, _MOST_NAMED)} was used. The last one: {last}"
 
 
 def last_parts(run: Run, part: str) -> pd.DataFrame:

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_MAX_NAMED = 12
-"""Maximum number of names that a message lists."""
 _NOT_YOURS = "you may not write there; name another place"
 
 
@@ -42,12 +40,6 @@ class HostError(TestbedError):
 
 class RunFailedError(TestbedError):
     """A run began and did not finish as its topology says."""
-
-
-def name_list(names: Sequence[str], most: int = _MAX_NAMED) -> str:
-    """Return at most `most` names as text: `a, b and 3 more`; `none` if there are none."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "none") + more
 
 
 def from_os_error(error: OSError, place: Path | None = None) -> HostError:

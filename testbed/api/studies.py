@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.texts import quantity
+from agents.texts import name_list, quantity
 from testbed.api import packing, results
 from testbed.api.packing import OpenedPack
 from testbed.api.reading import read
 from testbed.api.topology_input import data_root, plain_values
-from testbed.errors import BadInputError, RunFailedError, name_list
+from testbed.errors import BadInputError, RunFailedError
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.traits import RUNTIMES, is_simulated, refuse_simulated

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.device_actions import name_of
+from agents.texts import name_list
 from testbed import topology as topologies
 from testbed.api import running
 from testbed.api.topology_input import data_root
 from testbed.data import preparation
-from testbed.errors import BadInputError, name_list, writable_folder
+from testbed.errors import BadInputError, writable_folder
 from testbed.fidelity import step_time
 from testbed.plan import costs
 from testbed.plan.costs import StepTime

@@ -14,7 +14,7 @@ from testbed.conformance.adapter import Adapter, Vector
 from testbed.conformance.faults import Cause, Explanation, explain, fit
 from testbed.conformance.scenario import RuleFile, Scenario, load
 from testbed.conformance.steps import Check, Tolerance, checks, observe
-from testbed.errors import BadInputError, name_list
+from testbed.errors import BadInputError
 
 Outcome = Literal["conforms", "differs", "skipped", "failed"]
 
@@ -81,7 +81,7 @@ def check(
     names = [one.name for one in file.scenarios]
     if scenario is not None and scenario not in names:
         raise BadInputError(
-            f"--scenario {scenario}: {rule} has no such scenario, expected {name_list(names, 20)}"
+            f"--scenario {scenario}: {rule} has no such scenario, expected {', '.join(names)}"
         )
     chosen = [one for one in file.scenarios if scenario in (None, one.name)]
     result = RuleResult(file, [_run(adapter, one, tolerance) for one in chosen])

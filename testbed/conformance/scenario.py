@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from testbed.conformance.adapter import Client, ClientUpdate, Kind, Setting, Vector
-from testbed.errors import BadInputError, name_list
+from testbed.errors import BadInputError
 
 FOLDER = Path(__file__).parent / "scenarios"
 KINDS: tuple[Kind, ...] = ("delta", "model", "gradient", "residual")
@@ -96,7 +96,7 @@ def rule_names() -> list[str]:
 def load(rule: str) -> RuleFile:
     """Read the scenarios of `rule`. Raises BadInputError if the rule is unknown."""
     if rule not in rule_names():
-        raise BadInputError(f"--rule {rule}: unknown rule, expected all, {name_list(rule_names(), 20)}")
+        raise BadInputError(f"--rule {rule}: unknown rule, expected all, {', '.join(rule_names())}")
     return read(FOLDER / f"{rule}.yaml")
 
 

@@ -24,9 +24,10 @@ from agents.aggregator.evaluation_parts import Parts
 from agents.disk import files
 from agents.shards import Shard
 from agents.tasks.interface import Task
+from agents.texts import name_list
 from testbed.console import Report, silent
 from testbed.data import datasets, transforms
-from testbed.errors import BadInputError, HostError, name_list
+from testbed.errors import BadInputError, HostError
 from testbed.host import cache
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, partition

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from agents.energy.account import EnergyAccount
 from agents.energy.amounts import microwatts
 from agents.energy.settings import EnergyConfig
+from agents.texts import name_list
 from agents.timing.nanoseconds import Nanoseconds, to_seconds
-from testbed.errors import name_list
 from testbed.plan.planned_devices import Plan, PlannedDevice
 from testbed.topology import Topology, scenario
 

@@ -27,10 +27,10 @@ from agents.config import LocalTraining
 from agents.pipeline.differential import rounding_growth
 from agents.shards import Shard, model_inputs
 from agents.tasks.interface import Task, unfit_classes, unfit_inputs
-from agents.texts import quantity
+from agents.texts import name_list, quantity
 from testbed.data.datasets import DATASETS
 from testbed.data.preparation import Prepared
-from testbed.errors import BadInputError, name_list
+from testbed.errors import BadInputError
 from testbed.host import cache
 from testbed.topology import Topology
 from testbed.user_code import stand_ins

@@ -18,8 +18,8 @@ from agents import pipeline
 from agents.config import AccessLink, DrawnDuration
 from agents.device.link import burst
 from agents.rules.interface import ClientSide
+from agents.texts import name_list
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.errors import name_list
 from testbed.plan import battery, costs
 from testbed.plan.costs import (
     HOPS,

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents import events
-from agents.texts import make_printable
+from agents.texts import make_printable, name_list
 from analysis.client_story import story as story_of
-from testbed.errors import BadInputError, name_list
+from testbed.errors import BadInputError
 from testbed.run import live_runs
 from testbed.rundir.directory import RunDirectory, last_log_lines
 from testbed.runtimes import emulator

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 
 from agents.disk import files
-from agents.texts import make_printable
+from agents.texts import make_printable, name_list
 from analysis import manifest
-from testbed.errors import BadInputError, name_list, reading_run
+from testbed.errors import BadInputError, reading_run
 from testbed.rundir import finding
 
 _MAX_TAIL_BYTES = 4 * 2**20

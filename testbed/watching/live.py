@@ -213,4 +213,5 @@ def render_summary(run: Run) -> RenderableType:
     if count := int((run.scenario["action"] == "poweroff").sum()):
         facts += f", {quantity(count, 'power-off')}"
     result = Text.assemble((line.rule, "bold"), f": {line.quality}")
-    return Group(Text(), table, Text(), result, Text(facts))
+    unused = summary.unused_devices(run)
+    return Group(Text(), table, Text(), result, Text(facts), *([Text(unused)] if unused else []))

@@ -18,7 +18,7 @@ from agents.device_actions import (
     Switching,
     holds,
 )
-from testbed.errors import name_list
+from agents.texts import name_list
 from testbed.watching.activity import Activity
 from testbed.watching.usage import DeviceUsage, EnergyUse
 

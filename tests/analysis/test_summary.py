@@ -48,6 +48,14 @@ def test_dropped_updates_are_counted(directory: Path) -> None:
     assert summary.headline(run).applied == "3 updates in 3 versions, 2 dropped"
 
 
+def test_device_whose_updates_were_all_dropped_is_named(directory: Path) -> None:
+    run = with_records(
+        directory, events.UpdateRejected(10.0, "absent", "staleness 9, expected at most 3")
+    )
+    told = "No update of absent was used. The last one: staleness 9, expected at most 3"
+    assert summary.unused_devices(run) == told
+
+
 @pytest.mark.parametrize(
     ("entries", "verdict"),
     [
