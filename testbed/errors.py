@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NOT_YOURS = "you may not write there; name another place"
@@ -48,15 +49,24 @@ def from_os_error(error: OSError, place: Path | None = None) -> HostError:
     where, reason = error.filename, error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = where or place
-        reason += ". Make room on that disk (df -h), or name a folder on another one (--runs, --to)"
-    elif error.errno == errno.EFBIG and not where:
-        where = place
+        reason += free_space(os.fsdecode(where)) if where else ""
+        reason += ". Make room there, or name a folder on another disk (--runs, --to)"
+    elif error.errno == errno.EFBIG:
+        where = where or place
         reason += ". Raise the limit of this shell (ulimit -f)"
     elif error.errno == errno.ENOENT and not where and not _has_working_folder():
         reason = "The folder that you are in was removed. Change to another folder (cd)"
     elif error.errno in (errno.EACCES, errno.EROFS) and where and _is_new(Path(os.fsdecode(where))):
         reason += ". Name a place that you may write to (--runs, --to)"
     return HostError(f"{where}: {reason}" if where else reason)
+
+
+def free_space(place: Path | str) -> str:
+    """Return the free space of the disk with `place`, such as ` (0.0 MiB free)`; empty if unknown."""
+    there = next(one for one in Path(place).absolute().parents if one.exists())
+    with suppress(OSError):
+        return f" ({shutil.disk_usage(there).free / 2**20:,.1f} MiB free)"
+    return ""
 
 
 def _has_working_folder() -> bool:

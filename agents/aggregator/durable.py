@@ -219,9 +219,18 @@ class DurableCore:
         return self._due or (self._log is not None and not self._records and self._log.size > most)
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-        self._journal.close()
+        """Write everything, and close the files. If the log could not be written, the journal stays as
+        it is: it must not have records whose inputs the log lacks."""
+        try:
+            if self._log is not None:
+                self._log.close()
+        except OSError:
+            self._journal.abandon()
+            raise
+        if self._log is not None and self._log.has_failed:
+            self._journal.abandon()
+        else:
+            self._journal.close()
 
     def _model_file(self, version: int) -> Path:
         """Return the file of a model that waits for its evaluation."""

@@ -39,6 +39,7 @@ from agents.aggregator.settings import LastEvaluation, Settings
 from agents.aggregator.snapshot import SnapshotError
 from agents.config import AggregatorConfig
 from agents.device_actions import Crash, Join, Restart, to_json
+from agents.disk import files
 from agents.models.flat import first_model
 from agents.mqtt import topics
 from agents.mqtt.inbox import Inbox
@@ -109,6 +110,9 @@ def main() -> None:
         if user_code.is_caused_by_user_code(error, cfg.task.name):
             code = user_code.FAILED
             sys.stderr.write(f"{user_code.user_traceback(error)}\n")
+        elif isinstance(error, OSError) and error.errno in files.NO_SPACE:
+            code = files.FULL_DISK
+            sys.stderr.write(f"aggregator: {error.filename}: {error.strerror}\n")
         else:
             traceback.print_exc()
     process.exit_now(code)

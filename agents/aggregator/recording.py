@@ -141,6 +141,8 @@ class Recording:
         self._waiting_bytes = 0
         self.is_dirty = False
         """Whether there are entries that neither `sync` nor `start_sync` has dealt with."""
+        self.has_failed = False
+        """Whether an entry could not be written. No later entry is written then."""
         self._thread = ThreadPoolExecutor(1, "log")
         self._writing: Future[None] | None = None
         """The write that `start_sync` has begun; None if it was waited for."""
@@ -208,7 +210,8 @@ class Recording:
 
     def close(self) -> None:
         try:
-            self.flush()
+            if not self.has_failed:
+                self.flush()
         finally:
             self._thread.shutdown()
             self._file.truncate()
@@ -225,13 +228,18 @@ class Recording:
         return entries
 
     def _append(self, entries: Sequence[_Entry], *, sync: bool = False) -> None:
-        if entries:
-            magic = _MAGIC if self.size == 0 else b""
-            pieces = _whole_blocks(entries) if self._recycled else [magic, *_pieces(entries)]
-            self._file.write(pieces)
-            self.size += sum(map(len, pieces))
-        if sync:
-            self._file.sync()
+        try:
+            with files.errors_name(self._path):
+                if entries:
+                    magic = _MAGIC if self.size == 0 else b""
+                    pieces = _whole_blocks(entries) if self._recycled else [magic, *_pieces(entries)]
+                    self._file.write(pieces)
+                    self.size += sum(map(len, pieces))
+                if sync:
+                    self._file.sync()
+        except OSError:
+            self.has_failed = True
+            raise
 
 
 def _whole_blocks(entries: Sequence[_Entry]) -> list[_Bytes]:

@@ -24,7 +24,7 @@ class Journal:
         path.touch()
         if begin is None:
             _cut_torn_line(path)
-        self._file = path.open("r+b")
+        self._path, self._file = path, path.open("r+b")
         self._sum = Checksum()
         left = path.stat().st_size if begin is None else begin
         while left and (piece := self._file.read(min(left, _PIECE))):
@@ -46,8 +46,9 @@ class Journal:
         Readers then see the records, but the records may not be on the disk yet."""
         written = "".join(self._lines[:lines]).encode()
         self._sum.update(written)
-        self._file.write(written)
-        self._file.flush()
+        with files.errors_name(self._path):
+            self._file.write(written)
+            self._file.flush()
         del self._lines[:lines]
 
     def sync(self) -> None:

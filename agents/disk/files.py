@@ -18,6 +18,23 @@ from typing import Any, BinaryIO, Literal
 from agents.disk import checksum
 from agents.disk.checksum import PACKED, Checksum
 
+FULL_DISK = 4
+"""Exit code of a process that could not write its files because of `NO_SPACE`."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, of a used up quota, and of a file that may not grow (`ulimit -f`)."""
+
+
+@contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """Context manager that adds `path` to an OSError without a file name, as calls on open files raise
+    them."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -26,7 +43,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     to `path` at the same time."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        yield partial
+        with errors_name(path):
+            yield partial
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from agents.device_actions import (
     SetCpu,
     to_json,
 )
+from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.rate_limit import RateLimit
@@ -39,7 +40,7 @@ from agents.timing.clock import in_device_time
 from agents.wire import messages
 from agents.wire.messages import AddressedOrder, EnergyFigures, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
-from testbed.errors import BadInputError, HostError, RunFailedError
+from testbed.errors import BadInputError, HostError, RunFailedError, free_space
 from testbed.fidelity import SegmentClock, measure, repetition, requested, segments
 from testbed.fidelity.figures import RATES, EnergyComparison, Fidelity, SegmentFidelity
 from testbed.fidelity.host_load import HostSample, Sampler
@@ -705,6 +706,8 @@ class Controller:
             if code == user_code.FAILED:
                 what, told = self._user_code_on(name), self._log_tail(name, _TRACEBACK_LINES)
                 raise RunFailedError(f"{what} failed on {name}, so the run ends.{told}")
+            if code == files.FULL_DISK and name == AGGREGATOR:
+                raise RunFailedError(self._full_disk())
             if name in (BROKER, ROUTER, MPS) or (name == AGGREGATOR and code != 0):
                 if self._start_again(name, code):
                     continue
@@ -722,6 +725,18 @@ class Controller:
                 if self.epoch is not None:
                     at = (time.monotonic() - self.epoch) / self._dilation
                     self._exits.append(f"{self._title(name)} ended at {at:.1f} s with exit code {code}")
+
+    def _full_disk(self) -> str:
+        """Return the error message for an aggregator that could not write its files."""
+        directory = self._spec.directory
+        told = self._log_tail(AGGREGATOR)
+        resume = f", then go on: testbed up --resume {directory.run}"
+        return (
+            f"the aggregator could not write to {directory.path}{free_space(directory.path)}: make room "
+            "there or raise the limit of the shell (ulimit -f)"
+            f"{resume if self._spec.topology.durability in LOGGED else ''}; or run it again in a folder "
+            f"on another disk (--runs).{told}"
+        )
 
     def _record_exits(self) -> None:
         """Record as failures the devices that the check before found ended, unless the run is over by

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import resource
 import shutil
 from collections import Counter, deque
 from contextlib import suppress
@@ -267,6 +268,30 @@ def test_repeated_order_is_recorded_once_even_across_a_crash(tmp_path: Path) -> 
     recovered.sync()
     assert [one for one in written(tmp_path / "run") if isinstance(one, events.Acted)] == [paused]
     recovered.close()
+
+
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_records_stop_where_the_log_could_not_be_written(in_a_thread: bool, tmp_path: Path) -> None:
+    """As with a full disk: the run goes on from what the log has."""
+    durable = begun(tmp_path, durability="recording")
+    durable.handle(arrival("a"))
+    durable.sync()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "inputs.bin").stat().st_size, limits[1]))
+    try:
+        durable.handle(arrival("b"))
+        if in_a_thread:
+            durable.start_sync()
+        with pytest.raises(OSError, match=r"File too large.*inputs\.bin"):
+            durable.finish_sync() if in_a_thread else durable.sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    durable.handle(arrival("b", at=6))
+    durable.close()
+    resumed = kept(tmp_path, setup_of(FedBuff(buffer_size=2)), durability="recording")
+    assert dealt_with(resumed, "a", 1)
+    assert not dealt_with(resumed, "b", 2)
+    resumed.close()
 
 
 @pytest.mark.parametrize("lost", [1, 60, 600])
