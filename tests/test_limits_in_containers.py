@@ -16,6 +16,8 @@ pytestmark = pytest.mark.docker
 
 MIB = 2**20
 GREEDY = """
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +27,15 @@ kept = []
 
 @dataclass(frozen=True)
 class Greedy(DigitsLogreg):
-    \"\"\"Its sixth step takes 400 MiB.\"\"\"
+    \"\"\"Its third step starts a process that takes 400 MiB, its sixth one takes 300 MiB.\"\"\"
 
     def loss(self, outputs, y):
         if outputs.requires_grad:  # it trains
             kept.append(None)
+            if len(kept) == 3:
+                subprocess.run([sys.executable, "-c", "b'x' * (400 * 2**20)"])
             if len(kept) == 6:
-                kept.append(torch.ones(100 * 2**20))
+                kept.append(torch.ones(75 * 2**20))
         return super().loss(outputs, y)
 """
 
@@ -40,7 +44,8 @@ class Greedy(DigitsLogreg):
 def limited(
     engine: docker.DockerClient, built: object, tmp_path_factory: pytest.TempPathFactory
 ) -> Finished:
-    """Run in which `small` has too little memory, and `other` is given more from outside."""
+    """Run in which `small` has too little memory, `parent` too little for the process that its client
+    starts, and `other` is given more from outside."""
     folder = tmp_path_factory.mktemp("limited")
     (folder / "code").mkdir()
     (folder / "code" / "greedy.py").write_text(GREEDY)
@@ -51,7 +56,8 @@ def limited(
         task={"name": "greedy:Greedy", "local": {"steps": 2, "batch_size": 32, "lr": 0.1}},
         rule={"name": "fedasync"},
         devices=[
-            {"name": "small", "cpu": 0.5, "timing": "300ms", "memory": "400MiB"},
+            {"name": "small", "cpu": 0.3, "timing": "300ms", "memory": "400MiB"},
+            {"name": "parent", "cpu": 0.2, "timing": "300ms", "memory": "500MiB"},
             *({"name": name, **enough} for name in ("kept", "set", "other")),
         ],
         scenario=[{"at": "2s", "set": "set", "cpu": 0.2}],
@@ -77,13 +83,14 @@ def has_happened(run: Finished) -> bool:
     changed, wrong = last_limits(run, "set"), last_limits(run, "other")
     if not changed or 5 * changed["quota"] != changed["period"] or wrong["memory"] != 1500 * MIB:
         return False
-    return bool(killed(run)) and len(run.of_group("kept")) > 6
+    went_on = all(len(run.of_group(name)) > 6 for name in ("kept", "parent"))
+    return went_on and all(killed(run, name) for name in ("small", "parent"))
 
 
-def killed(run: Finished) -> list[str]:
-    """Notes on `small`, whose client the kernel kills."""
+def killed(run: Finished, device: str) -> list[str]:
+    """Notes on a device of which the kernel kills a process."""
     notes = [record.message for record in run.records if isinstance(record, events.Note)]
-    return [note for note in notes if note.startswith("small")]
+    return [note for note in notes if note.startswith(device)]
 
 
 def last_limits(run: Finished, device: str) -> dict[str, Any]:
@@ -106,9 +113,13 @@ def test_limits_are_read_back_and_outside_changes_make_the_run_not_valid(limited
 
 
 def test_device_killed_for_lack_of_memory_is_reported_as_such(limited: Finished) -> None:
-    """Another device, which has enough memory, continues."""
+    """Others continue: one that has enough memory, and one of which only a child of the client was
+    killed."""
     told = "out of memory: its client was killed, because it needed more than the device's 400 MiB"
-    assert any(told in note for note in killed(limited))
+    assert any(told in note for note in killed(limited, "small"))
+    (of_child,) = killed(limited, "parent")
+    assert "out of memory: a process that its client had started was killed, because they" in of_child
+    assert len(limited.of_group("parent")) > 6
     notes = [record.message for record in limited.records if isinstance(record, events.Note)]
     assert not [note for note in notes if note.startswith("kept")]
     assert len(limited.of_group("small")) < 6 < len(limited.of_group("kept"))

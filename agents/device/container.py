@@ -63,8 +63,8 @@ class DeviceContainer(DeviceMachine):
     def lasting_faults(self, now: float) -> Mapping[str, float]:
         return self._link.lasting_faults(now)
 
-    def killed_for_memory(self) -> int | None:
-        return self._group.killed_for_memory()
+    def memory_kills(self) -> tuple[int, int]:
+        return self._group.memory_kills()
 
     def cpu_seconds(self) -> float | None:
         return self._group.cpu_seconds()

@@ -118,17 +118,17 @@ class ControlGroup:
         throttled = stat.get("throttled_usec", 0) / 1e6  # some kernels have these only with a quota
         return stat.get("nr_periods", 0), stat.get("nr_throttled", 0), throttled
 
-    def killed_for_memory(self) -> int | None:
-        """Return the memory limit in bytes if the kernel has killed a process of the group for exceeding
-        the limit; None otherwise."""
+    def memory_kills(self) -> tuple[int, int]:
+        """Return the number of processes of the group that the kernel has killed for exceeding the
+        memory limit, and the limit in bytes; (0, 0) if that is unknown."""
         with suppress(OSError, KeyError):
             if (v1 := self.folders.get("memory")) is not None:
                 kills, limit = _pairs(v1 / "memory.oom_control"), v1 / "memory.limit_in_bytes"
             else:
                 folder = self.folders[_UNIFIED]
                 kills, limit = _pairs(folder / "memory.events"), folder / "memory.max"
-            return _bytes(limit) if kills["oom_kill"] else None
-        return None
+            return kills["oom_kill"], _bytes(limit) or 0
+        return 0, 0
 
 
 def weights_of(shares: int) -> tuple[int, int]:

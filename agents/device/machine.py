@@ -51,9 +51,9 @@ class DeviceMachine(Protocol):
         """Return the time since which each lasting fault is present, by its description. Times, and
         `now`, are seconds on the monotonic clock."""
 
-    def killed_for_memory(self) -> int | None:
-        """Return the memory limit in bytes if the kernel has killed the client for exceeding it; None
-        otherwise."""
+    def memory_kills(self) -> tuple[int, int]:
+        """Return the number of the device's processes that the kernel has killed for exceeding the
+        memory limit, and the limit in bytes; (0, 0) if that is unknown."""
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU seconds that the device has used so far; None if they cannot be read."""

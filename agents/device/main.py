@@ -131,6 +131,9 @@ class Init:
         """Whether a power-off has erased the client's files. They are deleted before the next start."""
         self._stopped = False
         """Whether SIGTERM or SIGINT has arrived."""
+        self._memory_kills = 0
+        """Number of processes killed for their memory that were reported, or belonged to a client that
+        an order has ended."""
         self._unmeasured = False
         """Whether the link could not be measured."""
         self._probing: threading.Thread | None = None
@@ -227,6 +230,8 @@ class Init:
             self._connection.publish_lossy(self._topics.telemetry(device), energy)
         if (limits := self._machine.limits()) != self._limits:
             self._send_limits(limits)
+        if self._client is not None and self._client.poll() is None:  # else `_exit_code` reports it
+            self._report_memory_kills("a process that its client had started was killed, because they")
         for reason, since in self._disturbances.update(self._present_disturbances(time.monotonic())):
             self._report(reason, since)
 
@@ -331,12 +336,19 @@ class Init:
             self._client = None
             self._start_wanted()
             return None
-        if code == -signal.SIGKILL and (limit := self._machine.killed_for_memory()) is not None:
-            self._fail(
-                f"out of memory: its client was killed, because it needed more than the device's "
-                f"{limit / 2**20:.0f} MiB: raise memory in the topology, or lower batch_size"
-            )
+        if code == -signal.SIGKILL:
+            self._report_memory_kills("its client was killed, because it")
         return int(code) if code >= 0 else 128 - code
+
+    def _report_memory_kills(self, what: str) -> None:
+        """Report a failure if the kernel has killed a process for its memory since the last call.
+        `what`: begin of a sentence such as `... needed more than the device's 400 MiB`."""
+        before, (self._memory_kills, limit) = self._memory_kills, self._machine.memory_kills()
+        if self._memory_kills > before:
+            self._fail(
+                f"out of memory: {what} needed more than the device's {limit / 2**20:.0f} MiB: raise "
+                "memory in the topology, or lower batch_size"
+            )
 
     def _carry_out(self, message: ReceivedMessage | None) -> None:
         """Carry out an order. If the order is invalid or fails, report this and leave the device

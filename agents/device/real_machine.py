@@ -88,8 +88,8 @@ class RealMachine(DeviceMachine):
     def lasting_faults(self, now: float) -> Mapping[str, float]:
         return {} if self._link is None else self._link.stuck_queues()
 
-    def killed_for_memory(self) -> int | None:
-        return None
+    def memory_kills(self) -> tuple[int, int]:
+        return 0, 0
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds of all clients that this init has started."""

@@ -138,9 +138,9 @@ def test_kernel_without_swap_accounting_has_no_swap_limit(
 def test_out_of_memory_kill_is_distinguished_from_others(
     version: dict[str, str], tmp_path: Path
 ) -> None:
-    assert group_of(tmp_path, version).killed_for_memory() is None
+    assert group_of(tmp_path, version).memory_kills() == (0, 2**29)
     killed = {name: text.replace("oom_kill 0", "oom_kill 1") for name, text in version.items()}
-    assert group_of(tmp_path, killed).killed_for_memory() == 2**29
+    assert group_of(tmp_path, killed).memory_kills() == (1, 2**29)
 
 
 def test_invisible_process_has_no_limits(tmp_path: Path) -> None:
