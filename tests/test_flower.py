@@ -359,6 +359,27 @@ def test_arrays_are_taken_by_their_names() -> None:
     assert module.a.tolist() == [1, 1]
 
 
+def test_statistics_of_unnamed_arrays_are_buffers_and_negative_ones_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of a NumPyClient with BatchNorm: torch's order tells them; those of others are only told when
+    the rule makes a variance negative."""
+    one, zero = np.ones(2, np.float32), np.zeros(2, np.float32)
+    torchs = [one, zero, zero, one, np.array(0)]
+    module = module_of(app_that(), torchs)
+    assert [name for name, _ in module.named_parameters()] == ["0", "1"]
+    assert [name for name, _ in module.named_buffers()] == ["2", "3", "4"]
+    module = module_of(app_that(train=lambda content: (dict(content["arrays"]), {})), [one, zero, one])
+    module.fit(0, 1, 0.1)
+    with torch.no_grad():
+        module.get_parameter("2")[0] = -0.35
+    assert capsys.readouterr().err == ""
+    for _ in range(2):  # once
+        module.fit(0, 1, 0.1)
+    told = capsys.readouterr().err
+    assert told.count("the rule has made values of 2 negative, which were above 0") == 1
+
+
 def test_initial_model_may_depend_on_the_run_config() -> None:
     module = module_of(app_that(), lambda run_config: [np.zeros(run_config["hidden"], np.float32)])
     assert [tuple(parameter.shape) for parameter in module.parameters()] == [(3,)]

@@ -68,6 +68,10 @@ class FlowerModule(torch.nn.Module):
         self._trainings: dict[int, int] = {}
         """Number of trainings that each partition has started."""
         arrays, buffers = self._initial_arrays(initial)
+        self._positive = {
+            name for name, array in arrays.items() if array.dtype.kind == "f" and (array > 0).all()
+        } - buffers
+        """Parameters all of whose values have been above 0 in the initial model and in all replies."""
         self._places: dict[str, tuple[torch.nn.Module, str]] = {}
         """Submodule that holds each array, and the array's name in that submodule. The arrays are in
         Flower's order."""
@@ -107,12 +111,27 @@ class FlowerModule(torch.nn.Module):
         """Let the app train the arrays in place on partition number `partition` of `partitions`. Return
         the loss that the app reports; NaN if it reports no loss."""
         number = self._trainings[partition] = self._trainings.get(partition, 0) + 1
+        self._report_negative()
         content = self._request("train", partition, partitions, {"lr": lr, **self._config(number)})
         self._load(content)
         values = _numbers(content)
         name = next((name for name in _TRAIN_LOSS if name in values), None)
         name = name or _only(values, "train", "loss") or _only(values, "loss")
         return math.nan if name is None else values[name]
+
+    def _report_negative(self) -> None:
+        """Print which arrays have values below 0 for the first time, because the rule has made them so:
+        a variance cannot have them."""
+        wrong = sorted(
+            name for name, array in self._present() if name in self._positive and (array < 0).any()
+        )
+        self._positive -= {*wrong}
+        if wrong:
+            sys.stderr.write(
+                f"flower: the rule has made values of {', '.join(wrong)} negative, which were above 0 "
+                "in all models of the app. If they are statistics, such as variances, they must not be "
+                f"summed like parameters. {_NET}, with a torch module whose buffers they are\n"
+            )
 
     def _initial_arrays(self, initial: Any) -> tuple[dict[str, Any], set[str]]:
         """Return the initial arrays by name, and the names of the arrays that are buffers."""
@@ -128,7 +147,8 @@ class FlowerModule(torch.nn.Module):
                     f"net is missing, and the client has no get_parameters. {_NET}"
                 ) from error
             self._contexts.clear()  # the number of partitions may be unknown here
-            return {name: array.numpy() for name, array in _arrays(content).items()}, set()
+            found = {name: array.numpy() for name, array in _arrays(content).items()}
+            return found, _statistics(found)
         made = initial
         if callable(initial):
             made = initial(dict(self._run_config)) if len(_required(initial)) == 1 else initial()
@@ -138,9 +158,11 @@ class FlowerModule(torch.nn.Module):
                 name for name, _ in made.named_buffers()
             }
         if isinstance(made, Mapping):
-            return {str(name): np.asarray(array) for name, array in made.items()}, set()
+            found = {str(name): np.asarray(array) for name, array in made.items()}
+            return found, _statistics(found)
         if isinstance(made, list | tuple):
-            return {str(k): np.asarray(array) for k, array in enumerate(made)}, set()
+            found = {str(k): np.asarray(array) for k, array in enumerate(made)}
+            return found, _statistics(found)
         raise ValueError(
             f"net returns {type(made).__name__}, expected a torch module, or a list or dict of arrays"
         )
@@ -270,7 +292,22 @@ class FlowerModule(torch.nn.Module):
                         f"the ClientApp returned an array of shape {array.shape} for {name}, expected "
                         f"{tuple(tensor.shape)} as in the model"
                     )
+                if name in self._positive and not (array > 0).all():
+                    self._positive.discard(name)
                 tensor.copy_(torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)))
+
+
+def _statistics(arrays: Mapping[str, Any]) -> set[str]:
+    """Return the names of BatchNorm's running means and variances among arrays without a torch module.
+    In the order of a module's state, its count of batches, a single whole number, follows the two."""
+    names = list(arrays)
+    found: set[str] = set()
+    for mean, variance, count in zip(names, names[1:], names[2:], strict=False):
+        a, b, c = arrays[mean], arrays[variance], arrays[count]
+        is_count = (c.ndim, c.dtype.kind, a.dtype.kind, b.dtype.kind) == (0, "i", "f", "f")
+        if is_count and a.ndim == 1 and a.shape == b.shape and (b >= 0).all():
+            found |= {mean, variance}
+    return found
 
 
 def client_app(candidate: Any) -> Any:
