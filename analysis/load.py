@@ -255,7 +255,7 @@ class Follower:
             ),
             versions=frames["version"],
             evaluations=_with_perplexity(frames["evaluation"], manifest),
-            parts=_without_duplicates(frames["evaluation_part"]),
+            parts=_with_names(_without_duplicates(frames["evaluation_part"]), manifest),
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
@@ -466,6 +466,16 @@ def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
     """Return `parts` with only the last of several evaluations of the same part and version. A restarted
     aggregator may repeat an evaluation."""
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
+
+
+def _with_names(parts: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
+    """Return `parts` with the names of classes in place of their numbers, if the data have names."""
+    found = manifest.get("classes")
+    if parts.empty or not isinstance(found, list):
+        return parts
+    names = {str(number): str(name) for number, name in enumerate(found)}
+    given, is_class = parts["name"].astype(object), parts["part"] == "class"
+    return parts.assign(name=given.mask(is_class, given.map(names).fillna(given)).astype("category"))
 
 
 def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:

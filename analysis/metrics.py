@@ -167,9 +167,9 @@ def accuracy_by(run: Run, by: Literal["class", "group", "device"]) -> pd.DataFra
     if by == "group":
         groups = run.devices.set_index(run.devices["device"].astype(str))["group"].astype(str)
         names = names.map(groups).fillna("no group")
-    order = (
-        sorted(names.unique(), key=lambda name: (len(name), name)) if by == "class" else names.unique()
-    )
+    order = list(names.unique())
+    if by == "class" and all(name.isdecimal() for name in order):
+        order.sort(key=int)
     correct = parts["accuracy"] * parts["samples"]
     keys = [parts["at"], names.rename("name")]
     shares = correct.groupby(keys, sort=True).sum(min_count=1) / parts["samples"].groupby(keys).sum()

@@ -337,13 +337,15 @@ def _image_folder(paths: Sequence[Path]) -> RawSplit:
 
     folder = paths[0].parent.parent
     columns = {str(folder): ("image", "label")}
-    return RawSplit(
-        str(folder), len(paths), columns, batches, files=paths, remarks=_left_out(folder, paths)
-    )
+    return RawSplit(str(folder), len(paths), columns, batches, files=paths, remarks=left_out(paths))
 
 
-def _left_out(folder: Path, paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return a sentence about files in class folders that are not images; empty if there are none."""
+def left_out(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Return a sentence about files beside the images `paths` that are not images; empty if there are
+    none, or if `paths` are no images in class folders."""
+    if not paths or _kind(paths[0]) not in _IMAGES:
+        return ()
+    folder = paths[0].parent.parent
     others = set(_in_classes(folder)) - set(paths)
     if not others:
         return ()

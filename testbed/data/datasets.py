@@ -51,6 +51,8 @@ class Dataset:
     unknown."""
     remarks: tuple[str, ...] = ()
     """Sentences about training samples that were set aside, and about changed shapes."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, in the order of their numbers; empty if they have no names besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,9 @@ class Columns:
             return LocatedDataset(digest(("hub", *self._facts())), self._fetch)
         stats = [(str(path), path.stat()) for path in splits.files]
         facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        left = [data_files.left_out(paths) for paths in (splits.train, splits.test, splits.validation)]
         return LocatedDataset(
-            digest((facts, *self._facts())), lambda report: self._read_files(splits, report)
+            digest((facts, left, *self._facts())), lambda report: self._read_files(splits, report)
         )
 
     def _facts(self) -> tuple[object, ...]:
@@ -151,7 +154,8 @@ class Columns:
             return shard
 
         whole = _split(samples, decode_other(test), decode_other(validation), data.split)
-        return replace(whole, remarks=(*samples.remarks, *whole.remarks))
+        names = samples.classes if samples.classes != (*map(str, range(len(samples.classes))),) else ()
+        return replace(whole, remarks=(*samples.remarks, *whole.remarks), classes=names)
 
 
 _SPLIT_VERSION = 1
@@ -440,10 +444,9 @@ def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Da
         with files.atomic_write(folder / _CONTENTS) as partial:  # last: all files named here exist
             has_clients = decoded.clients is not None
             kept = [name for name, shard in splits.items() if shard is not None]
-            partial.write_text(
-                json.dumps({"parts": kept, "clients": has_clients, "remarks": decoded.remarks}),
-                encoding="utf-8",
-            )
+            contents = {"parts": kept, "clients": has_clients}
+            contents |= {"remarks": decoded.remarks, "classes": decoded.classes}
+            partial.write_text(json.dumps(contents), encoding="utf-8")
     return decoded
 
 
@@ -456,7 +459,8 @@ def _load_decoded(folder: Path) -> Dataset:
     contents = json.loads((folder / _CONTENTS).read_bytes())
     splits = {name: shards.load(folder / f"{name}.safetensors") for name in contents["parts"]}
     clients = load_file(folder / "clients.safetensors")["clients"] if contents["clients"] else None
-    return Dataset(**splits, clients=clients, remarks=tuple(contents["remarks"]))
+    remarks, classes = tuple(contents["remarks"]), tuple(contents["classes"])
+    return Dataset(**splits, clients=clients, remarks=remarks, classes=classes)
 
 
 def decoded_folder(dataset: Source, found: LocatedDataset) -> Path:

@@ -48,6 +48,8 @@ class Prepared:
     """Number of training samples of the dataset, without the transformed copies in `train`."""
     remarks: tuple[str, ...] = ()
     """Sentences about samples that were set aside or left out."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, as in `datasets.Dataset`."""
 
     @property
     def samples(self) -> Mapping[str, int]:
@@ -124,7 +126,7 @@ def prepare(topology: Topology, root: Path | None, report: Report = silent) -> P
         )
     remarks += _idle_remarks(topology, indices)
     train, indices = transforms.apply(topology, dataset.train, indices)
-    prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks)
+    prepared = Prepared(train, dataset.test, indices, len(dataset.train), remarks, dataset.classes)
     return _with_evaluation_set(prepared, dataset, topology)
 
 

@@ -19,6 +19,9 @@ from testbed.topology.partition import ResampledIndices
 from testbed.topology.profiles import Profiles
 from testbed.view import View
 
+_MOST_NAMED = 1_000
+"""Maximum number of classes whose names are kept with the run."""
+
 
 def prepare(
     topology: Topology, plan: Plan, directory: RunDirectory, options: Options, view: View
@@ -61,11 +64,12 @@ def prepare(
         set_aside_invalid_updates(directory),
     )
     remarks = {"data": list(prepared.remarks)} if prepared.remarks else {}
+    names = {"classes": list(prepared.classes)} if 0 < len(prepared.classes) <= _MOST_NAMED else {}
     own = data_entries(topology, directory, view)
     alike = isinstance(prepared.indices, ResampledIndices)  # each has samples of the whole set
     labels = {} if alike else preparation.label_counts(prepared)
     described = provenance.describe(spec, labels)
-    directory.write_manifest(**described, **remarks, **own)
+    directory.write_manifest(**described, **remarks, **names, **own)
     return spec, prepared
 
 

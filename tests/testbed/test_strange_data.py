@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import yaml
 
+from testbed import simulate
 from testbed.data import columns, data_files
 from testbed.data.columns import DataError, DecodedSplit
+from testbed.run import saved_models
+from testbed.rundir.directory import RunDirectory
 from testbed.topology.data_settings import DataSettings
 
 
@@ -154,3 +158,50 @@ def test_labels_of_plus_and_minus_one_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", x=np.ones((4, 2)), y=np.array([-1, 1, 1, -1]))
     with pytest.raises(DataError, match="labels are -1 and 1; write them as classes 0 and 1"):
         _decode(tmp_path, input="x", label="y")
+
+
+PETS = """
+from dataclasses import dataclass
+from torch import nn
+from agents.tasks.interface import Task
+
+@dataclass(frozen=True)
+class Pets(Task):
+    def model(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+"""
+
+
+def test_evaluations_by_class_have_the_names_of_the_classes(tmp_path: Path) -> None:
+    """Also from the cache; the remark about files that are no images is that of the folder now."""
+    for name in ("cat", "dog"):
+        for number in range(8):
+            _image(tmp_path / "pets" / "train" / name / f"{number}.png", value=10 * number)
+    text = {
+        "name": "pets",
+        "code": "own.py",
+        "task": {
+            "name": "own:Pets",
+            "data": {"path": "pets", "input": "image", "label": "label"},
+            "local": {"steps": 1, "lr": 0.1},
+        },
+        "rule": {"name": "fedasync"},
+        "devices": [{"name": "a", "timing": "1s"}],
+        "evaluate": {"every": "1s", "classes": True},
+        "stop": {"after": "2s"},
+    }
+    (tmp_path / "own.py").write_text(PETS)
+    (tmp_path / "t.yaml").write_text(yaml.safe_dump(text))
+
+    def names() -> tuple[set[str], list[str]]:
+        run = simulate(tmp_path / "t.yaml", runs=tmp_path / "runs")
+        told = saved_models.evaluate_saved_models(RunDirectory(run.path), None, classes=True)
+        assert {*told["name"][told["part"] == "class"]} == {"cat", "dog"}
+        return {*run.parts["name"]}, run.manifest["data"]
+
+    for _ in range(2):
+        assert names()[0] == {"cat", "dog"}
+    (tmp_path / "pets" / "train" / "cat" / "notes.txt").write_text("x")
+    found, remarks = names()
+    assert found == {"cat", "dog"}
+    assert any("1 .txt" in remark for remark in remarks)
