@@ -78,13 +78,14 @@ def draw(
     groups: list[DeviceGroup] = []
     members: list[DrawnPlace] = []
     drawn: dict[str, dict[str, Keys]] = {}
+    told: list[str] = []
     problems: list[Problem] = []
     for index, group in enumerate(written):
         template: _Drawing | _RecordedGroup
         if group.draw is not None:
             template = _Drawing(group, index, document, context, group.draw, local, seed)
         elif group.is_recorded:
-            template = _RecordedGroup(group, index, document, context)
+            template = _RecordedGroup(group, index, document, context, told.append)
         else:
             groups.append(group)
             members.append(DrawnPlace(index))
@@ -100,7 +101,7 @@ def draw(
     problems += _name_problems(written, groups, members, document)
     if problems:
         raise document.source.error(problems)
-    hints = tuple(_other_trainings(groups, local, drawn))
+    hints = (*told, *_other_trainings(groups, local, drawn))
     return DrawnFleet(tuple(groups), tuple(members), drawn, hints)
 
 
@@ -203,6 +204,9 @@ class _GroupTemplate:
 class _RecordedGroup(_GroupTemplate):
     """The recorded devices of one group."""
 
+    remark: Callable[[str], object]
+    """Called with a sentence on how a file was read."""
+
     def devices(self, kept: Mapping[str, Keys]) -> Iterator[tuple[DeviceGroup, Keys]]:
         """Yield each device as a group of its own, and its recorded keys. `kept`: recorded keys in the
         directory of an earlier run, by device. Raises _DrawError."""
@@ -234,7 +238,7 @@ class _RecordedGroup(_GroupTemplate):
                 found = recorded.from_run(path)
             else:
                 columns = {str(name): column for name, column in (self.group.columns or {}).items()}
-                found = recorded.from_log(path, columns)
+                found = recorded.from_log(path, columns, self.remark)
         except (ValueError, OSError) as error:
             reason = str(error)
             if isinstance(error, OSError):

@@ -15,7 +15,8 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from agents.device_actions import (
 )
 from agents.disk import files
 from agents.rules import RULES
+from agents.texts import quantity
 from testbed.topology import fields, surveys, units
 from testbed.traits import is_simulated
 
@@ -164,12 +166,12 @@ def from_run(path: Path) -> dict[str, Keys]:
     return found
 
 
-def from_log(path: Path, columns: Mapping[str, str]) -> dict[str, Keys]:
+def from_log(path: Path, columns: Mapping[str, str], remark: Callable[[str], object]) -> dict[str, Keys]:
     """Return device -> keys for the clients in the CSV file `path`, which has a row per training.
 
     `columns`: name of the file's column for any of `client`, `start`, `end`, `bytes`, `download` and
-    `upload`; other columns have these names themselves. Rows of a client are sorted by start. Raises
-    ValueError that names the line.
+    `upload`; other columns have these names themselves. `remark`: called with a sentence on how the file
+    was read. Rows of a client are sorted by start. Raises ValueError that names the line.
     """
     text = files.read(path, _MAX_BYTES).decode("utf-8-sig", "replace")
     rows = csv.reader(text.splitlines())
@@ -186,6 +188,7 @@ def from_log(path: Path, columns: Mapping[str, str]) -> dict[str, Keys]:
             )
     rounds: dict[str, list[_RecordedRound]] = {}
     begun: dict[str, float] = {}
+    without_zone = 0
     written: dict[str, str] = {}
     for row in rows:
         if not any(map(str.strip, row)):
@@ -201,6 +204,8 @@ def from_log(path: Path, columns: Mapping[str, str]) -> dict[str, Keys]:
                 f"{client}: rename one of the two"
             )
         start, end = (_time(cells[key], key, where) for key in ("start", "end"))
+        dates = (_date(cells[key]) for key in ("start", "end"))
+        without_zone += sum(at is not None and at.tzinfo is None for at in dates)
         if end < start:
             raise ValueError(f"{where}: end is before start ({cells['end']} < {cells['start']})")
         if start < begun.get(client, -math.inf):
@@ -221,6 +226,8 @@ def from_log(path: Path, columns: Mapping[str, str]) -> dict[str, Keys]:
             update_bytes=size,
         )
         rounds.setdefault(client, []).append(found)
+    if without_zone:
+        remark(f"{path}: {quantity(without_zone, 'time')} without a zone, read as UTC")
     if not rounds:
         raise ValueError(f"{path}: no row follows the header, expected one per training")
     return {client: _keys(own, own[0]) for client, own in rounds.items()}
@@ -249,11 +256,10 @@ def _time(text: str, key: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        try:
-            at = datetime.datetime.fromisoformat(text)
+        at = _date(text)
+        value = math.nan
+        if at is not None:
             value = (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()
-        except ValueError:
-            value = math.nan
     if not math.isfinite(value):
         raise ValueError(
             f"{where}: {key} is {text!r:.40}, expected seconds, or a time such as 2026-01-31T12:00:00.5"
@@ -264,6 +270,13 @@ def _time(text: str, key: str, where: str) -> float:
             "1000, and write dates as in 2026-01-31T12:00:00.5"
         )
     return value
+
+
+def _date(text: str) -> datetime.datetime | None:
+    """Return a date with its time; None if `text` is none, or a number."""
+    with suppress(ValueError):
+        return None if text.isdecimal() else datetime.datetime.fromisoformat(text)
+    return None
 
 
 def _number(text: str, key: str, where: str) -> float:

@@ -220,6 +220,13 @@ def test_date_without_a_zone_is_in_utc(
         time.tzset()
 
 
+def test_dates_without_a_zone_are_said() -> None:
+    rows = "client,start,end\na,2026-01-31T12:00:00,2026-01-31T12:00:10+00:00\na,2026-01-31T12:00:20,"
+    Path("log.csv").write_text(rows + "2026-01-31T12:00:30\n")
+    (hint,) = _load("{from_log: log.csv}", _TASK_OF_ONE).hints
+    assert hint.endswith("log.csv: 3 times without a zone, read as UTC")
+
+
 @pytest.mark.parametrize("text", ["20260131120030", "1792897190000"])
 def test_numbers_that_are_no_seconds_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=rf"log.csv:2: end is '{text}', which is no number of seconds"):
