@@ -26,6 +26,8 @@ import torch
 from torch import nn
 from agents.tasks.interface import Task
 
+CALLS = []
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -125,6 +127,7 @@ def test_run_leaves_the_random_generators_of_its_process_alone(tmp_path: Path) -
         ("self.own = torch.Generator()", "x = x * torch.rand(64, generator=self.own)", "own"),
         ("self.rng = np.random.default_rng(0)", "x = x * self.rng.random()", "rng"),
         ("Net.steps = 0", "Net.steps += 1; x = x * Net.steps", "steps"),
+        ("pass", "CALLS.append(0); x = x * len(CALLS)", "a variable outside of its module"),
     ],
 )
 def test_state_that_devices_would_share_is_refused(
