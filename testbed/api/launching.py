@@ -39,6 +39,7 @@ from testbed.run import up as upping
 from testbed.run.options import Options
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology
+from testbed.topology.boundary import Boundary
 from testbed.tracking.processes import tracking_run
 from testbed.view import View
 
@@ -280,19 +281,22 @@ def plan_run(
         opened.check_data(options.data_root)
     source = with_settings(text_of(topology), settings)
     if opened is not None:
-        opened.check([topologies.parse(source.text, source.name)])
         for remark in opened.remarks():
             on_progress(remark)
-    launch = _plan(source, options, Path(runs), resumed)
+    launch = _plan(source, options, Path(runs), resumed, None if opened is None else opened.limits)
     launch = replace(launch, pack=None if settings else opened)
     serving.check_ports(options)
     return launch
 
 
 def _plan(
-    topology_input: TopologyInput, options: Options, runs: Path, resumed: RunDirectory | None = None
+    topology_input: TopologyInput,
+    options: Options,
+    runs: Path,
+    resumed: RunDirectory | None = None,
+    limits: Boundary | None = None,
 ) -> Launch:
-    topology = topologies.parse(topology_input.text, topology_input.name)
+    topology = topologies.parse(topology_input.text, topology_input.name, limits)
     plan = planning.plan_topology(topology, options)
     return Launch(topology, plan, options, topology_input, runs, resumed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -14,7 +14,7 @@ from agents.events import COMPLETE
 from testbed.api.topology_input import data_root
 from testbed.data import data_files, datasets
 from testbed.errors import BadInputError, TestbedError, writable_file
-from testbed.packs import archive, contents, crate, trust
+from testbed.packs import archive, contents, crate
 from testbed.packs.contents import Contents
 from testbed.packs.contents import Part as Part
 from testbed.packs.layout import DATA, SWEEP, TOPOLOGY, DataEntry, FileEntry, PackIndex
@@ -23,6 +23,7 @@ from testbed.run import live_runs, provenance
 from testbed.rundir import finding
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import Topology, Virtual, load
+from testbed.topology.boundary import Boundary
 from testbed.traits import is_simulated
 
 FOLDER = "packs"
@@ -73,9 +74,10 @@ class OpenedPack:
         """Return the data root to use: `given`, or the data in the pack if `given` is None."""
         return self.folder / DATA if given is None and self.index.has_data else given
 
-    def check(self, topologies: Iterable[Topology]) -> None:
-        """Raise BadInputError if a topology would run programs of the pack that are not trusted."""
-        trust.check_topologies(topologies, self.folder, trusted=self.trusted)
+    @property
+    def limits(self) -> Boundary:
+        """Limits for reading its topologies."""
+        return Boundary(self.folder, self.trusted)
 
     def check_data(self, root: Path | None) -> None:
         """Raise BadInputError if the data is not that of the packed runs. Data that this machine has to
@@ -193,7 +195,6 @@ def open_pack(
     if index.kind != kind:
         command = "up" if index.kind == "run" else "sweep"
         raise BadInputError(f"{path} is the pack of a {index.kind}: testbed {command} {path}")
-    trust.check_files(folder, trusted=trusted)
     return OpenedPack(Path(path), folder, index, trusted)
 
 

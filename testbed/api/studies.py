@@ -91,7 +91,7 @@ def sweep(
     from testbed.sweeps import clusters, sweeping
 
     options = Options(runtime, oversubscribe, data_root(data))
-    opened = None
+    opened = limits = None
     if packing.is_pack(study):
         opened = packing.open_pack(
             str(study), "sweep", trusted=trust, runs=runs, on_progress=on_progress
@@ -99,7 +99,7 @@ def sweep(
         root = opened.data_root(options.data_root)
         options = replace(options, runtime=runtime or opened.index.runtime, data_root=root)
         opened.check_data(root)
-        study, name = opened.start, name or opened.index.name
+        study, name, limits = opened.start, name or opened.index.name, opened.limits
     # A cluster's workers may have more cores than this machine, and check this themselves.
     planned_for = replace(options, oversubscribe=oversubscribe or clusters.parse(on) is not None)
     if isinstance(study, Mapping):
@@ -107,9 +107,8 @@ def sweep(
         planned = sweeps.from_mapping(plain_values(study), name, Path(), planned_for)
     else:
         told = str(study)
-        planned = sweeps.load(Path(study), planned_for)
+        planned = sweeps.load(Path(study), planned_for, limits)
     if opened is not None:
-        opened.check(cell.topology for cell in planned.cells)
         for remark in opened.remarks():
             on_progress(remark)
     folder = Path(runs) / (name or planned.name)

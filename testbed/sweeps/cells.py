@@ -39,6 +39,7 @@ from testbed.plan import Plan
 from testbed.run import planning
 from testbed.run.options import Options
 from testbed.topology import Topology, validation_errors, yamlfile
+from testbed.topology.boundary import Boundary
 from testbed.topology.fields import Model, PositiveShare, expecting
 from testbed.topology.yamlfile import Document, FaultyFileError, Place, Problem, Source, Where
 
@@ -128,10 +129,10 @@ class Sweep:
     """The file of the topology that the cells change."""
 
 
-def load(path: Path, options: Options) -> Sweep:
-    """Read a sweep, and plan each of its cells on this host. Raises BadInputError that lists every
-    problem of the file and of its cells, each with its place."""
-    return _read(yamlfile.read(path), path.stem, path.parent, options)
+def load(path: Path, options: Options, limits: Boundary | None = None) -> Sweep:
+    """Read a sweep, and plan each of its cells on this host, within `limits` if it is somebody else's.
+    Raises BadInputError that lists every problem of the file and of its cells, each with its place."""
+    return _read(yamlfile.read(path), path.stem, path.parent, options, limits)
 
 
 def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: Options) -> Sweep:
@@ -143,13 +144,15 @@ def from_mapping(mapping: Mapping[str, Any], name: str, folder: Path, options: O
     return _read(yamlfile.parse(yamlfile.write(mapping, name), name), name, folder, options)
 
 
-def _read(document: Document, name: str, folder: Path, options: Options) -> Sweep:
+def _read(
+    document: Document, name: str, folder: Path, options: Options, limits: Boundary | None = None
+) -> Sweep:
     if isinstance(document.data, dict) and "devices" in document.data:
         source = document.source
         message = f"this is a topology, not a sweep: run testbed up {source.name}"
         raise source.error([source.problem((), message)])
     sweep_file = validation_errors.validate(SweepFile, document)
-    base = _base(folder, sweep_file, document)
+    base = _base(folder, sweep_file, document, limits)
     count = max(1, len(sweep_file.variants)) * math.prod(map(len, sweep_file.grid.values()))
     problems = [*document.problems, *_path_problems(sweep_file, document.source)]
     if count > _MAX_CELLS:
@@ -157,16 +160,21 @@ def _read(document: Document, name: str, folder: Path, options: Options) -> Swee
             document.source.problem(("grid",), f"makes {count:,} runs, expected at most {_MAX_CELLS:,}")
         )
         raise document.source.error(problems)
-    cells = _cells(sweep_file, base, document, problems, options)
+    cells = _cells(sweep_file, base, document, problems, options, limits)
     return Sweep(name, sweep_file.target, cells, sweep_file.repeat_invalid, document, base)
 
 
-def _base(folder: Path, sweep_file: SweepFile, document: Document) -> Document:
+def _base(folder: Path, sweep_file: SweepFile, document: Document, limits: Boundary | None) -> Document:
     file = folder / sweep_file.topology
+    try:
+        if limits is not None:
+            limits.inside(file)
+    except ValueError as error:
+        raise document.source.error([document.source.problem(("topology",), str(error))]) from None
     if not file.is_file():
         message = f"the file {file} does not exist; give the topology's path from the sweep's folder"
         raise document.source.error([document.source.problem(("topology",), message)])
-    topology.load(file)  # its own errors point to this file
+    topology.load(file, limits)  # its own errors point to this file
     return yamlfile.read(file)
 
 
@@ -207,6 +215,7 @@ def _cells(
     document: Document,
     path_problems: Iterable[Problem],
     options: Options,
+    limits: Boundary | None,
 ) -> tuple[SweepCell, ...]:
     """Plan all cells. Raises FaultyFileError with `path_problems` and all problems of all cells."""
     cells: list[SweepCell] = []
@@ -215,7 +224,7 @@ def _cells(
         changed, misplaced = _apply(base, changes, document.source)
         problems += misplaced
         try:
-            read = topology.validate(changed)
+            read = topology.validate(changed, limits)
             plan = planning.plan_topology(read, options)
             files = datasets.own_files_digest(read)
         except FaultyFileError as error:  # its places are in the sweep's file

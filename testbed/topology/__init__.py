@@ -19,6 +19,7 @@ from agents.mqtt.topics import AGGREGATOR, CONTROLLER, ROUTER
 from analysis.alike_devices import MAX_DEVICES
 from testbed.host.gpus import MPS
 from testbed.topology import consistency, fleets, validation_errors, yamlfile
+from testbed.topology.boundary import KEY, Boundary
 from testbed.topology.devices import DeviceGroup
 from testbed.topology.fields import FOLDER
 from testbed.topology.schema import SOURCE, USER_CODE, RuntimeSettings, StopSettings, Topology, Virtual
@@ -46,15 +47,15 @@ _MAX_GROUPS = 2_000
 _KINDS: tuple[Kind, ...] = ("task", "rule", "selection")
 
 
-def load(path: Path) -> Topology:
-    """Read and validate a topology file. Raises BadInputError that lists all errors with their
-    places."""
-    return validate(yamlfile.read(path))
+def load(path: Path, limits: Boundary | None = None) -> Topology:
+    """Read and validate a topology file, within `limits` if it is somebody else's. Raises BadInputError
+    that lists all errors with their places."""
+    return validate(yamlfile.read(path), limits)
 
 
-def parse(text: str, name: str = "<text>") -> Topology:
+def parse(text: str, name: str = "<text>", limits: Boundary | None = None) -> Topology:
     """Read and validate a topology from a text. Errors call the text `name`."""
-    return validate(yamlfile.parse(text, name))
+    return validate(yamlfile.parse(text, name), limits)
 
 
 def json_schema() -> dict[str, Any]:
@@ -63,18 +64,19 @@ def json_schema() -> dict[str, Any]:
     return dialect | Topology.model_json_schema()
 
 
-def validate(document: Document) -> Topology:
-    """Validate a parsed file and fill in all defaults. Raises FaultyFileError that lists all errors."""
+def validate(document: Document, limits: Boundary | None = None) -> Topology:
+    """Validate a parsed file and fill in all defaults. Nothing outside of `limits` is read, imported or
+    started. Raises FaultyFileError that lists all errors."""
     # Checked first: otherwise each key of another file, or each of too many devices, gives an error.
     for problem in (_other_kind_problem(document), _too_many_devices_problem(document)):
         if problem is not None:
             raise document.source.error([problem])
     document = _with_list_of_groups(_without_extensions(document))
     problems = list(_name_problems(document))
-    code, classes, wrong = _read_user_code(document)
+    code, classes, wrong = _read_user_code(document, limits)
     problems += wrong
     folder = Path(document.source.name).parent.absolute()
-    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code}
+    context = {**classes, FOLDER: folder, SOURCE: document.source, USER_CODE: code, KEY: limits}
     topology = validation_errors.validate(Topology, document, problems, context)
     local = topology.task.local
     fleet = fleets.draw(topology.devices, topology.seed, local, document, context)
@@ -109,7 +111,7 @@ def _with_list_of_groups(document: Document) -> Document:
 
 
 def _read_user_code(
-    document: Document,
+    document: Document, limits: Boundary | None
 ) -> tuple[UserCode | None, dict[str, dict[str, type[StandIn]]], list[Problem]]:
     """Read the user's code that an unvalidated topology names.
 
@@ -120,7 +122,11 @@ def _read_user_code(
     path, code = data.get("code"), None
     if isinstance(path, str):
         try:
-            code = UserCode.read((Path(source.name).parent / path).absolute())
+            place = (Path(source.name).parent / path).absolute()
+            if limits is not None:
+                limits.inside(place)
+                limits.program("own code, which is imported and trained here")
+            code = UserCode.read(place)
         except (ValueError, OSError) as error:
             reason = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else str(error)
             return None, {}, [source.problem(("code",), reason)]

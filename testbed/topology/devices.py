@@ -53,6 +53,7 @@ from testbed.topology.fields import (
     Variant,
     expecting,
     from_file,
+    needs_trust,
     with_fields_of,
 )
 
@@ -430,7 +431,14 @@ class DeviceGroup(Model):
         exclude_if=lambda gpu: gpu is None,
         description="Train on a GPU of the host. true: a whole one. In runtime docker only",
     )
-    image: Annotated[str, Field(min_length=1), expecting(_IMAGE), AfterValidator(_image)] | None = Field(
+    image: (
+        Annotated[
+            str,
+            *(Field(min_length=1), expecting(_IMAGE), AfterValidator(_image)),
+            needs_trust("an image of its own"),
+        ]
+        | None
+    ) = Field(
         default=None,
         exclude_if=lambda image: image is None,
         description="Image of the devices: a tag, or the path of a Dockerfile relative to the topology "
@@ -493,7 +501,7 @@ class DeviceGroup(Model):
         exclude_if=lambda steps: not steps,
         description="Further processing of the devices' updates: step name to its parameters",
     )
-    hosts: tuple[str, ...] | None = Field(
+    hosts: Annotated[tuple[str, ...], needs_trust("devices on other machines")] | None = Field(
         default=None,
         min_length=1,
         exclude_if=lambda hosts: hosts is None,

@@ -39,7 +39,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from agents import config, user_code
 from agents.timing.durations import DISTRIBUTIONS
-from testbed.topology import units
+from testbed.topology import boundary, units
 
 P = TypeVar("P", bound="Parameters")
 
@@ -207,8 +207,25 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 def from_file(path: str, info: ValidationInfo) -> str:
     """Make `path`, which is relative to the topology file, absolute. The copy of the topology in the run
     directory then names the same file."""
-    folder = (info.context or {}).get(FOLDER)
-    return path if folder is None else str(Path(folder) / path)
+    context = info.context or {}
+    folder, limits = context.get(FOLDER), context.get(boundary.KEY)
+    found = path if folder is None else str(Path(folder) / path)
+    if limits is not None:
+        limits.inside(Path(found))
+    return found
+
+
+def needs_trust(what: str) -> AfterValidator:
+    """Return a validator that refuses any value in a topology of somebody else that is not trusted.
+    `what`: what the value would run or reach."""
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        limits = (info.context or {}).get(boundary.KEY)
+        if value and limits is not None:
+            limits.program(what)
+        return value
+
+    return AfterValidator(check)
 
 
 FOLDER = "folder"

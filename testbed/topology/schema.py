@@ -35,6 +35,7 @@ from testbed.topology.fields import (
     Seconds,
     Variant,
     expecting,
+    needs_trust,
     with_fields_of,
 )
 from testbed.topology.fleets import DrawnFleet
@@ -278,6 +279,7 @@ class RuntimeSettings(Model):
             str,
             Field(pattern=r"^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$"),
             expecting("a registry such as registry.example:5000/team"),
+            needs_trust("a registry to push images to"),
         ]
         | None
     ) = Field(
@@ -369,6 +371,7 @@ class Topology(Model):
             description="Packages that your own code imports, in pip's notation; they are added to the "
             "agents' image"
         ),
+        needs_trust("packages to install"),
     ] = ()
     task: Annotated[TaskSettings, OneOf(TASKS, own="task")]
     rule: Annotated[RuleSettings, OneOf(RULES, own="rule")]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from rocrate.rocrate import ROCrate
 
 import testbed as api
@@ -206,7 +207,7 @@ def test_folder_of_an_image_is_packed_and_needs_trust(
     assert {"files/2/Dockerfile", "files/2/driver.py"} <= set(names(pack))
     said = testbed("up", pack)
     assert said.code == 2
-    assert "an image of its own (Dockerfile)" in said.err
+    assert "devices[1].image: names an image of its own" in said.err
     assert testbed("up", pack, "--trust").code == 0
 
 
@@ -525,3 +526,45 @@ def test_keys_of_paths_are_those_of_the_schema() -> None:
     assert len(fields) > 8
     assert fields | {"from", "image"} == paths.PATH_KEYS  # these two may also be names
     assert text.count("from_file(") == 3, "another kind of path: add its key to PATH_KEYS"
+
+
+@pytest.fixture(scope="module")
+def sweep_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of a sweep, which is not changed."""
+    project = make_project(tmp_path_factory.mktemp("sweep"))
+    (project / "study.yaml").write_text("topology: linked.yaml\ngrid: {seed: [1]}\n")
+    done = api.sweep(project / "study.yaml", runs=project / "runs", jobs=1)
+    pack = project.parent / "study.zip"
+    api.pack(done.folder, pack)
+    return pack
+
+
+def _imports(marker: Path) -> bytes:
+    return f"from pathlib import Path\nPath({str(marker)!r}).touch()\n".encode()
+
+
+@pytest.mark.parametrize("base", ["base.yaml", "{outside}", "../../outside.yaml"])
+@pytest.mark.parametrize("key", ["code", "grid", "variants"])
+def test_untrusted_sweep_neither_imports_nor_leaves_its_folder(
+    sweep_pack: Path, elsewhere: Path, testbed: Testbed, base: str, key: str
+) -> None:
+    """Whatever key leads to own code: of the topology that a sweep names, or of a sweep's cells."""
+    marker, outside = elsewhere.parent / "imported", elsewhere.parent / "outside.yaml"
+    place = base.format(outside=outside)
+
+    def change(found: dict[str, bytes]) -> None:
+        text = found["topology.yaml"].decode()
+        evil = "code: evil.py\n" + re.sub(r"(?m)^rule: .*$", "rule: {name: 'evil:R'}", text)
+        found["evil.py"] = _imports(marker)
+        found["base.yaml"] = (evil if key == "code" else text).encode()
+        outside.write_bytes(found["base.yaml"])
+        own = {"code": "evil.py", "rule": {"name": "evil:R"}}
+        cells = {"code": {}, "grid": {k: [v] for k, v in own.items()}, "variants": {"a": own}}[key]
+        study = {"topology": place, **({key: cells} if cells else {"grid": {"seed": [1]}})}
+        found["sweep.yaml"] = yaml.safe_dump(study).encode()
+
+    bad = rewritten(sweep_pack, elsewhere.parent / "bad.zip", change)
+    found = testbed("sweep", bad)
+    assert found.code == 2, found
+    assert "--trust" in found.err or "outside of the pack" in found.err, found.err
+    assert not marker.exists()
