@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import random
 import shutil
 import signal
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
 from testbed import topology
+from testbed.rundir.directory import RunDirectory
 from testbed.sweeps import needed_files
-from testbed.sweeps.clusters import archive, remote
+from testbed.sweeps.clusters import Target, archive, remote
+from testbed.sweeps.clusters.pool import ClusterPool
+from testbed.sweeps.worker import CellOutcome
 from tests import clusters
 from tests.conftest import unavailable
 from tests.running import TOPOLOGIES, Testbed, children_running, cli, started, until_printed
@@ -289,3 +296,59 @@ def test_slurm_repeats_a_lost_job_and_cancels_at_interrupt(monkeypatch: pytest.M
     (entry,) = entries()
     assert entry["cell"] == "short, seed 0"
     assert run_folders() == {entry["run"]}
+
+
+def received(tmp_path: Path, answer: bytes) -> CellOutcome:
+    """What a sweep makes of the answer of a worker."""
+    (tmp_path / "base-1").mkdir(parents=True, exist_ok=True)
+    pool = ClusterPool(Target("dask://x", "dask", "x", {}, 2**20), tmp_path, 1)
+    done: Future[bytes] = Future()
+    done.set_result(answer)
+    try:
+        return pool._outcome(done, RunDirectory(tmp_path / "base-1"))
+    finally:
+        pool.close()
+
+
+def answer(files: bytes | None = None, **fields: Any) -> bytes:
+    outcome = {"reason": "time is up", "error": None, "seconds": 1.0, **fields}
+    return msgspec.msgpack.encode(remote.CellAnswer(outcome, files=files))
+
+
+def encrypted(packed: bytes) -> bytes:
+    """Set the flag of the only entry, in its header and in the directory."""
+    at = packed.index(b"PK\x01\x02") + 8
+    return packed[:6] + b"\x01\x00" + packed[8:at] + b"\x01\x00" + packed[at + 2 :]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        answer(),
+        answer(encrypted(zipped("events.jsonl", b"{}"))),
+        answer(zipped("a", b"x"), seconds=math.nan),
+        answer(zipped("a", b"x"), accuracy=417.3),
+        answer(zipped("a", b"x"), reason=7),
+        b"",
+    ],
+)
+def test_unusable_answer_of_a_worker_fails_its_cell_alone(tmp_path: Path, wrong: bytes) -> None:
+    outcome = received(tmp_path, wrong)
+    assert outcome.reason == "failed"
+    assert str(outcome.error).startswith("the answer of the worker cannot be used: ")
+
+
+def test_random_damage_of_an_answer_fails_its_cell_alone(tmp_path: Path) -> None:
+    whole, dice = answer(zipped("events.jsonl", bytes(range(256)) * 40)), random.Random(1)  # noqa: S311
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(dice.randint(1, 4)):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        outcome = received(tmp_path, bytes(damaged[: dice.randint(1, len(damaged))]))
+        assert outcome.error is not None or outcome.reason.isprintable()
+
+
+def test_control_characters_of_a_worker_are_not_printed(tmp_path: Path) -> None:
+    outcome = received(tmp_path, answer(reason="failed", error="\x1b[2Jgone\n", validity={"a": ["\a"]}))
+    assert outcome.error == "\\x1b[2Jgone\n"
+    assert outcome.validity == {"a": ["\\x07"]}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 from testbed.topology import units
+
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class TooLargeError(Exception):
@@ -33,6 +36,8 @@ def unpack(packed: bytes, folder: Path, most: int) -> None:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             _check(sum(entry.file_size for entry in archive.infolist()), most)
             for entry in archive.infolist():
+                if entry.flag_bits & 1 or entry.compress_type not in _METHODS:
+                    raise ValueError(f"{entry.filename!r} is encrypted, or compressed in another way")
                 name = PurePosixPath(entry.filename)
                 if name.is_absolute() or ".." in name.parts or "\\" in entry.filename:
                     raise ValueError(f"the name {entry.filename!r} leads out of the folder")
@@ -43,7 +48,7 @@ def unpack(packed: bytes, folder: Path, most: int) -> None:
                 if len(content) != entry.file_size:
                     raise ValueError(f"{entry.filename!r} has another size than its entry")
                 path.write_bytes(content)
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise ValueError(f"damaged zip file: {error}") from error
 
 

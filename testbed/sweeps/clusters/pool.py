@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import shutil
+import sys
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
+from agents.texts import make_printable
 from testbed.errors import HostError
 from testbed.host.signals import uninterrupted
 from testbed.run.options import Options
@@ -23,6 +26,8 @@ from testbed.traits import is_simulated
 
 _FOLDER = ".cluster"
 """Folder in the sweep's folder, for the duration of a sweep."""
+_MOST_TEXT = 10_000
+"""Maximum number of characters of a text in an answer."""
 _OVERHEAD = 2**20
 """Maximum number of bytes of an answer beside its files."""
 
@@ -132,9 +137,11 @@ class ClusterPool:
             if type(packed) is not bytes or len(packed) > self._target.max_result + _OVERHEAD:
                 raise ValueError("it is not bytes, or it is too large")
             answer = msgspec.msgpack.decode(packed, type=remote.CellAnswer)
-            outcome = msgspec.convert(answer.outcome, CellOutcome)
+            outcome = _checked(msgspec.convert(answer.outcome, CellOutcome))
             if outcome.reason == REFUSED:
                 raise HostError(str(outcome.error))
+            if outcome.error is None and answer.place is None and answer.files is None:
+                raise ValueError("it has no records")
             self._place(answer, directory)
         except (ValueError, OSError, archive.TooLargeError) as error:  # msgspec's are ValueErrors
             return CellOutcome.failure(f"the answer of the worker cannot be used: {error}")
@@ -162,3 +169,26 @@ class ClusterPool:
         if self._cluster is None:
             raise RuntimeError("not connected")
         return self._cluster
+
+
+def _checked(outcome: CellOutcome) -> CellOutcome:
+    """Return `outcome` with texts that are safe to print. Raises ValueError for impossible figures."""
+    for name, value, most in (
+        ("seconds", outcome.seconds, sys.float_info.max),
+        ("accuracy", outcome.accuracy or 0.0, 1.0),
+    ):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value:g}, expected from 0 to {most:g}")
+    return msgspec.convert(_printable(dataclasses.asdict(outcome)), CellOutcome)
+
+
+def _printable(value: Any) -> Any:
+    """Return a copy of `value` without control characters in its texts, except ends of lines."""
+    match value:
+        case str():
+            return make_printable(value, _MOST_TEXT, keep="\n")
+        case dict():
+            return {_printable(key): _printable(each) for key, each in value.items()}
+        case list():
+            return [_printable(each) for each in value]
+    return value
