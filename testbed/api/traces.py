@@ -75,13 +75,19 @@ def fedscale_devices(
     behaviours = None if behaviour is None else _entries(Path(behaviour))
     try:
         chosen = reader.draw_clients(_entries(Path(capacity)), behaviours, count, seed)
+        groups = reader.device_groups(
+            chosen,
+            cpu=cpu,
+            steps=steps,
+            batch_size=batch_size,
+            begin=since,
+            length=span,
+            speed_up=speed_up,
+        )
     except ValueError as error:
         raise BadInputError(
             f"{capacity if behaviour is None else f'{capacity}, {behaviour}'}: {error}"
         ) from error
-    groups = reader.device_groups(
-        chosen, cpu=cpu, steps=steps, batch_size=batch_size, begin=since, length=span, speed_up=speed_up
-    )
     numbers = ", ".join(client.number for client in chosen)
     head = f"# From FedScale's traces, seed {seed}: clients {numbers}\n"
     text = head + yamlfile.write({"devices": groups})

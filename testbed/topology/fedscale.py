@@ -29,12 +29,20 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from agents.texts import make_printable
 from testbed.topology import units
+from testbed.topology.numbers import read_number
 
 KBIT = 1024
 """Bits per kbit in FedScale's traces."""
 _TRAINING = 3.0
 """Ratio of the training time per sample to the inference time per sample in FedScale."""
+_LONGEST_NAME = 100
+"""Maximum number of characters of a client's name."""
+_LONGEST = 1e12
+"""Largest time of a trace, in seconds."""
+_MOST_PASSES = 100_000
+"""Maximum number of repetitions of a trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ def read(data: bytes) -> dict[str, Any]:
         raise ValueError(f"is neither a pickle of plain data nor JSON: {error}") from error
     if not isinstance(found, dict) or not found:
         raise ValueError("is not a dictionary with an entry per client, as in FedScale's traces")
-    return {str(key): value for key, value in found.items()}
+    return {make_printable(str(key), _LONGEST_NAME): value for key, value in found.items()}
 
 
 class Clients:
@@ -144,22 +152,17 @@ def draw_clients(
 
 def _above_0(entry: Any, name: str, key: str) -> float:
     value = entry.get(key) if isinstance(entry, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{key} of client {name} is {value!r:.40}, expected a number above 0")
-    return float(value)
+    return read_number(value, f"{key} of client {name}", above=True)
 
 
 def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], float]:
     """Return `FedScaleClient.active` and `FedScaleClient.pass_s` for an entry of the behaviour file.
     Overlapping spans are merged."""
     length = _above_0(entry, name, "finish_time")
-    begins, ends = entry.get("active"), entry.get("inactive")
-    numbers = isinstance(begins, list | tuple) and isinstance(ends, list | tuple)
-    if not numbers or not all(isinstance(one, int | float) for one in (*begins, *ends)):
-        raise ValueError(f"active or inactive of client {name} is not a list of times")
+    begins, ends = _times(entry, name, "active"), _times(entry, name, "inactive")
     merged: list[tuple[float, float]] = []
     for begin, end in sorted(zip(begins, ends, strict=False)):
-        begin, end = max(0.0, float(begin)), min(float(end), length)
+        begin, end = max(0.0, begin), min(end, length)
         if end <= begin:
             continue
         if merged and begin <= merged[-1][1]:
@@ -167,6 +170,15 @@ def _spans(entry: Any, name: str) -> tuple[tuple[tuple[float, float], ...], floa
         else:
             merged.append((begin, end))
     return tuple(merged), length
+
+
+def _times(entry: Any, name: str, key: str) -> list[float]:
+    found = entry.get(key)
+    if not isinstance(found, list | tuple):
+        raise ValueError(f"{key} of client {name} is not a list of times")
+    return [
+        read_number(one, f"{key} of client {name}", "s", least=-_LONGEST, most=_LONGEST) for one in found
+    ]
 
 
 def device_groups(
@@ -251,11 +263,16 @@ def _availability(
             moments.append((at, state))
 
     add(0.0, "off")
-    first = math.floor(begin / client.pass_s)
-    for number in range(first, math.ceil((begin + length) / client.pass_s)):
+    first, last = math.floor(begin / client.pass_s), math.ceil((begin + length) / client.pass_s)
+    if last - first > _MOST_PASSES:
+        raise ValueError(
+            f"the trace of client {client.number} lasts {client.pass_s:g} s: it would be repeated "
+            f"{last - first:,} times, expected at most {_MOST_PASSES:,}"
+        )
+    for repeat in range(first, last):
         for on, off in client.active:
-            start = max(0.0, number * client.pass_s + on - begin)
-            end = min(length, number * client.pass_s + off - begin)
+            start = max(0.0, repeat * client.pass_s + on - begin)
+            end = min(length, repeat * client.pass_s + off - begin)
             if end > start:
                 add(start, "on")
                 add(end, "off")

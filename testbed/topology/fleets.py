@@ -389,19 +389,19 @@ class _Drawing(_GroupTemplate):
         def drawn(generator: Callable[[str], np.random.Generator]) -> tuple[Keys, str]:
             try:
                 client = clients.draw(generator("client"), generator("behaviour"))
+                keys = fedscale.device_keys(
+                    client,
+                    cpu=None
+                    if settings is None or settings.cpu is None
+                    else settings.cpu * clients.fastest / client.computation,
+                    steps=steps,
+                    batch_size=batch,
+                    begin=0.0 if settings is None else settings.begin,
+                    length=None if settings is None else settings.length,
+                    speed_up=1.0 if settings is None else settings.speed_up,
+                )
             except ValueError as error:
                 raise _DrawError([self.problem(f"{path}: {error}", "from")]) from None
-            keys = fedscale.device_keys(
-                client,
-                cpu=None
-                if settings is None or settings.cpu is None
-                else settings.cpu * clients.fastest / client.computation,
-                steps=steps,
-                batch_size=batch,
-                begin=0.0 if settings is None else settings.begin,
-                length=None if settings is None else settings.length,
-                speed_up=1.0 if settings is None else settings.speed_up,
-            )
             return surveys.as_written(keys), f"client {client.number}"
 
         return drawn

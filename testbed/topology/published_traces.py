@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from testbed.topology import link_traces
+from testbed.topology.numbers import read_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +122,11 @@ def _significant(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
-def _number(number: int, name: str, text: str) -> float:
+def _number(line: int, name: str, text: str) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise _error(number, f"{name} is {text!r:.40}, expected a number of at least 0")
-    return value
+        return read_number(text, name)
+    except ValueError as error:
+        raise _error(line, str(error)) from None
 
 
 def _error(number: int, message: str) -> ValueError:

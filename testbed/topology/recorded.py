@@ -42,6 +42,7 @@ from agents.disk import files
 from agents.rules import RULES
 from agents.texts import quantity
 from testbed.topology import fields, surveys, units
+from testbed.topology.numbers import read_number
 from testbed.traits import is_simulated
 
 if TYPE_CHECKING:
@@ -282,12 +283,9 @@ def _date(text: str) -> datetime.datetime | None:
 def _number(text: str, key: str, where: str) -> float:
     """Return a number of at least 0; 0 for an empty cell."""
     try:
-        value = float(text or 0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{where}: {key} is {text!r:.40}, expected a number of at least 0")
-    return value
+        return read_number(text or "0", key)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _trace(values: Sequence[float]) -> Any:

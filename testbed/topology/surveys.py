@@ -8,7 +8,6 @@ key out. Lines that begin with # are comments.
 from __future__ import annotations
 
 import csv
-import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from agents.disk.yaml_loader import Loader
 from testbed.errors import BadInputError
 from testbed.topology import profiles, validation_errors
 from testbed.topology.draw_settings import POPULATIONS, choose, population_names
+from testbed.topology.numbers import read_number
 from testbed.topology.yamlfile import FaultyFileError, Place, Problem, Source
 
 DRAWABLE = ("profile", "cpu", "gflops", "timing", "speed", "memory", "link", "think", "availability",
@@ -274,12 +274,9 @@ def _row(
 
 def _weight(cell: str, column: int) -> float:
     try:
-        weight = float(cell)
-    except ValueError:
-        weight = math.nan
-    if not 0 <= weight < math.inf:
-        raise _CellError(column, f"weight: found {cell!r:.40}, expected a number of at least 0")
-    return weight
+        return read_number(cell, "weight")
+    except ValueError as error:
+        raise _CellError(column, str(error)) from None
 
 
 def as_written(value: Any) -> Any:

@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.topology.numbers import read_number
+
 Limits = Mapping[str, tuple[float, str]]
 """Maximum value and unit of each column. All values are at least 0."""
 
@@ -73,7 +75,8 @@ def _row(
     the first row."""
     if len(cells) != len(header):
         raise ValueError(f"found {len(cells)} values, expected {len(header)}: {', '.join(header)}")
-    row = {name: _number(name, text, *limits[name]) for name, text in zip(header, cells, strict=True)}
+    bounded = ((name, text, *limits[name]) for name, text in zip(header, cells, strict=True))
+    row = {name: read_number(text, name, unit, most=most) for name, text, most, unit in bounded}
     time = row["time"]
     if last is None and time != 0:
         raise ValueError(f"time is {time:g} in the first row, expected 0")
@@ -82,13 +85,3 @@ def _row(
             f"time is {time:g}, expected more than {last:g}, the time before it: sort the rows"
         )
     return row
-
-
-def _number(name: str, text: str, most: float, unit: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= most:
-        raise ValueError(f"{name} is {text!r:.40}, expected a number from 0 to {most:g} ({unit})")
-    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def test_throughput_becomes_a_link_trace(form: str, text: str, rows: list[str]) 
         ("pensieve", "0 1\n\nnan 1\n", "line 3: time is 'nan'"),
         ("pensieve", "3 1\n2 1\n", "a time of 2 s follows 3 s"),
         ("pensieve", "\n", "has no measured throughput"),
-        ("pensieve", "0 1e300\n", "down is '1e\\+306', expected a number from 0 to 1e\\+12"),
+        ("pensieve", "0 1e300\n", "line 1: Mbit/s is '1e300', expected a number of at least 0"),
+        ("pensieve", "0 1e9\n", "down is '1e\\+15', expected a number from 0 to 1e\\+12"),
     ],
 )
 def test_invalid_trace_is_refused_with_its_line(form: str, text: str, told: str) -> None:
@@ -117,6 +119,13 @@ def test_availability_may_span_the_end_of_a_pass() -> None:
     assert of(begin=30.0, length=30.0) == {"trace": [["0s", "off"]]}
 
 
+def test_trace_that_would_be_repeated_without_end_is_refused() -> None:
+    behaviour = {"9": {"finish_time": 1e-9, "active": [0], "inactive": [1e-9]}}
+    (client,) = fedscale.draw_clients(_plain({8: CAPACITY[8]}), behaviour, 1, 0)
+    with pytest.raises(ValueError, match="client 8 lasts 1e-09 s: it would be repeated"):
+        fedscale.device_groups([client], length=80.0)
+
+
 def test_pickle_with_code_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a pickle of plain data nor JSON"):
         fedscale.read(pickle.dumps({1: datetime.date(2020, 1, 1)}))
@@ -135,7 +144,14 @@ def test_pickle_with_code_is_refused() -> None:
         (
             {"1": CAPACITY[7], "2": CAPACITY[7], "3": CAPACITY[7]},
             {"9": {"finish_time": 5, "active": 3, "inactive": []}},
-            "active or inactive of client 9",
+            "active of client 9 is not a list",
+        ),
+        ({"1": {"computation": 10**400, "communication": 1}}, None, "computation of client 1 is"),
+        ({"1": {"computation": "\u0663", "communication": 1}}, None, "computation of client 1 is"),
+        (
+            {"1": CAPACITY[7]},
+            {"9": {"finish_time": 5, "active": [math.inf], "inactive": [3]}},
+            "active of client 9 is inf",
         ),
     ],
 )
