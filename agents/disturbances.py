@@ -27,15 +27,15 @@ class Ongoing:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
-    def update(self, found: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-        """Yield reason and start time of each disturbance that is new or over. `found`: start times of
-        the present disturbances, by reason."""
+    def update(self, found: Mapping[str, float]) -> Iterator[tuple[str, float, bool]]:
+        """Yield reason and start time of each disturbance that is new or over, and whether it is over.
+        `found`: start times of the present disturbances, by reason."""
         for reason, since in found.items():
             if reason not in self._since:
                 self._since[reason] = since
-                yield reason, since
+                yield reason, since, False
         for reason in self._since.keys() - found.keys():
-            yield reason, self._since.pop(reason)
+            yield reason, self._since.pop(reason), True
 
 
 def watch(report: Callable[[float, float], object]) -> None:

@@ -232,8 +232,9 @@ class Init:
             self._send_limits(limits)
         if self._client is not None and self._client.poll() is None:  # else `_exit_code` reports it
             self._report_memory_kills("a process that its client had started was killed, because they")
-        for reason, since in self._disturbances.update(self._present_disturbances(time.monotonic())):
-            self._report(reason, since)
+        present = self._present_disturbances(time.monotonic())
+        for reason, since, is_over in self._disturbances.update(present):
+            self._report(reason, since, is_over=is_over)
 
     def _present_disturbances(self, now: float) -> dict[str, float]:
         """Return the time at which each present disturbance began, by the reason of the disturbance."""
@@ -251,12 +252,12 @@ class Init:
         found |= self._machine.lasting_faults(now)
         return found
 
-    def _report(self, reason: str, since: float) -> None:
+    def _report(self, reason: str, since: float, *, is_over: bool = True) -> None:
         """Publish an unplanned disturbance, which began at `since` seconds on this host's monotonic
         clock."""
         device = self._config.device
         begin = to_seconds(self._clock.at(from_seconds(since)))
-        found = messages.Disturbance(device, self._now(), begin, reason)
+        found = messages.Disturbance(device, self._now(), begin, reason, is_over)
         self._connection.publish(self._topics.telemetry(device), messages.encode(found))
 
     def _send_limits(self, limits: CgroupLimits | None) -> None:

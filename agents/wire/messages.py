@@ -384,6 +384,8 @@ class Disturbance(_Fields, frozen=True):
     since: Seconds
     disturbance: Text
     """Description, such as `the uplink of pi-1 carried nothing though packets waited`."""
+    is_over: bool = True
+    """Whether the event has ended at `at`."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "disturbance", make_printable(self.disturbance, MAX_TEXT_CHARACTERS))

@@ -30,7 +30,7 @@ from agents.device_actions import (
     to_json,
 )
 from agents.disk import files
-from agents.disturbances import STANDSTILL_SECONDS, Ongoing, cut
+from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
 from agents.mqtt.inbox import Inbox
 from agents.mqtt.rate_limit import RateLimit
 from agents.mqtt.topics import AGGREGATOR, ROUTER, Topics
@@ -134,6 +134,7 @@ class Controller:
         self._topics = Topics(spec.directory.run)
         self._inbox: Inbox[Never] = Inbox(_INBOX_BYTES)
         self._devices = {device.name for device in spec.plan.devices}
+        self._real = {device.name for device in spec.plan.real_devices}
         self._awaited = self._devices - spec.plan.absent
         """Devices that must be ready before the run clock starts."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
@@ -205,6 +206,10 @@ class Controller:
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
         somebody else. Processes that are not stopped are left out."""
         self._disturbances = Ongoing()
+        self._lasting: dict[str, float] = {}
+        """Start of each disturbance that is not over, in seconds on the monotonic clock, by reason."""
+        self._heard: dict[str, float] = {}
+        """Time in seconds, on the monotonic clock, of the last telemetry of each device."""
         self._refusals = messages.Refusals(self._note)
         for remark in spec.remarks:
             self._note(remark)
@@ -518,6 +523,8 @@ class Controller:
                     break
         self._sample_other_hosts()
         self._read_records()
+        if self._ended is not None and self.epoch is not None:
+            self._record_lasting(self.epoch + self._ended.at * self._dilation)
         if self._ended is None:
             raise RunFailedError(f"the aggregator ended before the run did.{self._log_tail(AGGREGATOR)}")
         if self._ended.reason == "no clients left":
@@ -548,7 +555,7 @@ class Controller:
                         telemetry.write(_line(sample))
                     telemetry.flush()
                     for one in self._runtime.meter.disturbances():
-                        self._record_disruption(one.at, one.since, one.disturbance)
+                        self._disturbed(one)
                     self._check_processes()
                     self._check_stopped()
                     self._sample_host(lateness)
@@ -556,6 +563,7 @@ class Controller:
                 if time.monotonic() >= look:
                     look = time.monotonic() + _OTHER_HOSTS_INTERVAL_SECONDS
                     self._sample_other_hosts()
+                    self._record_lasting(time.monotonic())
                 yield
                 asleep = time.monotonic()
                 duration = max(0.0, min(_TICK_SECONDS, self._player.next_due - asleep))
@@ -622,6 +630,7 @@ class Controller:
                     raise MessageError(f"at: {at:g} s is in the future")
                 case messages.UsageSample() as sample:
                     self._used[sample.device] = sample.cpu
+                    self._heard[sample.device] = now
                     write_telemetry(_line(sample))
                 case messages.EnergySample() | messages.PowerSwitch() as energy:
                     self._handle_energy(energy, write_telemetry)
@@ -644,8 +653,8 @@ class Controller:
                     self._is_cut(device)
                 ):
                     pass  # as ordered
-                case messages.Disturbance(_, at, since, reason):
-                    self._record_disruption(at, since, reason)
+                case messages.Disturbance() as found:
+                    self._disturbed(found)
                 case messages.Failure(component, reason):
                     self._record_failure(f"{component} could not carry out an order: {reason}")
                 case messages.Status(component, state):
@@ -758,10 +767,32 @@ class Controller:
             for name, since in self._stopped_since.items()
             if now - since >= STANDSTILL_SECONDS
         }
-        for reason, since in self._disturbances.update(lasting):
+        silent = {
+            f"nothing was heard of {name}": since
+            for name, since in self._heard.items()
+            if name in self._real and now - since >= UNANSWERED_SECONDS and name not in self._exit_codes
+        }
+        for reason, since, is_over in self._disturbances.update(lasting | silent):
             if reason in lasting:
                 self._view.progress(f"{reason} for {now - since:.0f} s: somebody has stopped it")
-            self._record_disruption(now, since, reason)
+            self._note_disturbance(now, since, reason, is_over=is_over)
+
+    def _disturbed(self, found: messages.Disturbance) -> None:
+        self._note_disturbance(found.at, found.since, found.disturbance, is_over=found.is_over)
+
+    def _note_disturbance(self, at: float, since: float, reason: str, *, is_over: bool) -> None:
+        """Record a disturbance. One that is not over is recorded again until it is, at the latest with
+        the end of the run."""
+        if is_over:
+            self._lasting.pop(reason, None)
+        else:
+            self._lasting[reason] = since
+        self._record_disruption(at, since, reason)
+
+    def _record_lasting(self, at: float) -> None:
+        """Record what lasts at `at`, in seconds on the monotonic clock."""
+        for reason, since in self._lasting.items():
+            self._record_disruption(at, since, reason)
 
     def _record_disruption(self, at: float, since: float, reason: str) -> None:
         """Record a disruption from `since` to `at`, in seconds on the monotonic clock. Keep it for the

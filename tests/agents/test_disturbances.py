@@ -20,10 +20,10 @@ time.sleep(60)
 
 def test_disturbance_is_reported_at_its_start_and_end() -> None:
     ongoing = Ongoing()
-    assert [*ongoing.update({"a": 3.0})] == [("a", 3.0)]
-    assert [*ongoing.update({"a": 3.0, "b": 5.0})] == [("b", 5.0)]
-    assert [*ongoing.update({"b": 5.0})] == [("a", 3.0)]
-    assert [*ongoing.update({})] == [("b", 5.0)]
+    assert [*ongoing.update({"a": 3.0})] == [("a", 3.0, False)]
+    assert [*ongoing.update({"a": 3.0, "b": 5.0})] == [("b", 5.0, False)]
+    assert [*ongoing.update({"b": 5.0})] == [("a", 3.0, True)]
+    assert [*ongoing.update({})] == [("b", 5.0, True)]
     assert [*ongoing.update({})] == []
 
 

@@ -340,11 +340,40 @@ def test_broker_that_stands_still_until_the_end_makes_the_run_not_valid(
         controller._check_stopped()
     judgement, _ = judging.judge(run, controller, controller.epoch)
     assert "the broker stood still from 4.0 to 7.1 s" in judgement.validity.reasons
+    controller._record_lasting(112.0)  # the end
+    judgement, _ = judging.judge(run, controller, controller.epoch)
+    assert "the broker stood still from 4.0 to 12.0 s" in judgement.validity.reasons
     controller.epoch = 50.0  # a disruption after the end of the run does not count
     controller.disruptions.clear()
     controller._record_disruption(70.0, 65.0, "the broker stood still")
     judgement, _ = judging.judge(run, controller, controller.epoch)
     assert not judgement.validity.reasons
+
+
+def test_device_that_is_silent_until_the_end_makes_the_run_not_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real device whose program hangs; and a link that stood still when its init was last heard of."""
+    run = spec(tmp_path)
+    controller, names = Controller(run, Idle(), Lines()), Topics(run.directory.run)
+    controller._real = {"d-1"}
+    controller.epoch = 100.0
+    ended = events.RunStarted(0.0, 0.0, (), ()), events.RunEnded(30.0, "after", 0, 0)
+    run.directory.events.write_text("".join([events.to_line(record) for record in ended]))
+    sample = b'{"device": "d-1", "at": 101.0, "cpu": 1.0, "memory": 1}'
+    stuck = (
+        b'{"device": "d-2", "at": 103.0, "since": 102.0, "disturbance": "a link stood still", '
+        b'"is_over": false}'
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: 104.0)
+    for name, payload in (("d-1", sample), ("d-2", stuck)):
+        controller._handle_message(ReceivedMessage(names.telemetry(name), payload, 0), lambda _: None)
+    monkeypatch.setattr(time, "monotonic", lambda: 113.0)
+    controller._check_stopped()
+    controller._record_lasting(130.0)  # the end
+    judgement, _ = judging.judge(run, controller, controller.epoch)
+    assert "nothing was heard of d-1 from 4.0 to 30.0 s" in judgement.validity.reasons
+    assert "a link stood still from 2.0 to 30.0 s" in judgement.validity.reasons
 
 
 def test_no_actions_are_done_while_the_last_evaluation_is_awaited(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,8 +24,8 @@ from testbed.host.nodes import Node
 from testbed.plan import HostResources, device_table, node_table, plan
 from testbed.plan.agent_configs import RunSpec
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.ssh import environment, removal
-from testbed.runtimes.ssh.connection import Connections, SshTarget
+from testbed.runtimes.ssh import environment, hosts, removal
+from testbed.runtimes.ssh.connection import Connections, SshTarget, errors_of, in_parallel
 from testbed.runtimes.ssh.hosts import RealDevice
 from tests.waiting import eventually
 
@@ -308,7 +310,33 @@ def test_unfit_device_is_described_with_a_mend() -> None:
     assert "python3-venv" in problem(venv=False)
     assert "0.1 GiB free" in problem(free=10**8)
     assert "expected Linux" in problem(system="Darwin")
-    assert "not valid" in problem(free="much")
+    for free in ("much", -(10**400), 10**400):
+        assert "not valid" in problem(free=free)
+    for python in ("³.¹¹", "3", "3.x", 3.11):
+        assert "not valid" in problem(python=python)
+
+
+def test_every_error_in_a_thread_for_a_device_is_an_error() -> None:
+    """Such as a full disk of this host when files come back."""
+
+    def task(error: Exception) -> None:
+        raise error
+
+    full = OSError(errno.ENOSPC, "No space left on device", "runs/a/disk/1")
+    tasks = {
+        "pi": partial(task, full),
+        "nano": partial(task, OverflowError("too large")),
+        "tx2": partial(task, HostError("tx2: it is off")),
+    }
+    told = [str(one) for one in errors_of(in_parallel({**tasks, "ok": lambda: None}))]
+    assert told[0].startswith("pi: runs/a/disk/1: No space left on device")
+    assert told[1:] == ["nano: OverflowError: too large", "tx2: it is off"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("rtt", 1e11), ("loss", 1.5)])
+def test_impossible_measurement_of_a_device_is_refused(name: str, value: float) -> None:
+    with pytest.raises(HostError, match=rf"impossible.*\$\.{name}"):
+        hosts._link_figures({name: value})
 
 
 def real_device(folder: Path) -> RealDevice:
@@ -343,17 +371,18 @@ def test_loss_of_contact_is_noted_once_when_it_is_noticed_and_again_when_it_is_o
     device = real_device(tmp_path)
     report = {"kept": True, "exit": None, "uncertainty": 1000}
 
-    def noted(at: float, *, reports: bool = False) -> list[tuple[float, float, str]]:
+    def noted(at: float, *, reports: bool = False) -> list[tuple[float, float, str, bool]]:
         monkeypatch.setattr("testbed.runtimes.ssh.hosts.time.monotonic", lambda: at)
         if reports:
             device._handle(report)
-        return [(one.since, one.at, one.disturbance) for one in device.take_disturbances()]
+        taken = device.take_disturbances()
+        return [(one.since, one.at, one.disturbance, one.is_over) for one in taken]
 
     told = "there was no contact with pi (pi@raspi-1)"
     assert noted(99.0) == noted(100.0, reports=True) == noted(102.0) == []
-    assert noted(103.5) == [(100.0, 103.5, told)]
+    assert noted(103.5) == [(100.0, 103.5, told, False)]
     assert noted(110.0) == []
-    assert noted(120.0, reports=True) == [(100.0, 120.0, told)]
+    assert noted(120.0, reports=True) == [(100.0, 120.0, told, True)]
     assert noted(121.0, reports=True) == noted(123.0) == []
 
 

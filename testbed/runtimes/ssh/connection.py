@@ -18,14 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from agents.texts import make_printable
 from testbed import bundle
-from testbed.errors import HostError
+from testbed.errors import HostError, from_os_error
 from testbed.host import die_with_parent
 
 OLDEST_PYTHON = (3, 9)
+T = TypeVar("T")
 _OPTIONS = (
     *("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=10"),
     *("-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no"),
@@ -260,20 +261,29 @@ def shown(text: str | bytes) -> str:
     return make_printable(text, _SHOWN_CHARACTERS, keep="\n")
 
 
-def in_parallel(tasks: Sequence[Callable[[], None]]) -> list[HostError]:
-    """Call `tasks` in parallel, each in a thread of its own. Return the errors, in the order of the
-    tasks."""
-    errors: dict[int, HostError] = {}
+def in_parallel(tasks: Mapping[str, Callable[[], T]]) -> dict[str, T | HostError]:
+    """Call `tasks`, by device or host, in parallel, each in a thread of its own. Return their results or
+    errors, in the order of the tasks. Any error in a task is one: what it was to do is not done."""
+    found: dict[str, T | HostError] = {}
 
-    def run(number: int, task: Callable[[], None]) -> None:
+    def run(name: str, task: Callable[[], T]) -> None:
         try:
-            task()
+            found[name] = task()
         except HostError as error:
-            errors[number] = error
+            found[name] = error
+        except OSError as error:
+            found[name] = HostError(f"{name}: {from_os_error(error)}")
+        except Exception as error:  # noqa: BLE001  (a device may answer anything)
+            found[name] = HostError(f"{name}: {type(error).__name__}: {error}")
 
-    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(tasks)]
+    threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in tasks.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [errors[number] for number in sorted(errors)]
+    return {name: found[name] for name in tasks}
+
+
+def errors_of(found: Mapping[str, object]) -> list[HostError]:
+    """Return the errors among the results of `in_parallel`."""
+    return [one for one in found.values() if isinstance(one, HostError)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MODULES = ("cryptography", "msgspec", "numpy", "paho", "safetensors", "torch", "
 """Packages that the agents import."""
 AGENTS_PYTHON = (3, 10)
 """Oldest version of Python that can run the agents: PyTorch has no wheels for older ones."""
+_PYTHON = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}[0-9A-Za-z.+]{0,20}")
+_LARGEST_DISK = 2**63
 _ENVIRONMENT_BYTES, _RUN_BYTES = 3 * 2**30, 200 * 2**20
 """Free space in bytes that a new environment and the files of a run need."""
 INSTALL_TIMEOUT_SECONDS = 3600.0
@@ -136,7 +139,10 @@ def _container_problem(found: Mapping[str, Any], container: ClientContainer) -> 
 
 
 def _machine_problem(found: Mapping[str, Any]) -> str | None:
-    if not isinstance(found.get("missing"), list) or not isinstance(found.get("free"), int):
+    free, python = found.get("free"), found.get("python")
+    is_valid = isinstance(free, int) and 0 <= free <= _LARGEST_DISK
+    is_valid &= isinstance(python, str) and _PYTHON.fullmatch(python) is not None
+    if not isinstance(found.get("missing"), list) or not is_valid:
         return "its answer is not valid: is another program called in place of Python?"
     if found.get("system") != "Linux":
         return f"it runs {shown(str(found.get('system')))}, expected Linux"
@@ -145,7 +151,7 @@ def _machine_problem(found: Mapping[str, Any]) -> str | None:
 
 def _python_problem(found: Mapping[str, Any], target: SshTarget, *, own_python: bool) -> str | None:
     python, missing = shown(str(found.get("python"))), found["missing"]
-    version = tuple(int(part) for part in python.split(".")[:2] if part.isdigit())
+    version = tuple(map(int, python.split(".")[:2]))
     if version < AGENTS_PYTHON:
         oldest = ".".join(map(str, AGENTS_PYTHON))
         return (

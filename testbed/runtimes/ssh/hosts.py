@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agents.config import DeviceConfig, dump, load
 from agents.device_actions import (
     Crash,
@@ -35,7 +37,14 @@ from testbed.plan import Plan, PlannedDevice, agent_configs
 from testbed.plan.agent_configs import RunSpec, init_name
 from testbed.runtimes import HostReading
 from testbed.runtimes.ssh import container_image, environment, removal
-from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, parse
+from testbed.runtimes.ssh.connection import (
+    Channel,
+    Connections,
+    SshTarget,
+    errors_of,
+    in_parallel,
+    parse,
+)
 from testbed.runtimes.ssh.environment import ClientContainer
 from testbed.topology import Topology
 from testbed.view import View
@@ -116,7 +125,7 @@ def check_hosts(plan: Plan, topology: Topology) -> None:
 
     with listening(plan.server):  # for the devices to try
         try:
-            errors = in_parallel([partial(check, each) for each in distinct.values()])
+            errors = errors_of(in_parallel({one.name: partial(check, one) for one in distinct.values()}))
         finally:
             connections.close()
     if errors:
@@ -219,8 +228,8 @@ class RealHosts:
             device.join()
 
     def _in_parallel(self, task: Callable[[RealDevice], None]) -> None:
-        errors = in_parallel([partial(task, device) for device in self._devices.values()])
-        if errors:
+        tasks = {name: partial(task, device) for name, device in self._devices.items()}
+        if errors := errors_of(in_parallel(tasks)):
             raise HostError("\n".join(map(str, errors)))
 
 
@@ -319,7 +328,7 @@ class RealDevice:
                         trips = int(figures.pop("round_trips", 0))
                         rates = {way: figures[way] for way in ("up", "down") if way in figures}
                         figures |= {way: factor * rate for way, rate in rates.items()}
-                        probe = LinkFigures(**figures, round_trips=trips)
+                        probe = _link_figures({**figures, "round_trips": trips})
                         self.probe = LinkProbe(self.name, time.monotonic(), probe)
                         return
                     case other:
@@ -436,9 +445,9 @@ class RealDevice:
             found, self._noticed = self._noticed, []
             return found
 
-    def _note(self, since: float, reason: str) -> None:
+    def _note(self, since: float, reason: str, *, is_over: bool = True) -> None:
         with self._lock:
-            self._noticed.append(Disturbance(self.name, time.monotonic(), since, reason))
+            self._noticed.append(Disturbance(self.name, time.monotonic(), since, reason, is_over))
 
     def stop_watching(self) -> None:
         self._stopping.set()
@@ -454,7 +463,7 @@ class RealDevice:
             try:
                 with self._connections.channel(self.target, "watch", self._request, timeout=None) as one:
                     self._follow(one)
-            except (HostError, OSError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  (a device may send anything; a gap is noted)
                 self._failure = str(error)
             self._stopping.wait(_RETRY_SECONDS)
 
@@ -506,7 +515,8 @@ class RealDevice:
             return
         if since is not None and now - since >= STANDSTILL_SECONDS:
             self._noted_gap = since
-            self._note(since, f"there was no contact with {self.name} ({self.target.host})")
+            reason = f"there was no contact with {self.name} ({self.target.host})"
+            self._note(since, reason, is_over=is_over)
 
     def _start_again(self, code: int | None) -> None:
         """Start the device's processes again, which a power cut or a signal has ended."""
@@ -533,6 +543,14 @@ def _received_rate(channel: Channel, size: int, *, is_shaped: bool) -> float | N
     except program.RequestError as error:
         raise HostError(str(error)) from None
     return rate
+
+
+def _link_figures(values: dict[str, float]) -> LinkFigures:
+    """Return what a device has measured, within the bounds of the message that has it."""
+    try:
+        return msgspec.convert(values, LinkFigures)
+    except msgspec.ValidationError as error:
+        raise HostError(f"the measurement of its link is impossible: {error}") from None
 
 
 def _numbers(values: dict[Any, Any], names: Sequence[str], largest: float) -> dict[str, float]:

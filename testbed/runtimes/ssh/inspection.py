@@ -23,26 +23,20 @@ _CACHE = "~/.cache/edge-fl-testbed"
 
 def describe(hosts: Sequence[str]) -> dict[str, str | HostError]:
     """Return what each device has, as a sentence, or why it cannot take part in a run."""
-    connections, found = Connections(), dict[str, str | HostError]()
-    lines = environment.requirement_lines(())
+    connections, lines = Connections(), environment.requirement_lines(())
 
-    def look(host: str) -> None:
-        try:
-            report = environment.check(connections, SshTarget(host), lines, own_python=False)
-        except HostError as error:
-            found[host] = error
-            return
+    def look(host: str) -> str:
+        report = environment.check(connections, SshTarget(host), lines, own_python=False)
         installed = "is installed" if report.get("installed") is True else "is not installed yet"
         address = shown(str(report.get("seen"))) or "an address of this host"
-        found[host] = (
+        return (
             f"Python {shown(str(report.get('python')))} on {shown(str(report.get('machine')))}, "
             f"{report['free'] / 2**30:.1f} GiB free; the environment {installed}. It sees this host at "
             f"{address}: write server: {{address: {address}}} in the topology. "
             f"{_shaping(connections, SshTarget(host), address)}"
         )
 
-    in_parallel([partial(look, host) for host in hosts])
-    return {host: found[host] for host in hosts}
+    return in_parallel({host: partial(look, host) for host in hosts})
 
 
 def _shaping(connections: Connections, target: SshTarget, address: str) -> str:
@@ -62,21 +56,16 @@ def _shaping(connections: Connections, target: SshTarget, address: str) -> str:
 def clean(hosts: Sequence[str]) -> dict[str, str | HostError]:
     """Remove the environments, and what ended runs have left, from each device. Return what is left
     there, or why it could not be removed."""
-    connections, found = Connections(), dict[str, str | HostError]()
+    connections = Connections()
 
-    def remove(host: str) -> None:
-        try:
-            kept = connections.call(SshTarget(host), "clean", {}).get("kept")
-        except HostError as error:
-            found[host] = error
-            return
-        found[host] = f"everything in {_CACHE} is removed"
+    def remove(host: str) -> str:
+        kept = connections.call(SshTarget(host), "clean", {}).get("kept")
         if isinstance(kept, list) and kept:
             names = ", ".join(shown(str(one)) for one in kept[:5])
-            found[host] = HostError(f"{host}: {names} belongs to a live run: end it with testbed down")
+            raise HostError(f"{host}: {names} belongs to a live run: end it with testbed down")
+        return f"everything in {_CACHE} is removed"
 
-    in_parallel([partial(remove, host) for host in hosts])
-    return {host: found[host] for host in hosts}
+    return in_parallel({host: partial(remove, host) for host in hosts})
 
 
 def _container_lines(contained: ClientContainer | None, folder: str) -> list[str]:

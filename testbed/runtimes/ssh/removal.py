@@ -12,7 +12,14 @@ from pathlib import Path
 from agents.disk import files
 from testbed.errors import HostError
 from testbed.rundir.directory import RunDirectory
-from testbed.runtimes.ssh.connection import Channel, Connections, SshTarget, in_parallel, shown
+from testbed.runtimes.ssh.connection import (
+    Channel,
+    Connections,
+    SshTarget,
+    errors_of,
+    in_parallel,
+    shown,
+)
 
 _FILE = re.compile(r"disk/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _MAX_FILE_BYTES = 8 * 2**30
@@ -53,7 +60,8 @@ def remove(directory: RunDirectory) -> None:
         removed.add(name)
 
     try:
-        errors = in_parallel([partial(remove_device, *each) for each in targets.items()])
+        tasks = {name: partial(remove_device, name, target) for name, target in targets.items()}
+        errors = errors_of(in_parallel(tasks))
     finally:
         connections.close()
         left = {name: target for name, target in targets.items() if name not in removed}
