@@ -206,7 +206,7 @@ class Init:
         try:
             cfg = self._config
             found = link_probe.measure(requested, cfg.data_address, cfg.timeout_s)
-        except OSError as error:  # fail closed: end the device
+        except Exception as error:  # noqa: BLE001  # fail closed, in a thread: end the device
             self._log(f"the link cannot be measured: {error}")
             self._unmeasured = True
             os.kill(os.getpid(), signal.SIGTERM)

@@ -241,7 +241,7 @@ class Router:
             if own := network.segments.keys() & names:
                 found = messages.encode(network.measure(own))
                 self._connection.publish(self._topics.telemetry(topics.ROUTER), found)
-        except (LinkError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  (in a thread)
             self._fail(str(error))
 
     def _report_use(self, network: Network) -> None:
@@ -252,7 +252,7 @@ class Router:
                 if (use := network.use(time.monotonic())) is not None:
                     topic = self._topics.telemetry(topics.ROUTER)
                     self._connection.publish(topic, messages.encode(use))
-            except (LinkError, OSError, MessageError) as error:
+            except Exception as error:  # noqa: BLE001  (in a thread)
                 self._fail(str(error))
                 return
 

@@ -126,7 +126,20 @@ class Relay:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the relay's thread while it serves."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        done.add_done_callback(lambda ended: self.submit(lambda: ended.result()))
+
+    def report_errors(self, report: Callable[[str], None]) -> None:
+        """Call `report` with a sentence for each error of a change, in the relay's thread."""
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if error is None or "handle" not in context:  # a connection, which may break at any time
+                loop.default_exception_handler(context)
+            else:
+                report(f"{type(error).__name__}: {error}")
+
+        self._loop.set_exception_handler(handle)
 
     def repeat(self, seconds: float, call: Callable[[], None]) -> None:
         """Call `call` every `seconds` seconds, in the relay's thread. The calls take place between two

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from testbed.errors import HostError
 from testbed.runtimes.process.duty_cycle import PERIOD, SCAN, DutyCycle, cpu_clock, step
 from tests.waiting import eventually
 
@@ -125,3 +126,13 @@ def test_process_that_exits_is_ignored(start: Start, duty_cycle: DutyCycle) -> N
 def test_share_must_be_positive(duty_cycle: DutyCycle) -> None:
     with pytest.raises(ValueError, match="CPU share of a is"):
         duty_cycle.limit("a", 1, 0.0)
+
+
+def test_error_that_ends_the_limits_is_an_error(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle = DutyCycle()
+    cycle.check()
+    monkeypatch.setattr(cycle, "_tick", lambda _: 1 / 0)
+    cycle.limit("a", start(BUSY), 0.5)
+    eventually(lambda: not cycle._thread.is_alive())
+    with pytest.raises(HostError, match="the CPU limits of the devices ended: ZeroDivisionError"):
+        cycle.check()

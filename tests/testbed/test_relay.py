@@ -25,6 +25,7 @@ from testbed.relay.pipe import on_wire
 from testbed.relay.segments import SegmentLane, SegmentScheduler, SharedSegments
 from testbed.relay.sockets import Lane, Relay
 from testbed.relay.traffic import Traffic
+from tests.waiting import eventually
 
 HOST = "127.0.0.1"
 Connect = Callable[[], tuple[socket.socket, socket.socket]]
@@ -431,3 +432,21 @@ def test_link_lost_during_a_transfer_gives_no_rate(
         threading.Thread(target=give_up, daemon=True).start()
         with pytest.raises(ConnectionError):
             move(HOST, gone.getsockname()[1], 64_000)
+
+
+def test_error_of_a_change_in_the_relays_thread_is_reported() -> None:
+    relay, told = Relay(), list[str]()
+
+    def change() -> None:
+        raise OverflowError("too large")
+
+    async def work() -> None:
+        raise ValueError("no rate")
+
+    relay.report_errors(told.append)
+    thread = threading.Thread(target=relay.serve, daemon=True)
+    thread.start()
+    relay.submit(change)
+    relay.start(work())
+    eventually(lambda: len(told) == 2)
+    assert sorted(told) == ["OverflowError: too large", "ValueError: no rate"]

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+from testbed.errors import HostError
+
 TICK = 0.005
 """Seconds between two decisions. A resumed process runs for at least TICK seconds."""
 PERIOD = 0.05
@@ -51,6 +53,8 @@ class DutyCycle:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="duty-cycle", daemon=True)
+        self._failure: Exception | None = None
+        """Error that has ended the thread, and with it all limits."""
 
     def limit(self, name: str, pid: int, share: float) -> None:
         """Limit process `pid` from now on to `share` of one core (0.25 is a quarter; 2 is two cores).
@@ -88,6 +92,12 @@ class DutyCycle:
         limited = self._limited.get(name)
         return limited is not None and limited.suspended
 
+    def check(self) -> None:
+        """Raise HostError if the limits are no longer enforced."""
+        if self._failure is not None:
+            error = self._failure
+            raise HostError(f"the CPU limits of the devices ended: {type(error).__name__}: {error}")
+
     def close(self) -> None:
         """Remove all limits, and end the thread. Idempotent."""
         self._closing.set()
@@ -105,6 +115,8 @@ class DutyCycle:
                         self._adopt_children()
                         scanned = now
                 last = now
+        except Exception as error:  # noqa: BLE001  (`check` raises it in the main thread)
+            self._failure = error
         finally:  # no process stays suspended, whatever ends this thread
             with self._lock:
                 self._closing.set()

@@ -365,6 +365,7 @@ class ProcessRuntime:
         component. This method also starts devices whose start waited for the end of their old
         process."""
         self._start_restarting()
+        self._duty_cycle.check()
         codes = {name: child.poll() for name, child in self._children.items() if name not in self._away}
         return {name: code for name, code in codes.items() if code is not None}
 

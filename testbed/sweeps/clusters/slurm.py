@@ -141,6 +141,16 @@ class SlurmCluster:
         one.id = job.job_id
 
     def _watch(self) -> None:
+        """Watch the jobs until the cluster is closed. An error ends all of them: nobody would see their
+        answers."""
+        try:
+            self._look_for_answers()
+        except Exception as error:  # noqa: BLE001  (in a thread)
+            with self._guard:
+                for one in self._jobs:
+                    one.answered.set_exception(LostJobError(f"{type(error).__name__}: {error}"))
+
+    def _look_for_answers(self) -> None:
         """Look for answers and lost jobs until the cluster is closed."""
         asked = time.monotonic()
         while not self._closed.wait(_POLL_SECONDS):
