@@ -52,6 +52,7 @@ from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.clock import DeviceClock
 from agents.timing.nanoseconds import SECOND, Nanoseconds, from_seconds, to_seconds
+from agents.watchdog import PATIENCE_SECONDS, Watchdog
 from agents.wire import messages, payloads
 
 _CHECKPOINT_EVERY = 30 * SECOND
@@ -59,6 +60,10 @@ _INBOX_BYTES = 64 * 2**20
 """Maximum total size in bytes of the messages that wait to be handled."""
 _MAX_OVERHEAD_BYTES = 2**17
 """Maximum number of bytes that an update has in addition to its values and indices."""
+_HANGING_SECONDS = 300.0
+"""Host seconds after which the run ends if the main thread is still at the same input."""
+_LATE = 30 * SECOND
+"""Device time in ns after the end that `stop: after` asks for, when a run is late."""
 _WATCH_EVERY_S = 1.0
 """Host seconds between two checks of the run's progress."""
 _READY, _OVER, _OFFLINE = (
@@ -211,6 +216,10 @@ class Aggregator:
         """The write of inputs to the disk; None if none is under way."""
         self._written: list[Message] = []
         """Messages that are sent when the write has ended."""
+        self._write_began = self._slow_write = 0.0
+        """Time in seconds, on the monotonic clock, at which the last write began; and the last one that
+        was reported to be slow."""
+        self._stop_after = None if cfg.stop.after is None else from_seconds(cfg.stop.after)
         self._has_deferred = False
         """Whether the core has requested `InstantOver`."""
         self._finished: str | None = "before" if self._core.phase is RunPhase.FINISHED else None
@@ -235,8 +244,11 @@ class Aggregator:
         """Pass inputs to the core, and send the core's messages."""
         if self._epoch is not None:  # the aggregator was restarted within the run
             self._handle(inputs.Restarted(self._now(), self._durable.at))
+        watchdog = Watchdog(self._report_hang, self._give_up, self._patience)
         while self._finished is None:
-            for event in self._wait(self._core.next_timer):
+            events_now = self._wait(self._core.next_timer)
+            watchdog.begin()
+            for event in events_now:
                 self._receive(event)
                 self._commit()
             now, timer = self._now(), self._core.next_timer
@@ -249,26 +261,54 @@ class Aggregator:
                 self._watched = time.monotonic()
                 self._watch(now)
             self._commit()
+            watchdog.end()
         self._durable.sync()
         self._send([] if self._writing is None else self._written)
         self._send(self._pending.take())
+
+    def _report_hang(self, what: str) -> None:
+        """Report what the main thread does not return from. Called in the watchdog's thread."""
+        failure = messages.Failure(topics.AGGREGATOR, what)
+        self._connection.publish(self._topics.failure(topics.AGGREGATOR), messages.encode(failure))
+
+    def _patience(self) -> float:
+        """Return the seconds after which the run ends if the main thread does not return: fewer if the
+        run should have ended."""
+        after = self._stop_after
+        is_late = after is not None and self._epoch is not None and self._now() > after + _LATE
+        return PATIENCE_SECONDS if is_late else _HANGING_SECONDS
+
+    def _give_up(self, what: str) -> None:
+        sys.stderr.write(f"aggregator: {what}: the run ends\n")
+        process.exit_now(user_code.FAILED)
 
     def _commit(self) -> None:
         """Write all inputs so far to the disk, and then send what they caused. While the disk is busy,
         more inputs are handled: they share the next write."""
         if self._writing is not None:
             if not self._writing.done():
+                self._check_disk()
                 return
             self._writing = None
             self._durable.finish_sync()
             self._send(self._written)
         caused = self._pending.take()
-        self._writing = self._durable.start_sync()
+        self._writing, self._write_began = self._durable.start_sync(), time.monotonic()
         if self._writing is None:
             self._send(caused)
         else:
             self._written = caused
             self._writing.add_done_callback(lambda _: self._inbox.put(_WriteEnded()))
+
+    def _check_disk(self) -> None:
+        """Report a disk that does not answer, and end the process if it does not for long."""
+        lasted = time.monotonic() - self._write_began
+        if lasted >= PATIENCE_SECONDS and self._slow_write != self._write_began:
+            self._slow_write = self._write_began
+            self._report_hang(f"the disk of the run's directory has not answered for {lasted:.0f} s")
+        if lasted >= max(self._patience(), _HANGING_SECONDS / 5):
+            sys.stderr.write(f"aggregator: the disk has not answered for {lasted:.0f} s\n")
+            process.exit_now(files.FULL_DISK)
 
     def _send(self, caused: Iterable[Message]) -> None:
         for topic, payload in caused:

@@ -78,6 +78,7 @@ def accounts(
             [
                 topics.status(AGGREGATOR),
                 topics.broadcast,
+                topics.failure(AGGREGATOR),
                 *map(topics.model, names),
                 *map(topics.request, names),
             ],

@@ -54,10 +54,16 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interrupt_flag() -> Iterator[Callable[[], bool]]:
-    """Only record SIGINT, SIGTERM and SIGHUP during the `with` block; yield a function that returns
-    whether a signal was received."""
+    """Only record the first SIGINT, SIGTERM or SIGHUP during the `with` block; yield a function that
+    returns whether it was received. A second one raises KeyboardInterrupt: the block may hang."""
     received: list[int] = []
-    with _handlers(lambda number, _frame: received.append(number), _not_ignored()):
+
+    def record(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            raise KeyboardInterrupt
+
+    with _handlers(record, _not_ignored()):
         yield lambda: bool(received)
 
 

@@ -656,7 +656,9 @@ class Controller:
                 case messages.Disturbance() as found:
                     self._disturbed(found)
                 case messages.Failure(component, reason):
-                    self._record_failure(f"{component} could not carry out an order: {reason}")
+                    if component == AGGREGATOR:  # which may never record it
+                        self._view.progress(f"the aggregator: {reason}")
+                    self._record_failure(f"{component}: {reason}")
                 case messages.Status(component, state):
                     self._status[component] = state
                     if (component, state) == (AGGREGATOR, "ready") and self._postponed is not None:

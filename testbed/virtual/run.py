@@ -32,6 +32,7 @@ from agents.rules.interface import ClientSide
 from agents.tasks import TASKS
 from agents.tasks.interface import Task
 from agents.timing.nanoseconds import from_seconds
+from agents.watchdog import Watchdog
 from agents.wire import messages
 from agents.wire.messages import EnergySample, NetworkUse
 from testbed.data.preparation import Prepared, evaluation_parts
@@ -71,6 +72,8 @@ from testbed.virtual.simulation import Simulation
 from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
+_PATIENCE_SECONDS = 30.0
+"""Seconds of wall time after which own code that does not return is told."""
 _REFRESH_EVERY = 0.1
 """Seconds of wall time between two refreshes of the view. Each refresh also writes the records to the
 disk."""
@@ -120,6 +123,7 @@ class FileRecorder:
         self._telemetry: IO[bytes] | None = None
         self._due = time.monotonic() + _REFRESH_EVERY
         self._pulses = 0
+        self._watchdog = Watchdog(view.progress, patience=_PATIENCE_SECONDS, own_code_only=True)
 
     def record(self, record: events.Record) -> None:
         self._journal.write(record)
@@ -140,6 +144,7 @@ class FileRecorder:
         storage.save_model(self.directory.models, name, w, buffers, version, self.schema)
 
     def pulse(self) -> None:
+        self._watchdog.begin()
         self._pulses += 1
         if self._pulses % 64 == 0 and time.monotonic() >= self._due:
             self._journal.flush()
@@ -155,6 +160,7 @@ class FileRecorder:
         self._telemetry.write(messages.encode(sample) + b"\n")
 
     def close(self) -> None:
+        self._watchdog.close()
         if self._telemetry is not None:
             self._telemetry.close()
         if self._recording is not None:

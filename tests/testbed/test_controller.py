@@ -33,7 +33,7 @@ from agents.wire.messages import (
 from testbed.errors import BadInputError, HostError, RunFailedError
 from testbed.fidelity import repetition
 from testbed.fidelity.repetition import OtherWork
-from testbed.host.signals import interrupting
+from testbed.host.signals import interrupt_flag, interrupting
 from testbed.plan.agent_configs import RunSpec
 from testbed.run import judging, live_runs
 from testbed.run.controller import Controller
@@ -226,7 +226,7 @@ def test_failed_order_is_noted_and_makes_the_run_not_valid(tmp_path: Path) -> No
     written: list[str] = []
     said = ReceivedMessage(names.failure("d-1"), b"`tc qdisc` failed", 0)
     controller._handle_message(said, written.append)
-    told = "d-1 could not carry out an order: `tc qdisc` failed"
+    told = "d-1: `tc qdisc` failed"
     assert controller.failures == [told]
     assert controller._orders == [("aggregator", NoteOrder(told))]
     assert written == []
@@ -582,3 +582,12 @@ def test_interruption_ends_the_pause_before_a_repetition(
     run.directory.telemetry.write_text('{"device": "d-1", "at": 2.0, "probe": {"up": 5e5}}\n')
     with pytest.raises(KeyboardInterrupt):
         controller._check_links(Measuring(run, controller, [], []))
+
+
+def test_second_signal_ends_what_hangs() -> None:
+    """As of a run in virtual time whose own rule does not return: the first one waits for the instant."""
+    with interrupt_flag() as interrupted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
