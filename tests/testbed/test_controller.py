@@ -585,7 +585,7 @@ def test_interruption_ends_the_pause_before_a_repetition(
 
 
 def test_second_signal_ends_what_hangs() -> None:
-    """As of a run in virtual time whose own rule does not return: the first one waits for the instant."""
+    """As of a run in virtual time whose own rule hangs: the first one waits for the instant."""
     with interrupt_flag() as interrupted:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupted()
