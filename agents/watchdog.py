@@ -59,7 +59,7 @@ class Watchdog:
                 continue
             lasted = time.monotonic() - since
             frame = sys._current_frames().get(self._watched)
-            if lasted < self._patience or (self._own_code_only and _own(frame) is None):
+            if lasted < self._patience or (self._own_code_only and _own_frame(frame) is None):
                 continue
             sentence = f"{_place(frame)} for {lasted:.0f} s"
             if since != self._told:
@@ -69,7 +69,7 @@ class Watchdog:
                 self._give_up(sentence)
 
 
-def _own(frame: FrameType | None) -> FrameType | None:
+def _own_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame in user code; None if there is none."""
     folder = user_code.folder()
     while frame is not None and folder is not None:
@@ -81,7 +81,7 @@ def _own(frame: FrameType | None) -> FrameType | None:
 
 def _place(frame: FrameType | None) -> str:
     """Return where the work is: `own code has not returned from mine.py, line 12 (update),`."""
-    own = _own(frame)
+    own = _own_frame(frame)
     shown = own or frame
     who = "it" if own is None else "own code"
     if shown is None:

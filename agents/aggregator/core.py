@@ -23,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never, get_args
 
 import numpy as np
 from numpy.random import SeedSequence
@@ -53,6 +53,7 @@ from agents.aggregator.sending import Sending
 from agents.aggregator.settings import Settings
 from agents.aggregator.timers import Timer, Timers
 from agents.aggregator.versions import Versions
+from agents.checks import DeclarationError
 from agents.config import Named
 from agents.models import buffers
 from agents.models.buffers import Buffers
@@ -100,6 +101,9 @@ class Setup:
         return AggregatorCore(self.settings, rule.begin(server), server, steps), server
 
 
+_OF_RULES = get_args(rules.Action)
+
+
 class AggregatorCore:
     """The aggregator's state machine. It returns the actions that follow from each input."""
 
@@ -107,6 +111,7 @@ class AggregatorCore:
         self._settings = settings
         self._rule = rule
         self._server = server
+        self._element, self._size = server.w.dtype.char, server.w.size
         self._phase = RunPhase.WAITING
         self._epoch: Nanoseconds = 0
         self._timers = Timers()
@@ -476,7 +481,7 @@ class AggregatorCore:
         if verdict.update is not None:
             if self._draws is not None:
                 self._note_update(verdict.update, message, self._draws)
-            wanted = self._rule.update(verdict.update)
+            wanted = self._checked(self._rule.update(verdict.update))
             self._sending.note_passed(message, wanted)
             done = [*done, *self._carry_out(wanted, at, verdict.update)]
         elif verdict.is_model_due:
@@ -509,6 +514,7 @@ class AggregatorCore:
     ) -> list[Action]:
         """Carry out the rule's actions. The actions react to `update`, or to the timer that was due at
         `ticked`, or to another input if both are None."""
+        actions = self._checked(actions)
         done: list[Action] = [] if self._draws is None else self._drawn(self._draws, at)
         if self._settings.side.model_vectors:
             actions = self._with_copies(actions)
@@ -544,6 +550,24 @@ class AggregatorCore:
                 case rules.SetPeriodicTimer(name, period):
                     self._timers.set_periodic(("rule", name), period, at)
         return done
+
+    def _checked(self, returned: rules.Actions) -> rules.Actions:
+        """Return what the rule returned. Raises DeclarationError if it is no list of actions, or the
+        global model is not what it was at the start: a rule of the user may do anything."""
+        name = type(self._rule).__name__
+        if not isinstance(returned, list | tuple) or not all(
+            isinstance(one, _OF_RULES) for one in returned
+        ):
+            raise DeclarationError(f"{name} returned {returned!r:.80}, expected a list of actions")
+        w: Any = self._server.w
+        if not isinstance(w, np.ndarray):
+            raise DeclarationError(f"{name} replaced server.w by {w!r:.80}: change it in place")
+        if w.dtype.char != self._element or w.shape != (self._size,):
+            raise DeclarationError(
+                f"{name} replaced server.w by {w.dtype} of shape {w.shape}, expected shape "
+                f"({self._size},): change it in place"
+            )
+        return returned
 
     def _drawn(self, draws: Draws, at: Nanoseconds) -> list[Action]:
         """Return the records of the rule's draws. If a draw chose too few clients, set a timer to repeat

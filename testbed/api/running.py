@@ -116,13 +116,15 @@ def down(run: str | Path | None, *, runs: str | Path = "runs") -> list[LiveRun]:
     """End `run` (id, beginning of an id, or directory; None for all runs on this machine) and remove its
     containers, networks and processes. Returns the runs that were ended.
 
-    Raises BadInputError. Raises HostError if a container, network or process may remain. The error's
-    message names the runs concerned. All other runs have been ended.
+    Raises BadInputError if there is no such run. Raises HostError if a container, network or process may
+    remain. The error's message names the runs concerned. All other runs have been ended.
     """
     given = None if run is None else str(run)
     found = {left.run: left for left in live_runs.leftovers(given, Path(runs))}
     found |= {live.run: live for live in live_runs.find_live_runs()}
     named = None if given is None else finding.complete_id(Path(given).name, found)
+    if given is not None and named is None:
+        live_runs.locate(given, Path(runs))  # raises BadInputError unless the run has ended
     ended = [one for one in found.values() if given is None or one.run == named]
     failures = []
     for each in ended:

@@ -205,10 +205,10 @@ def down(
     """
     from testbed.api import running
 
-    if (run is None) != everything:
+    if bool(run) == everything:  # an empty id may come from an unset variable of a script
         raise BadInputError("Give one run id (`testbed ps` lists them), or --all.")
     with console.busy("Ending runs and saving their logs"):
-        ended = running.down(run, runs=runs)
+        ended = running.down(run or None, runs=runs)
     if as_json:
         print_json([{"run": each.run} for each in ended])
         return

@@ -95,7 +95,9 @@ def locate(run: str, runs: Path, *, live: bool = False) -> RunDirectory:
         path = everywhere.get(finding.complete_id(run, everywhere) or "")
         found = None if path is None else RunDirectory(path)
     if found is None:
-        raise BadInputError(f"no run {run}: `testbed ps` and `testbed runs` list the runs")
+        like = finding.similar_id(Path(run).name, [*finding.runs_in(runs), *everywhere])
+        asked = f" (did you mean {like}?)" if like else ""
+        raise BadInputError(f"no run {run}{asked}: `testbed ps` and `testbed runs` list the runs")
     return found
 
 

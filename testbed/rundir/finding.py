@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -57,6 +58,16 @@ def complete_id(
         listed = "".join(f"\n  {one}" for one in found)
         raise BadInputError(f"{run} is the beginning of {len(found)} runs: give more of the id:{listed}")
     return found[0] if found else None
+
+
+def similar_id(run: str, known: Collection[str]) -> str | None:
+    """Return the id in `known` whose beginning is most similar to `run`; the newest if several have this
+    beginning, and None if no id is similar."""
+    if not run:
+        return None
+    beginnings = {one[: len(run)]: one for one in sorted(known)}
+    close = difflib.get_close_matches(run, beginnings, n=1)
+    return beginnings[close[0]] if close else None
 
 
 def find_directory(

@@ -317,6 +317,37 @@ class _Wrong(AddingState):
         return self.actions
 
 
+@pytest.mark.parametrize("returned", [None, Send("a"), ["send"], iter(())])
+def test_rule_that_returns_no_list_of_actions_is_an_error(
+    returned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Wrong, "actions", returned)
+    monkeypatch.setattr(Adding, "begin", lambda params, server: _Wrong(params, server))
+    with pytest.raises(DeclarationError, match=r"_Wrong returned .*, expected a list of actions"):
+        begun()
+
+
+class _Replacing(AddingState):
+    """Replaces the global model at the first update, by what the test wants."""
+
+    by: Any = None
+
+    def update(self, update: Update) -> Actions:
+        self.server.w = self.by
+        return []
+
+
+@pytest.mark.parametrize("by", [None, [0.0, 0.0], np.zeros(1, np.float32), np.zeros(3)])
+def test_rule_that_replaces_the_global_model_is_an_error(
+    by: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Replacing, "by", by)
+    monkeypatch.setattr(Adding, "begin", lambda params, server: _Replacing(params, server))
+    core, (a, _) = begun()
+    with pytest.raises(DeclarationError, match=r"_Replacing replaced server\.w.*change it in place"):
+        answer(core, a)
+
+
 @pytest.mark.parametrize(
     ("action", "reason"),
     [

@@ -394,4 +394,21 @@ def test_down_accepts_a_prefix_of_the_remaining_runs(testbed: Testbed, tmp_path:
             directory.remove_work()
     assert testbed("down", "alpha", "--runs", tmp_path).out == "alpha-2: down\n"
     assert not directory.work.exists()
-    assert "nothing is running" in testbed("down", "", "--runs", tmp_path).out
+    assert "nothing is running" in testbed("down", "alpha-1", "--runs", tmp_path).out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("alhpa", "no run alhpa (did you mean alpha-2?)"),
+        ("alpha-3", "no run alpha-3 (did you mean alpha-2?)"),
+        ("zzz", "no run zzz: `testbed ps`"),
+        ("", "Give one run id"),
+    ],
+)
+def test_down_refuses_an_unknown_run(given: str, said: str, testbed: Testbed, tmp_path: Path) -> None:
+    for run in ("alpha-1", "alpha-2"):
+        finished(tmp_path, run)
+    refused = testbed("down", given, "--runs", tmp_path)
+    assert refused.code == 2
+    assert said in refused.err
