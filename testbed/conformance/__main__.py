@@ -16,7 +16,7 @@ from typing import Any, cast
 from testbed import bundle
 from testbed.conformance import report
 from testbed.conformance.adapter import Adapter
-from testbed.conformance.checking import check
+from testbed.conformance.checking import check, raised_text
 from testbed.conformance.scenario import load, rule_names
 from testbed.conformance.steps import Tolerance
 from testbed.errors import BadInputError, TestbedError
@@ -38,6 +38,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def run_apart() -> int:
+    """Run `main` in a process of its own, and return its exit code. Foreign code may end its process at
+    any point, with any exit code; the answer counts only if `main` itself has returned it."""
+    if not hasattr(os, "fork"):
+        return main()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(reader)
+        try:
+            code = main()
+        except SystemExit as error:  # of argparse
+            code = int(error.code or 0)
+        sys.stdout.flush()
+        os.write(writer, bytes([code]))
+        os._exit(code)
+    os.close(writer)
+    with open(reader, "rb") as answers:  # noqa: PTH123
+        while True:
+            try:
+                answer = answers.read(1)
+                _, status = os.waitpid(child, 0)
+                break
+            except KeyboardInterrupt:  # the child gets Ctrl-C, too, and ends
+                continue
+    if answer:
+        return answer[0]
+    ended = os.waitstatus_to_exitcode(status)
+    how = f"exit code {ended}" if ended >= 0 else f"signal {-ended}"
+    print(f"error: the adapter ended its process ({how})", file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,10 +136,10 @@ def find_adapter(place: str) -> Callable[[], Adapter]:
     bundle.release()
     try:
         module = _module(module_name)
-    except Exception as error:  # whatever foreign code raises
-        raise BadInputError(
-            f"{module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever foreign code raises
+        raise BadInputError(f"{module_name} cannot be imported: {raised_text(error)}") from error
     found: Any = getattr(module, class_name, None)
     if found is None:
         raise BadInputError(f"{module_name} has no class {class_name}")
@@ -133,4 +165,4 @@ def _module(name: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_apart())

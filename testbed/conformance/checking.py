@@ -16,6 +16,8 @@ from testbed.conformance.scenario import RuleFile, Scenario, load
 from testbed.conformance.steps import Check, Tolerance, checks, observe
 from testbed.errors import BadInputError
 
+_LONGEST_MESSAGE = 2000
+"""Maximum number of characters to show of an exception's message."""
 Outcome = Literal["conforms", "differs", "skipped", "failed"]
 
 
@@ -102,9 +104,12 @@ def _run(make: Callable[[], Adapter], scenario: Scenario, tolerance: Tolerance) 
                     observed.append(step)
     except NotImplementedError as error:
         if call in ("making the adapter", "start"):
-            return ScenarioResult(scenario, "skipped", reason=str(error) or "not implemented")
+            reason = raised_text(error).removeprefix("NotImplementedError").removeprefix(": ")
+            return ScenarioResult(scenario, "skipped", reason=reason or "not implemented")
         failure = f"{call}: {_described(error)}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever foreign code raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  whatever foreign code raises
         failure = f"{call}: {_described(error)}"
     for number, (point, found) in enumerate(zip(points, observed, strict=False)):
         if not tolerance.equal(found, point.expected):
@@ -129,9 +134,19 @@ def _rank(results: Sequence[ScenarioResult]) -> None:
         )
 
 
+def raised_text(error: BaseException) -> str:
+    """Return the type and the message of what foreign code raised, without control characters."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001  whatever foreign code raises
+        message = "its message cannot be read"
+    shown = "".join(sign if sign.isprintable() else " " for sign in message[:_LONGEST_MESSAGE])
+    return f"{type(error).__name__}: {shown}".removesuffix(": ")
+
+
 def _described(error: BaseException) -> str:
     """Return what was raised, and the last place in the adapter's own code."""
-    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    text = raised_text(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/testbed/conformance/" not in frame.filename]
     return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text

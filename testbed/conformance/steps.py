@@ -77,6 +77,8 @@ def checked(found: ArrayLike, length: int) -> Vector:
     """Return a copy of the model `found` in float64. Raise ValueError if it is not a finite vector with
     `length` elements."""
     try:
+        if np.asarray(found).dtype.kind not in "fiuO":  # NumPy would drop imaginary parts and read texts
+            raise TypeError
         vector = np.array(found, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ValueError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -110,6 +112,46 @@ class NotFinite(Naive):
         return self.w * np.nan
 
 
+class Complex(Naive):
+    def model(self, at: float, client: str | None = None) -> Any:
+        return self.w * (1 + 1j)
+
+
+class Texts(Naive):
+    def model(self, at: float, client: str | None = None) -> Any:
+        return [str(value) for value in self.w]
+
+
+class Unreadable(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise ValueError
+
+
+class RaisesUnreadable(Naive):
+    def receive(self, update: ClientUpdate) -> None:
+        raise Unreadable
+
+
+class RaisesControls(Naive):
+    def receive(self, update: ClientUpdate) -> None:
+        raise ValueError("a\x1b[2Jb\rc")
+
+
+class Closes(Naive):
+    def receive(self, update: ClientUpdate) -> None:
+        raise GeneratorExit
+
+
+class Ends(Naive):
+    def receive(self, update: ClientUpdate) -> None:
+        os._exit(0)
+
+
+class Crashes(Naive):
+    def receive(self, update: ClientUpdate) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
 class Changes(Naive):
     """Returns one array all the time, and changes all that it is handed."""
 
@@ -138,6 +180,11 @@ def test_adapter_may_change_what_it_is_handed() -> None:
         ("Raises", "receive of the update of a at 1 s: KeyError: 'weights'"),
         ("WrongShape", "shape (2,), expected (3,)"),
         ("NotFinite", "expected finite numbers"),
+        ("Complex", "model returned ndarray, expected a vector of numbers"),
+        ("Texts", "model returned list, expected a vector of numbers"),
+        ("RaisesUnreadable", "Unreadable: its message cannot be read"),
+        ("RaisesControls", "ValueError: a [2Jb c"),
+        ("Closes", "GeneratorExit"),
     ],
 )
 def test_faulty_adapter_is_exit_code_2(
@@ -145,6 +192,23 @@ def test_faulty_adapter_is_exit_code_2(
 ) -> None:
     assert main([f"{__name__}:{adapter}", "--rule", "fedbuff"]) == 2
     assert problem in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("adapter", "code", "problem"),
+    [
+        (NAIVE, 0, ""),
+        (f"{__name__}:Raises", 2, ""),
+        (f"{__name__}:Ends", 2, "the adapter ended its process (exit code 0)"),
+        (f"{__name__}:Crashes", 2, "the adapter ended its process (signal 11)"),
+        ("--help", 0, ""),
+        ("--nothing", 2, "unrecognized arguments"),
+    ],
+)
+def test_process_of_the_adapter_may_end(adapter: str, code: int, problem: str) -> None:
+    command = [sys.executable, "-m", "testbed.conformance", adapter, "--rule", "fedbuff"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, problem in done.stderr) == (code, True)
 
 
 @pytest.mark.parametrize(
