@@ -8,6 +8,7 @@ time limit. Only the end of the text that the code prints is kept.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -24,6 +25,8 @@ from typing import IO, Any
 from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
+_PREFIX = "testbed-code-"
+"""Beginning of the names of the folders with copies of user code."""
 _PATIENCE_S = 120.0
 """Maximum seconds to wait for one answer. The limit is long, because importing PyTorch alone takes
 seconds, and longer on a busy host."""
@@ -47,8 +50,9 @@ class Inspector:
     """
 
     def __init__(self, copy: Callable[[Path], None], origin: Path) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="testbed-code-")).resolve()
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        remove_leftovers()
+        self._folder, lock = _locked_folder()
+        weakref.finalize(self, _remove, self._folder, lock)
         self._origin = origin
         copy(self._folder / "code")
         self._process: _Process | None = None
@@ -85,6 +89,38 @@ class Inspector:
             self._process.end()
             printed = self._process.printed()
         raise BadInputError(f"{name} in {self._origin}: its process ended without an answer\n{printed}")
+
+
+def remove_leftovers() -> None:
+    """Remove the copies of user code that killed controllers have left."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, or in use
+            lock = _lock(folder)
+            _remove(folder, lock)
+
+
+def _locked_folder() -> tuple[Path, int]:
+    """Make a folder. Return its path, and the descriptor of a lock that lasts as long as this process.
+    The folder gets its name once it is locked, so that `remove_leftovers` cannot remove it before."""
+    made = Path(tempfile.mkdtemp(prefix="testbed-")).resolve()
+    lock = _lock(made)
+    return made.rename(made.with_name(_PREFIX + made.name.removeprefix("testbed-"))), lock
+
+
+def _lock(folder: Path) -> int:
+    """Lock `folder`. Return the descriptor. Raises OSError if another process has locked it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 class _Process:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -375,6 +377,33 @@ def test_own_code_that_exits_the_process_is_reported(testbed: Testbed, tmp_path:
     assert done.code == 2
     assert "own:Mine" in done.err
     assert "ended without an answer\n    bye" in done.err
+
+
+def test_copies_that_a_killed_process_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies in use are kept, also by another process."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = (
+        "import sys; from pathlib import Path; from testbed.user_code.inspector import Inspector;"
+        "own = Inspector(lambda folder: folder.mkdir(), Path()); print(1, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n"
+        (left,) = tmp_path.iterdir()
+        inspector.remove_leftovers()
+        assert [*tmp_path.iterdir()] == [left]
+        other.kill()
+    own = inspector.Inspector(lambda folder: folder.mkdir(), tmp_path)
+    (kept,) = tmp_path.iterdir()
+    assert kept != left
+    inspector.remove_leftovers()
+    assert kept.is_dir()
+    del own
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize(
