@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -198,19 +199,37 @@ def gaps(page: Browser) -> list[float]:
 def test_dashboard_accepts_only_its_own_pages(over: Path) -> None:
     with served(over) as url:
         own = url.rstrip("/")
-        assert handshake(own, own) != 403
-        assert handshake(own, "http://elsewhere.example") == 403
+        token = page_token(f"{own}/run?theme=dark&run={next(over.iterdir()).name}")
+        assert handshake(own, own, token) == 101
+        assert handshake(own, "http://elsewhere.example", token) == 403
+        for wrong in (
+            "",
+            "x",
+            "e30",
+            token[:-2],
+            "." + token,
+            token + ".x",
+            "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        ):
+            assert handshake(own, own, wrong) == 400
+        assert fetched(f"{own}/static/%00")[0] == 400
         assert all(path.name in fetched(url)[1] for path in over.iterdir())
         assert fetched(url, {"Host": "elsewhere.example"})[0] == 403
         for other in ("..", str(over), "no-such-run"):
             assert "No such run" in fetched(f"{own}/run?run={other}&theme=dark")[1]
 
 
-def handshake(server: str, origin: str) -> int:
+def page_token(url: str) -> str:
+    """The token of a page's websocket. The first page has none: it is shown while charts are made."""
+    return str(eventually(lambda: re.findall(r'"token":"([^"]+)"', fetched(url)[1]))[0])
+
+
+def handshake(server: str, origin: str, token: str) -> int:
     """The status that opening a websocket from a page of `origin` ends with."""
     key = "AAAAAAAAAAAAAAAAAAAAAA=="
     upgrade = {"Upgrade": "websocket", "Connection": "Upgrade"}
     asked = {"Origin": origin, "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
+    asked["Sec-WebSocket-Protocol"] = f"bokeh, {token}"
     return fetched(f"{server}/run/ws", {**upgrade, **asked})[0]
 
 

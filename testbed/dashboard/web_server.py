@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import signal
 import socket
+import time
 import traceback
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 import tornado.web
@@ -21,8 +24,9 @@ from bokeh.document import Document
 from bokeh.server.server import BaseServer
 from bokeh.server.tornado import BokehTornado
 from bokeh.settings import settings
+from bokeh.util.token import check_token_signature, get_token_payload
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPServerRequest
+from tornado.httputil import HTTPHeaders, HTTPServerRequest
 from tornado.ioloop import IOLoop
 from tornado.routing import AnyMatches, Matcher, Rule, RuleRouter
 
@@ -156,6 +160,31 @@ class _OwnRequests(Matcher):
         return {} if self._hosts.includes(headers.get("Host"), headers.get("Origin")) else None
 
 
+class _BrokenRequests(Matcher):
+    """Matches requests that Bokeh's server would answer with a traceback in its log: a path with a NUL,
+    and a websocket without a valid token. `key`: key with which the server signs its tokens."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        if "\0" in unquote(request.path):
+            return {}
+        is_socket = request.headers.get("Upgrade", "").lower() == "websocket"
+        return {} if is_socket and not self._has_token(request.headers) else None
+
+    def _has_token(self, headers: HTTPHeaders) -> bool:
+        protocol, _, signed = headers.get("Sec-WebSocket-Protocol", "").partition(",")
+        try:
+            return (
+                protocol == "bokeh"
+                and check_token_signature(signed.strip(), self._key, signed=True)
+                and get_token_payload(signed.strip())["session_expiry"] > time.time()
+            )
+        except Exception:  # noqa: BLE001  # Bokeh checks nothing before it decodes
+            return False
+
+
 def is_not_early_leave(record: logging.LogRecord) -> bool:
     """Return False for the error that Bokeh's server logs if a visitor leaves before the page is ready.
     The traceback would be misleading, because nothing is wrong."""
@@ -175,15 +204,19 @@ def serve(listening: socket.socket, site: Site) -> None:
     )  # no messages about visitors who left
     settings.resources = "server"  # load nothing from other hosts, whatever the environment says
     hosts = OwnHosts(listening.getsockname()[1])
+    key = secrets.token_bytes(32)
     bokeh = BokehTornado(
         {"/run": Application(FunctionHandler(site.open))},
         extra_websocket_origins=hosts.names,
         extra_patterns=[("/", _ListHandler, {"site": site}), ("/logs", _LogsHandler, {"site": site})],
         use_index=False,
+        sign_sessions=True,
+        secret_key=key,
         keep_alive_milliseconds=10_000,
     )
-    refuse = tornado.web.Application([(".*", tornado.web.ErrorHandler, {"status_code": 403})])
-    http = HTTPServer(RuleRouter([Rule(_OwnRequests(hosts), bokeh), Rule(AnyMatches(), refuse)]))
+    broken = Rule(_BrokenRequests(key), _refusal(400))
+    own, others = Rule(_OwnRequests(hosts), bokeh), Rule(AnyMatches(), _refusal(403))
+    http = HTTPServer(RuleRouter([broken, own, others]))
     listening.settimeout(0.0)
     http.add_sockets([listening])
     server = BaseServer(IOLoop.current(), bokeh, http)
@@ -195,6 +228,10 @@ def serve(listening: socket.socket, site: Site) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     server.io_loop.start()
+
+
+def _refusal(status: int) -> tornado.web.Application:
+    return tornado.web.Application([(".*", tornado.web.ErrorHandler, {"status_code": status})])
 
 
 async def _end(server: BaseServer, site: Site) -> None:
