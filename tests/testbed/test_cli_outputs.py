@@ -126,7 +126,7 @@ def test_every_command_has_json_and_a_schema() -> None:
     [
         "ps",
         "runs --runs RUNS",
-        "down --all",
+        "down RUN --runs RUNS",
         "logs RUN",
         "logs RUN pi-1 --story",
         "validate TOPOLOGY",

@@ -46,7 +46,7 @@ def test_full_disk_does_not_block_the_process_and_is_reported() -> None:
     writer = LogWriter()
     printing(writer, Path("/dev/full"), MANY)
     (failure,) = writer.close()
-    assert str(from_os_error(failure)).startswith("/dev/full: No space left on device. Make room")
+    assert str(from_os_error(failure)).startswith("/dev/full: No space left on device (")
 
 
 def test_output_during_a_full_disk_is_written_later_up_to_the_limit(

@@ -134,7 +134,7 @@ def test_upload_continues_at_the_changed_link_rate(tmp_path: Path) -> None:
 
 
 def test_first_model_uses_the_start_of_the_link_trace(tmp_path: Path) -> None:
-    (tmp_path / "far.csv").write_text("time,delay\n0,0.5\n")
+    (tmp_path / "far.csv").write_text("time,rtt\n0,1\n")
     device = A | {"link": {"trace": {"csv": "far.csv"}}}
     records = _run(tmp_path, [], devices=[device, {"name": "b", "timing": "100s"}])
     assert _applied(records) == pytest.approx([2, 4, 6])
