@@ -249,7 +249,7 @@ def _summary(result: CellOutcome) -> str:
         return f"failed: {result.error}"
     accuracy, loss = result.accuracy, result.loss
     quality = "never evaluated" if loss is None else f"loss {loss:.4g}"
-    if accuracy is not None and accuracy == accuracy:
+    if accuracy is not None:
         quality = f"accuracy {accuracy:.1%}"
     validity = Validity.from_dict(result.validity)
     doubts = [f"\n      not valid: {reason}" for reason in validity.reasons]

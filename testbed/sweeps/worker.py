@@ -7,6 +7,7 @@ when the pipe is closed.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def execute(
         reason=ended.reason,
         validity=watcher.validity.as_dict(),
         seconds=round(time.monotonic() - begin, 2),
-        accuracy=None if last is None else last.accuracy,
+        accuracy=None if last is None or math.isnan(last.accuracy) else last.accuracy,
         loss=None if last is None else last.loss,
     )
 
