@@ -8,6 +8,7 @@ are repeated at their recorded times.
 
 from __future__ import annotations
 
+import bisect
 import csv
 import dataclasses
 import datetime
@@ -72,6 +73,8 @@ _COLUMNS = ("client", "start", "end", "bytes", "download", "upload")
 _REQUIRED = ("client", "start", "end")
 
 Keys = dict[str, Any]
+_Order = tuple[float, int]
+"""Place of a round among those of its device: time and number of its dispatch."""
 Spans = Sequence[tuple[float, float]]
 """Spans of device time in seconds, each with begin and end."""
 
@@ -155,7 +158,7 @@ def from_run(path: Path) -> dict[str, Keys]:
     found: dict[str, Keys] = {}
     for name in devices:
         usual = _usual_of_group(name, groups, rounds)
-        own = rounds.get(name) or [one for _, one in _unapplied(run, name, usual)]
+        own = rounds.get(name) or [one for _, one in _unapplied(run, name, usual, actions[name])]
         listed = [[_seconds(at), name_of(action)] for at, action in actions[name]]
         found[name] = {
             **({GROUP: groups[name]} if name in groups else {}),
@@ -310,7 +313,7 @@ def _rounds(
     prompt = 2e-6 if is_simulated(run.manifest.get("runtime")) else _QUICK_REPLY
     steps = _steps(run, group)
     pulls = _pulls(run.topology.get("rule", {}))
-    applied: list[tuple[float, _RecordedRound]] = []
+    applied: list[tuple[_Order, _RecordedRound]] = []
     gaps: list[float] = []
     free, sequence = 0.0, 0
     rows: Iterable[Any] = updates.sort_values(["train_start", "sequence"]).itertuples()
@@ -331,7 +334,7 @@ def _rounds(
             update_bytes=one.bytes,
             model_bytes=one.bytes if math.isnan(one.bytes_before) else one.bytes_before,
         )
-        applied.append((one.dispatched, found))
+        applied.append(((one.dispatched, one.dispatch), found))
         free, sequence = one.sent, one.sequence
     usual_gap = statistics.median([gap for gap in gaps if not math.isnan(gap)] or [0.0])
     applied = [
@@ -339,40 +342,51 @@ def _rounds(
         for (at, one), gap in zip(applied, gaps, strict=True)
     ]
     name, usual = str(updates["client"].iloc[0]), _usual(one for _, one in applied)
-    lost = [] if pulls else list(_unapplied(run, name, usual, [*frozen, *cut]))
+    lost = [] if pulls else list(_unapplied(run, name, usual, actions))
     return [one for _, one in sorted([*applied, *lost], key=lambda pair: pair[0])]
 
 
 def _unapplied(
-    run: Run, name: str, usual: _RecordedRound, held: Spans = ()
-) -> Iterator[tuple[float, _RecordedRound]]:
-    """Yield the rounds of a device without an applied update, each with the time of its dispatch. If the
-    update arrived, the training gets what the `usual` transfers leave of the round. Otherwise the round
-    was lost or was under way at the end of the run: if it lasted longer than the `usual` download, its
-    training lasts as usual, or else longer than it was seen to last, so that it does not end either when
-    the run is repeated."""
+    run: Run, name: str, usual: _RecordedRound, actions: Sequence[tuple[float, Switching]]
+) -> Iterator[tuple[_Order, _RecordedRound]]:
+    """Yield the rounds of a device without an applied update. A training cannot begin before the update
+    of the device's previous round is sent. If the update arrived, the training gets what the `usual`
+    transfers leave of the round. Otherwise the round was lost or was under way at the end of the run: if
+    it lasted longer than the `usual` download, its training lasts as usual, or else longer than it was
+    seen to last, so that it does not end either when the run is repeated."""
     train, think, upload = (usual.train or 0.0, usual.think or 0.0, usual.upload or 0.0)
-    own = run.unfinished[run.unfinished["client"] == name]
+    held = [*_spans(actions, Pause, Resume), *_spans(actions, Disconnect, Reconnect)]
+    applied = run.updates[run.updates["client"] == name].sort_values("dispatch")
+    dispatches, sent = applied["dispatch"].tolist(), [0.0, *applied["sent"].tolist()]
     arrived = set(run.rejected["dispatch"][run.rejected["client"] == name]) - {0}
     over = math.inf if run.ended is None else run.ended.at - _AT_THE_END
+    since = 0.0
+    own = run.unfinished[run.unfinished["client"] == name].sort_values("dispatch")
     rows: Iterable[Any] = own.itertuples()
     for one in rows:
-        lasted = _without(one.dispatched, one.until, held) - usual.download
+        since = max(since, sent[bisect.bisect(dispatches, one.dispatch)])
+        lasted = min(
+            _without(one.dispatched, one.until, held) - usual.download,
+            _without(since, one.until, held),
+        )
         if one.dispatch in arrived and one.until < over:
             found = replace(usual, train=max(0.0, lasted - think - upload))
+            since = one.until - upload
         else:
             begun = lasted > 0 or not usual.download  # without a download, it begins at once
             lasts = max(train, lasted + _AT_THE_END) if begun else None
             found = replace(usual, train=lasts, think=None, upload=None)
-        yield float(one.dispatched), found
+        yield (float(one.dispatched), int(one.dispatch)), found
 
 
 def _reply_times(run: Run) -> npt.NDArray[np.float64]:
     """Return for each update the seconds from what caused its dispatch to the dispatch, in which the
     server worked. The cause is the last arrival of an update, or of a client's report, before the
     dispatch. They are 0 if arrivals do not seem to cause dispatches, as with a rule that waits for a
-    timer."""
+    timer, and in virtual time, in which the server takes no time."""
     updates = run.updates
+    if is_simulated(run.manifest.get("runtime")):
+        return np.zeros(len(updates))
     arrived = np.sort(np.concatenate([updates["arrived"], run.statuses["at"]]).astype(np.float64))
     dispatched = updates["dispatched"].to_numpy(np.float64)
     place = np.searchsorted(arrived, dispatched, side="right")
@@ -455,21 +469,23 @@ def what_happened(run: Run, name: str, *, ready: bool = True) -> list[tuple[floa
         runs, was_held = not held & _NO_PROCESS, bool(held)
         for hold, begins in holds(action).items():
             (held.add if begins else held.discard)(hold)
+        moved: Switching | None = None
+        if isinstance(action, Leave | Join):
+            moved = action
+        elif runs != (not held & _NO_PROCESS):
+            moved = Crash() if runs else Restart()
+        # The goodbye of a device that leaves may arrive after the order of its return.
+        back = at
+        if isinstance(moved, Restart | Join):
+            back = next((float(when) for when in returns if at <= when < until), at)
         if held and not was_held:
             since = at
         elif was_held and not held:
-            spans.append((since, at))
-        if isinstance(action, Leave | Join):
-            moved: Switching = action
-        elif runs == (not held & _NO_PROCESS):
-            if isinstance(action, Pause | Resume | Disconnect | Reconnect):
-                found.append((at, action))
-            continue
-        else:
-            moved = Crash() if runs else Restart()
-        if ready and isinstance(moved, Restart | Join):
-            at = next((float(when) for when in returns if at <= when < until), at)
-        found.append((at, moved))
+            spans.append((since, back))
+        if moved is not None:
+            found.append((back if ready else at, moved))
+        elif isinstance(action, Pause | Resume | Disconnect | Reconnect):
+            found.append((at, action))
     if held:
         spans.append((since, math.inf))
     found += _unordered(run, name, offline, returns, spans)

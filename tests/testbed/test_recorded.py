@@ -17,6 +17,7 @@ from tests.running import Testbed
 
 _TASK = "task: {name: quadratic, centers: [[0], [1], [2], [5]], local: {steps: 4, lr: 0.1}}\n"
 _TASK_OF_ONE = _TASK.replace("[0], [1], [2], [5]", "[0]")
+_TASK_OF_TWO = _TASK.replace(", [2], [5]", "")
 _RULE = "rule: {name: fedbuff, buffer_size: 2}\nevaluate: {every: 5s}\nstop: {after: 60s}\n"
 _VIRTUAL = "runtime: {name: virtual}\n"
 _FLEET = """\
@@ -143,6 +144,44 @@ def test_round_lost_before_its_training_takes_no_recorded_training(testbed: Test
         assert again.updates[column].tolist() == pytest.approx(source.updates[column].tolist())
 
 
+@pytest.mark.parametrize(
+    ("rule", "device", "scenario", "key", "expected"),
+    [
+        # The goodbye takes 50 ms: it arrives after the order to join, and is no crash.
+        (
+            "{name: fedasync}",
+            "timing: 300ms, link: {rtt: 100ms}",
+            "[{at: 1050ms, leave: b}, {at: 1050ms, join: b}]",
+            "actions",
+            [["1050ms", "leave"], ["1100ms", "join"]],
+        ),
+        # Models leave at the next tick, 10 ms after the update: the server does not work in this time.
+        (
+            "{name: fedfix, period: 100ms}",
+            "timing: 290ms, link: {rtt: 100ms}",
+            "[]",
+            "transfers",
+            {"download": "50ms", "upload": "50ms", "model_bytes": 372, "update_bytes": 372},
+        ),
+        # All updates are late. A training begins when the one before is done, and waits in a pause. The
+        # last one was seen for 150 ms, and must not end in the repeat.
+        (
+            "{name: fedavg, round_timeout: 150ms}",
+            "timing: 250ms",
+            "[{at: 600ms, pause: b, for: 500ms}]",
+            "timing",
+            {"distribution": "trace", "values": ["250ms"] * 9 + ["170ms"]},
+        ),
+    ],
+)
+def test_only_the_device_counts_in_its_durations(
+    testbed: Testbed, rule: str, device: str, scenario: str, key: str, expected: object
+) -> None:
+    text = f"{_TASK_OF_TWO}rule: {rule}\nevaluate: {{every: 5s}}\nstop: {{after: 2900ms}}\n{_VIRTUAL}"
+    devices = f"devices: [{{name: a, timing: 90ms}}, {{name: b, {device}}}]\nscenario: {scenario}\n"
+    assert recorded.from_run(_run(testbed, "source", text + devices).path)["b"][key] == expected
+
+
 def test_absences_that_nobody_ordered_are_repeated(testbed: Testbed) -> None:
     """As of a real device: the record has only reports that the device is offline, and ready again."""
     original = _original(testbed, _FAULTS)
@@ -171,11 +210,11 @@ def test_device_without_a_training_gets_the_durations_of_its_group(testbed: Test
 
 def test_client_with_one_update_repeats_it() -> None:
     Path("log.csv").write_text("client,start,end\na,0,2.5\nb,0,1\nb,1,2\n")
-    fleet = _load("{from_log: log.csv}", _TASK.replace(", [2], [5]", "")).devices
+    fleet = _load("{from_log: log.csv}", _TASK_OF_TWO).devices
     assert [group.name for group in fleet] == ["a", "b"]
     assert [group.timing and group.timing.params for group in fleet] == [{"value": 2.5}, {"value": 1.0}]
     own = "timing: {distribution: uniform, low: 1s, high: 2s}"  # wins over what is recorded
-    fleet = _load(f"{{from_log: log.csv, {own}}}", _TASK.replace(", [2], [5]", "")).devices
+    fleet = _load(f"{{from_log: log.csv, {own}}}", _TASK_OF_TWO).devices
     assert [group.timing and group.timing.params for group in fleet] == [{"low": 1.0, "high": 2.0}] * 2
 
 

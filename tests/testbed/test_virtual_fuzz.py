@@ -276,32 +276,37 @@ def test_late_pause_of_a_device_changes_nothing_before_it(tmp_path: Path) -> Non
 
 
 def test_random_runs_are_repeated_from_their_records(tmp_path: Path) -> None:
-    """With crashes, pauses and disconnections, whose times are recorded, and without what is drawn or
-    what the rule decides about a training that has begun."""
+    """The same updates at the same microseconds. Three kinds of run are left out. Jitter and loss draw
+    delays whose rounding errors add up. Under `favano`, `defedavg_niid` and `port` a client keeps its
+    update, or ends its training early, so that the record does not show the device's own time. Of models
+    that are sent over a link to a busy device, only the last download is recorded."""
     repeated = 0
-    for seed in range(60):
+    for seed in range(80):
         dice = random.Random(seed)  # noqa: S311
         whole = yaml.safe_load(topology(seed))
-        if any("jitter" in one.get("link", {}) for one in whole["devices"]) or "churn" in whole:
+        links = [one["link"] for one in whole["devices"] if "link" in one]
+        if any("jitter" in link for link in links):
             continue
         whole["rule"] = dice.choice(
             [
                 {"name": "fedasync"},
                 {"name": "fedbuff", "buffer_size": 2},
                 {"name": "asysg", "gradients": 1, "server_lr": 0.2},
+                {"name": "fedfix", "period": "100ms"},
+                {"name": "fedavg"} if links else {"name": "fedavg", "round_timeout": "150ms"},
             ]
         )
-        whole["scenario"] = [one for one in whole["scenario"] if not {*one} & {"leave", "join", "set"}]
         whole["stop"] = {"after": "3s"}
         first = play(yaml.safe_dump(whole), tmp_path / f"{seed}")
         if not (expected := _arrivals(first)):
             continue
         again = {**whole, "devices": {"from_run": str(first.path)}, "scenario": []}
+        again.pop("churn", None)
         assert _arrivals(play(yaml.safe_dump(again), tmp_path / f"{seed}-again")) == expected, seed
         repeated += 1
-    assert repeated > 30
+    assert repeated > 50
 
 
 def _arrivals(directory: RunDirectory) -> list[tuple[float, str]]:
     updates = (one for one in events.read(directory.events) if isinstance(one, events.UpdateApplied))
-    return sorted((round(one.arrived, 4), one.client) for one in updates)
+    return sorted((one.arrived, one.client) for one in updates)
