@@ -97,6 +97,14 @@ def test_other_work_before_the_first_step_delays_all_steps() -> None:
     assert [delayed.progress(at) for at in (100, 110)] == [0, 2]
 
 
+def test_other_work_during_the_training_delays_the_remaining_steps() -> None:
+    """At 105 two of 4 steps are done; the other two and 10 ns of other work take until 120. A training
+    that is computed at 104 and waits for its minimum duration does other work at 110 at once."""
+    delayed = _work(steps=4).delayed(105, 10)
+    assert (delayed.since, delayed.computed, delayed.progress(105)) == (105, 120, 2)
+    assert _work(computed=104, floor=130).delayed(110, 10).computed == 120
+
+
 def test_training_cut_to_zero_steps_ends_at_once() -> None:
     work = _work().cut_short(100)
     assert work.progress(100) == 0
