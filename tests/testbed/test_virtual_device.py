@@ -101,7 +101,8 @@ def test_other_work_during_the_training_delays_the_remaining_steps() -> None:
     """At 105 two of 4 steps are done; the other two and 10 ns of other work take until 120. A training
     that is computed at 104 and waits for its minimum duration does other work at 110 at once."""
     delayed = _work(steps=4).delayed(105, 10)
-    assert (delayed.since, delayed.computed, delayed.progress(105)) == (105, 120, 2)
+    assert (delayed.since, delayed.computed) == (105, 120)
+    assert delayed.progress(105) == 2
     assert _work(computed=104, floor=130).delayed(110, 10).computed == 120
 
 
