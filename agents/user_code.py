@@ -197,10 +197,11 @@ def _begins(frame: FrameType, *, own: bool) -> bool:
     begins with the first frame of user code. Otherwise it begins with the first frame of a module
     outside `_OURS`."""
     top = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return _is_own_frame(frame) if own else top not in _OURS
+    return is_own_frame(frame) if own else top not in _OURS
 
 
-def _is_own_frame(frame: FrameType) -> bool:
+def is_own_frame(frame: FrameType) -> bool:
+    """Return whether `frame` runs user code."""
     return _lies_in_use(frame.f_code.co_filename)
 
 
@@ -213,5 +214,5 @@ def _own_lines(error: BaseException) -> list[tuple[str, int]]:
     return [
         (frame.f_code.co_filename.removeprefix(f"{folder()}/"), number)
         for frame, number in traceback.walk_tb(error.__traceback__)
-        if _is_own_frame(frame)
+        if is_own_frame(frame)
     ]

@@ -57,9 +57,10 @@ class Watchdog:
         while not self._closed.wait(_LOOK_SECONDS):
             if (since := self._since) is None:
                 continue
-            lasted = time.monotonic() - since
+            if (lasted := time.monotonic() - since) < self._patience:
+                continue
             frame = sys._current_frames().get(self._watched)
-            if lasted < self._patience or (self._own_code_only and _own_frame(frame) is None):
+            if self._own_code_only and _own_frame(frame) is None:
                 continue
             sentence = f"{_place(frame)} for {lasted:.0f} s"
             if since != self._told:
@@ -71,12 +72,9 @@ class Watchdog:
 
 def _own_frame(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame in user code; None if there is none."""
-    folder = user_code.folder()
-    while frame is not None and folder is not None:
-        if Path(frame.f_code.co_filename).is_relative_to(folder):
-            return frame
+    while frame is not None and not user_code.is_own_frame(frame):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def _place(frame: FrameType | None) -> str:

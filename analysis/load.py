@@ -255,7 +255,9 @@ class Follower:
             ),
             versions=frames["version"],
             evaluations=_with_perplexity(frames["evaluation"], manifest),
-            parts=_with_names(_without_duplicates(frames["evaluation_part"]), manifest),
+            parts=with_class_names(
+                _without_duplicates(frames["evaluation_part"]), manifest.get("classes")
+            ).astype({"name": "category"}),
             statuses=_planned(frames["status"], "client", devices),
             rejected=_planned(frames["rejected"], "client", devices),
             clipped=_planned(frames["clipped"], "client", devices),
@@ -468,14 +470,14 @@ def _without_duplicates(parts: pd.DataFrame) -> pd.DataFrame:
     return parts.drop_duplicates(["version", "part", "name"], keep="last", ignore_index=True)
 
 
-def _with_names(parts: pd.DataFrame, manifest: Mapping[str, Any]) -> pd.DataFrame:
-    """Return `parts` with the names of classes in place of their numbers, if the data have names."""
-    found = manifest.get("classes")
-    if parts.empty or not isinstance(found, list):
+def with_class_names(parts: pd.DataFrame, classes: Any) -> pd.DataFrame:
+    """Return a table with the columns `part` and `name`, with the names of classes in place of their
+    numbers. `classes`: list of the names; empty, or another value in a damaged manifest, for none."""
+    if parts.empty or not isinstance(classes, list) or not classes:
         return parts
-    names = {str(number): str(name) for number, name in enumerate(found)}
+    names = {str(number): str(name) for number, name in enumerate(classes)}
     given, is_class = parts["name"].astype(object), parts["part"] == "class"
-    return parts.assign(name=given.mask(is_class, given.map(names).fillna(given)).astype("category"))
+    return parts.assign(name=given.mask(is_class, given.map(names).fillna(given)))
 
 
 def _groups(clients: pd.Series[str], devices: pd.DataFrame) -> pd.Categorical:

@@ -23,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never, get_args
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.random import SeedSequence
@@ -99,9 +99,6 @@ class Setup:
             selection = user_code.build(self.selection, SELECTIONS, ClientSelection)
             server.draws = Draws(self.selection.name, selection, population, self.settings.samples)
         return AggregatorCore(self.settings, rule.begin(server), server, steps), server
-
-
-_OF_RULES = get_args(rules.Action)
 
 
 class AggregatorCore:
@@ -483,7 +480,7 @@ class AggregatorCore:
                 self._note_update(verdict.update, message, self._draws)
             wanted = self._checked(self._rule.update(verdict.update))
             self._sending.note_passed(message, wanted)
-            done = [*done, *self._carry_out(wanted, at, verdict.update)]
+            done = [*done, *self._perform(wanted, at, verdict.update)]
         elif verdict.is_model_due:
             done = [*done, *self._rejoin(event.sender, at)]
             is_endless = runs and self._settings.stop.after is None
@@ -506,15 +503,21 @@ class AggregatorCore:
     # Actions of the rule
 
     def _carry_out(
+        self, returned: rules.Actions, at: Nanoseconds, ticked: Nanoseconds | None = None
+    ) -> list[Action]:
+        """Check and perform what the rule returned for an input that is no update. `ticked`: time at
+        which the rule's timer was due; None if the input is no timer either."""
+        return self._perform(self._checked(returned), at, ticked=ticked)
+
+    def _perform(
         self,
         actions: rules.Actions,
         at: Nanoseconds,
         update: rules.Update | None = None,
         ticked: Nanoseconds | None = None,
     ) -> list[Action]:
-        """Carry out the rule's actions. The actions react to `update`, or to the timer that was due at
-        `ticked`, or to another input if both are None."""
-        actions = self._checked(actions)
+        """Perform the rule's checked actions. The actions react to `update`, or to the timer that was
+        due at `ticked`, or to another input if both are None."""
         done: list[Action] = [] if self._draws is None else self._drawn(self._draws, at)
         if self._settings.side.model_vectors:
             actions = self._with_copies(actions)
@@ -552,12 +555,10 @@ class AggregatorCore:
         return done
 
     def _checked(self, returned: rules.Actions) -> rules.Actions:
-        """Return what the rule returned. Raises DeclarationError if it is no list of actions, or the
-        global model is not what it was at the start: a rule of the user may do anything."""
+        """Return what the rule returned. Raises DeclarationError if it is not a list of actions, or if
+        the rule has replaced the global model by something of another type or shape."""
         name = type(self._rule).__name__
-        if not isinstance(returned, list | tuple) or not all(
-            isinstance(one, _OF_RULES) for one in returned
-        ):
+        if not rules.is_action_list(returned):
             raise DeclarationError(f"{name} returned {returned!r:.80}, expected a list of actions")
         w: Any = self._server.w
         if not isinstance(w, np.ndarray):

@@ -62,6 +62,9 @@ _MAX_OVERHEAD_BYTES = 2**17
 """Maximum number of bytes that an update has in addition to its values and indices."""
 _HANGING_SECONDS = 300.0
 """Host seconds after which the run ends if the main thread is still at the same input."""
+_DISK_SECONDS = 60.0
+"""Host seconds after which a late run ends if the disk does not answer. Other runs wait as long as for
+the main thread."""
 _LATE = 30 * SECOND
 """Device time in ns after the end that `stop: after` asks for, when a run is late."""
 _WATCH_EVERY_S = 1.0
@@ -306,7 +309,7 @@ class Aggregator:
         if lasted >= PATIENCE_SECONDS and self._slow_write != self._write_began:
             self._slow_write = self._write_began
             self._report_hang(f"the disk of the run's directory has not answered for {lasted:.0f} s")
-        if lasted >= max(self._patience(), _HANGING_SECONDS / 5):
+        if lasted >= max(self._patience(), _DISK_SECONDS):
             sys.stderr.write(f"aggregator: the disk has not answered for {lasted:.0f} s\n")
             process.exit_now(files.FULL_DISK)
 

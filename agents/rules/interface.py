@@ -37,7 +37,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, TypeGuard, get_args
 
 import numpy as np
 
@@ -212,6 +212,12 @@ Action = (
     | Remark
 )
 Actions = Sequence[Action]
+_ACTIONS = get_args(Action)
+
+
+def is_action_list(returned: object) -> TypeGuard[Actions]:
+    """Return whether `returned`, which a rule of the user returned, is a list of actions."""
+    return isinstance(returned, list | tuple) and all(isinstance(one, _ACTIONS) for one in returned)
 
 
 @dataclass(slots=True)

@@ -104,8 +104,7 @@ def _run(make: Callable[[], Adapter], scenario: Scenario, tolerance: Tolerance) 
                     observed.append(step)
     except NotImplementedError as error:
         if call in ("making the adapter", "start"):
-            reason = raised_text(error).removeprefix("NotImplementedError").removeprefix(": ")
-            return ScenarioResult(scenario, "skipped", reason=reason or "not implemented")
+            return ScenarioResult(scenario, "skipped", reason=_message(error) or "not implemented")
         failure = f"{call}: {_described(error)}"
     except KeyboardInterrupt:
         raise
@@ -136,12 +135,15 @@ def _rank(results: Sequence[ScenarioResult]) -> None:
 
 def raised_text(error: BaseException) -> str:
     """Return the type and the message of what foreign code raised, without control characters."""
+    return f"{type(error).__name__}: {_message(error)}".removesuffix(": ")
+
+
+def _message(error: BaseException) -> str:
     try:
         message = str(error)
     except Exception:  # noqa: BLE001  whatever foreign code raises
         message = "its message cannot be read"
-    shown = "".join(sign if sign.isprintable() else " " for sign in message[:_LONGEST_MESSAGE])
-    return f"{type(error).__name__}: {shown}".removesuffix(": ")
+    return "".join(sign if sign.isprintable() else " " for sign in message[:_LONGEST_MESSAGE])
 
 
 def _described(error: BaseException) -> str:

@@ -341,8 +341,8 @@ def _image_folder(paths: Sequence[Path]) -> RawSplit:
 
 
 def left_out(paths: Sequence[Path]) -> tuple[str, ...]:
-    """Return a sentence about files beside the images `paths` that are not images; empty if there are
-    none, or if `paths` are no images in class folders."""
+    """Return a sentence about the files in class folders that are not images; empty if there are none.
+    `paths`: the images; if it has other files, there are no class folders, and nothing is left out."""
     if not paths or _kind(paths[0]) not in _IMAGES:
         return ()
     folder = paths[0].parent.parent

@@ -11,6 +11,7 @@ from agents.aggregator.evaluation import Evaluator
 from agents.disk import files
 from agents.models.flat import first_model
 from agents.wire import payloads
+from analysis.load import with_class_names
 from testbed.data import preparation
 from testbed.errors import BadInputError
 from testbed.plan.agent_configs import initial_model
@@ -42,7 +43,6 @@ def evaluate_saved_models(
     parts = preparation.evaluation_parts(prepared, topology)
     evaluator = Evaluator(task, prepared.test, lambda _: None, start=start, parts=parts)
     _, _, schema = first_model(task, topology.seed, start)
-    names = {("class", str(number)): name for number, name in enumerate(prepared.classes)}
     rows = []
     for path in sorted(directory.models.glob("*.safetensors")):
         try:
@@ -56,13 +56,10 @@ def evaluate_saved_models(
             ) from error
         found = evaluator.evaluate(version, w, buffers)
         whole = ("test set", "", len(prepared.test), found.loss, found.accuracy)
-        named = [
-            (one.part, names.get((one.part, one.name), one.name), one.samples, one.loss, one.accuracy)
-            for one in found.parts
-        ]
+        named = [(one.part, one.name, one.samples, one.loss, one.accuracy) for one in found.parts]
         rows += [(path.stem, version, *figures) for figures in (whole, *named)]
     columns = ["model", "version", "part", "name", "samples", "loss", "accuracy"]
-    table = pd.DataFrame(rows, columns=columns)
+    table = with_class_names(pd.DataFrame(rows, columns=columns), list(prepared.classes))
     if task.has_perplexity:
         with np.errstate(over="ignore"):
             table["perplexity"] = np.exp(table["loss"])

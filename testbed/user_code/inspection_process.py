@@ -73,7 +73,6 @@ _ARRAYS = {
 """Name of an array in a split -> the kinds of NumPy types that the array may have, and a description of
 these kinds for errors."""
 _EXAMPLE = '{"train": {"x": x, "y": y}}, with arrays that have a row for each sample'
-_ACTIONS = get_args(rules.Action)
 _KINDS: Mapping[str, tuple[Mapping[str, type], type, str]] = {
     "task": (TASKS, Task, "model"),
     "rule": (RULES, Rule, "begin"),
@@ -336,7 +335,7 @@ def _try_client(rule: Rule, send: Send, dispatch: int) -> Vectors:
 
 
 def _actions(method: str, returned: Any, side: ClientSide) -> list[Any]:
-    if isinstance(returned, list | tuple) and all(isinstance(one, _ACTIONS) for one in returned):
+    if rules.is_action_list(returned):
         for action in returned:
             if isinstance(action, Send):
                 expected, like = sizes(side.model_vectors, _TRIED), np.zeros(0, np.float32)

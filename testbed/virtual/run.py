@@ -73,7 +73,7 @@ from testbed.virtual.stacked_training import BatchTrainer
 from testbed.virtual.timing import ComputeTimes
 
 _PATIENCE_SECONDS = 30.0
-"""Seconds of wall time after which own code that does not return is told."""
+"""Seconds of wall time after which own code that has not returned is reported."""
 _REFRESH_EVERY = 0.1
 """Seconds of wall time between two refreshes of the view. Each refresh also writes the records to the
 disk."""

@@ -93,7 +93,7 @@ class DutyCycle:
         return limited is not None and limited.suspended
 
     def check(self) -> None:
-        """Raise HostError if the limits are no longer enforced."""
+        """Raise HostError if an error has ended the thread that enforces the limits."""
         if self._failure is not None:
             error = self._failure
             raise HostError(f"the CPU limits of the devices ended: {type(error).__name__}: {error}")
