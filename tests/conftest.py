@@ -65,10 +65,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     item.stash[_OPEN] = leaks.open_files()
     if item.get_closest_marker("timed"):
         item.stash[_USE] = other_work.read()
-        file = item.getparent(pytest.Module)
-        assert file is not None
-        file.stash.setdefault(_USE, item.stash[_USE])
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """What a fixture of a module measures, tests judge long after it."""
+    if fixturedef.scope != "module" or not request.node.get_closest_marker("timed"):
+        return (yield)
+    before = other_work.read()
+    try:
+        return (yield)
+    finally:
+        spans = request.node.stash.setdefault(_FIXTURE_USE, {})
+        spans[fixturedef.argname] = (before, other_work.read())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -78,12 +90,15 @@ def pytest_runtest_makereport(
     """A test that measures, and failed while others used the host, has shown nothing: it counts as an
     expected failure, printed with its traceback and with who they were."""
     report = yield
-    if report.failed and _USE in item.stash:
-        # A fixture of the file may have measured long before this test.
-        measured = item.getparent(pytest.Module) if report.when == "setup" else item
-        assert measured is not None
-        if why := neighbours.busy_since(measured.stash[_USE]):
-            report.outcome, report.wasxfail = "skipped", why
+    if report.failed and _USE in item.stash and isinstance(item, pytest.Function):
+        module = item.getparent(pytest.Module)
+        assert module is not None
+        of_fixtures = module.stash.get(_FIXTURE_USE, {})
+        spans = [of_fixtures[name] for name in item.fixturenames if name in of_fixtures]
+        for before, now in [*spans, (item.stash[_USE], other_work.read())]:
+            if why := neighbours.busy_since(before, now):
+                report.outcome, report.wasxfail = "skipped", why
+                break
     return report
 
 
@@ -104,7 +119,9 @@ _NAMED = 4
 _OPEN: pytest.StashKey[dict[int, str]] = pytest.StashKey()
 """Open files before a test and its fixtures."""
 _USE: pytest.StashKey[CpuReading] = pytest.StashKey()
-"""CPU times before a test that measures, and before its fixtures."""
+"""CPU times before a test that measures."""
+_FIXTURE_USE: pytest.StashKey[dict[str, tuple[CpuReading, CpuReading]]] = pytest.StashKey()
+"""CPU times before and after the last set-up of each fixture of a module that measures."""
 
 WHOLE = (
     *("test_up_docker.py", "test_swarm.py", "test_netem.py", "test_notebooks.py"),
