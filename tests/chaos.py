@@ -3,11 +3,14 @@
 Each run has a rule in its turn, and from its seed some faults: broker, aggregator, a client or the
 controller is killed (after the last, the run is resumed) or frozen for a while, the connection of a
 process to the broker is broken, the disk is full for a while, messages are delivered twice, a device
-crashes, is cut off or paused, a file of the run is damaged while nothing of it lives. A run is as it
-should be if it completes, all clients go on after the last fault, of what the clients have finished
-nothing is lost and nothing is applied twice, and the records name what was frozen. With a damaged file
-it must not be resumed, but for odd ones among clients' updates, and no file may change, until the file
-is as it was.
+crashes, is cut off or paused, a file of the run is damaged while nothing of it lives. With `--features`
+the devices have batteries that run empty, a segment, compressed updates and a selection, and two real
+devices take part, which lose their cable or power.
+
+A run is as it should be if it completes, all clients go on after the last fault, of what the clients
+have finished nothing is lost and nothing is applied twice, the records name what was frozen, and nothing
+is left anywhere. With a damaged file it must not be resumed, but for odd ones among clients' updates,
+and no file may change, until the file is as it was.
 
 What a client has finished is what it has put into its folder, which the kernel tells (`Finished`, by
 inotify); what became of it is in `events.jsonl`, by client and number of the dispatch.
@@ -30,11 +33,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import docker
 import psutil
 
 from agents import events
@@ -48,7 +52,15 @@ from testbed.rundir import commands
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import RecordFollower
 from testbed.runtimes.process.runtime import find
-from tests.running import Finished, cli, started, write_topology
+from tests.running import (
+    Finished,
+    cli,
+    left_as_processes,
+    left_in_docker,
+    started,
+    write_topology,
+)
+from tests.ssh_servers import SshServer, SshServers, servers
 
 RULES: Mapping[str, Mapping[str, Any]] = {
     "fedbuff": {"name": "fedbuff", "buffer_size": 2},
@@ -58,6 +70,30 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "port": {"name": "port", "min_updates": 2},
 }
 CLIENTS = ("a", "b", "c", "d")
+REAL_DEVICES = ("pi-1", "pi-2")
+DRAWING_RULES: Mapping[str, Mapping[str, Any]] = {
+    "fedbuff": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4},
+    "defedavg_niid": {"name": "defedavg_niid", "sample": 4, "send_buffer": "hold"},
+    "fedavg": {"name": "fedavg", "sample": 4},
+    "port": {"name": "port", "min_updates": 2, "concurrency": 4},
+}
+SELECTIONS = ("uniform", "round_robin")
+_BATTERY = {
+    "idle": "1W",
+    "core": "2W",
+    "sent": "1J/MB",
+    "battery": {"capacity": "1Wh", "power_off_at": "5%", "return_at": "20%"},
+    "charger": "400W",
+}
+"""A battery that is empty returns after two seconds."""
+FEATURES: Mapping[str, Mapping[str, Any]] = {
+    "a": {"energy": _BATTERY},
+    "b": {"energy": _BATTERY, "link": {"compression": {"kind": "fp16"}}},
+    "c": {"segment": "cell", "link": {"compression": {"kind": "topk", "share": "10%"}}},
+    "d": {"segment": "cell", "link": {"up": "2mbit", "compression": {"kind": "int8"}}},
+}
+"""What the clients have with `--features`."""
+CELL = {"cell": {"up": "4mbit", "down": "8mbit", "rtt": "4ms"}}
 FILES = ("log", "checkpoint", "topology", "outbox")
 FAULTS = """
 import os, random, shutil, signal, socket, stat, threading, time
@@ -113,6 +149,8 @@ _MOST_RESUMES = 6
 _DISK_MIB = 96
 _FULL_SECONDS = 1.5
 _FROZEN_SECONDS = 5.0
+_UNPLUGGED_SECONDS = 2.0
+_PORT = 18_891
 _IN_MOVED_TO = 0x80
 _INOTIFY_EVENT = struct.Struct("iIII")
 
@@ -284,17 +322,30 @@ def run(
     after: float = 25.0,
     calm: float = 8.0,
     stopped: threading.Event | None = None,
+    hosts: SshServers | None = None,
+    selection: str | None = None,
 ) -> Outcome:
     """Run four clients for `after` seconds under `faults`; in the last `calm` ones, all have to go on.
-    `embedded`: with the embedded broker. `twice`: messages may come twice."""
+    `embedded`: with the embedded broker. `twice`: messages may come twice. `hosts`: two machines that
+    take part as real devices; then the clients have `FEATURES`, and a `selection` chooses them."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(FAULTS)
-    devices = [
+    devices: list[dict[str, Any]] = [
         {"name": name, "cpu": 0.2, "timing": f"{timing}ms", "link": {"rtt": "1ms"} if scenario else None}
         for name, timing in zip(CLIENTS, (150, 200, 300, 400), strict=True)
     ]
+    clients: tuple[str, ...] = CLIENTS
+    features: dict[str, Any] = {}
+    if hosts is not None:
+        clients += REAL_DEVICES
+        devices = [{**one, **FEATURES[one["name"]]} for one in devices]
+        addresses = [f"root@{machine.name}" for machine in hosts.machines]
+        devices.append({"name": "pi", "hosts": addresses, "python": sys.executable})
+        server = {"address": hosts.address, "port": _PORT}
+        features = {"network": CELL, "selection": {"name": selection}, "server": server, "dilation": 1}
     topology = write_topology(
         folder,
+        **features,
         rule=dict(rule),
         devices=devices,
         scenario=list(scenario),
@@ -311,14 +362,18 @@ def run(
     with ExitStack() as stack:
         if full:
             stack.enter_context(_small_disk(runs))
-        outboxes = stack.enter_context(Outboxes(runs))
+        homes = [machine.home for machine in hosts.machines] if hosts is not None else []
+        outboxes = stack.enter_context(Outboxes(runs, clients, homes))
         live = _Live(stack, runs, environment, stopped or threading.Event())
         live.start(topology, "--runtime", runtime)
         followed = live.until(0) and outboxes.complete
         wrong = []
         for fault in sorted(faults, key=lambda fault: fault.at):
             if live.until(fault.at):
-                _do(fault, live.name, runs, runtime)
+                if fault.part in REAL_DEVICES and hosts is not None:
+                    _do_to_machine(fault, hosts.machines[REAL_DEVICES.index(fault.part)])
+                else:
+                    _do(fault, live.name, runs, runtime)
                 if fault.what == "damage":
                     live.up.wait()
                     cli("down", live.name, "--runs", runs)
@@ -340,7 +395,20 @@ def run(
         if fault.what == "freeze" and alone and not named:
             wrong.append(f"no record names the frozen {fault.part}")
     flooding = {fault.part for fault in faults if fault.what == "flood"}
-    return _judged(found, live, outboxes.finished, wrong, after - calm, flooding)
+    wrong += [f"{one} is left" for one in _left(live.name, runtime, hosts)]
+    return _judged(found, live, outboxes.finished, wrong, after - calm, {*clients} - flooding)
+
+
+def _left(name: str, runtime: str, hosts: SshServers | None) -> list[str]:
+    """What is left of a run on this machine and on those of real devices."""
+    found = left_as_processes(name)
+    if runtime == "docker":
+        with closing(docker.from_env()) as engine:
+            found += left_in_docker(engine, name)
+    for machine in hosts.machines if hosts is not None else ():
+        own = (*machine.processes(), *machine.files(), *machine.limits())
+        found += [f"{one} of {machine.name}" for one in own]
+    return found
 
 
 @contextmanager
@@ -356,6 +424,22 @@ def _small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
         folder.rmdir()
         kept.rename(folder)
+
+
+def _do_to_machine(fault: Fault, machine: SshServer) -> None:
+    match fault.what:
+        case "kill":
+            for process in machine.processes("agents.client.main"):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        case "unplug":
+            machine.unplug()
+            time.sleep(_UNPLUGGED_SECONDS)
+            machine.plug()
+        case _:
+            machine.power_off()
+            time.sleep(_UNPLUGGED_SECONDS)
+            machine.power_on()
 
 
 def _do(fault: Fault, name: str, runs: Path, runtime: str) -> None:
@@ -461,18 +545,23 @@ def _judged(
     finished: Counter[tuple[str, int]],
     wrong: list[str],
     calm_from: float,
-    flooding: Set[str],
+    clients: Set[str],
 ) -> Outcome:
+    """`clients`: those that have to go on."""
     if not live.complete:
         wrong.append("it is not complete")
     late = {update.client for update in run.updates if update.applied >= calm_from}
     acted = [record for record in run.records if isinstance(record, events.Acted)]
     shut_out = {record.device for record in acted if record.source == AGGREGATOR}
-    wrong += [f"{client} was shut out" for client in shut_out - flooding]
-    wrong += [f"{client} did not go on" for client in sorted(set(CLIENTS) - late - flooding)]
+    wrong += [f"{client} was shut out" for client in shut_out & clients]
+    wrong += [f"{client} did not go on" for client in sorted(clients - late)]
     applied = Counter((update.client, update.dispatch) for update in run.updates)
     twice = [f"update {number} of {client}" for (client, number), times in applied.items() if times > 1]
     lost = [f"update {number} of {client}" for client, number in unaccounted(finished, run.records)]
+    energies = [one for one in run.records if isinstance(one, events.RoundEnergy)]
+    rounds = Counter((one.client, one.dispatch) for one in energies)
+    again = [one for one, times in rounds.items() if times > 1]
+    wrong += [f"energy of round {number} of {client} was counted twice" for client, number in again]
     unknown = len(applied.keys() - finished.keys())
     wrong += [f"{one} was applied twice" for one in twice] + [f"{one} was lost" for one in lost]
     wrong += [f"{unknown} updates were applied that nobody has finished"] if unknown else []
@@ -515,10 +604,16 @@ def unaccounted(
 
 
 def drawn(
-    seed: int, runtime: str, until: float, *, disk: bool = False, freeze: bool = False
+    seed: int,
+    runtime: str,
+    until: float,
+    *,
+    disk: bool = False,
+    freeze: bool = False,
+    features: bool = False,
 ) -> tuple[list[Fault], list[dict[str, Any]], bool]:
-    """Faults from outside, with a full `disk` and processes that `freeze` among them, those that a
-    scenario makes, up to `until` seconds of a run, and whether messages come twice."""
+    """Faults from outside, with a full `disk`, processes that `freeze`, and what befalls `features`,
+    those that a scenario makes, up to `until` seconds of a run, and whether messages come twice."""
     rng = random.Random(seed)  # noqa: S311
     kinds = [("kill", BROKER), ("kill", AGGREGATOR), ("kill", CONTROLLER), ("break", AGGREGATOR)]
     if disk:
@@ -544,6 +639,12 @@ def drawn(
     if freeze and rng.random() < 0.4:
         part = rng.choice((BROKER, AGGREGATOR, CONTROLLER))
         faults.append(Fault(round(rng.uniform(0.5, until), 2), "freeze", part))
+    if features:
+        what = rng.choice(("kill", "unplug", "power off"))
+        faults.append(Fault(round(rng.uniform(0.5, until), 2), what, rng.choice(REAL_DEVICES)))
+        at = (f"{rng.uniform(0.5, until):.2f}s" for _ in range(2))
+        scenario.append({"at": next(at), "set": rng.choice("ab"), "battery": "1%"})
+        scenario.append({"at": next(at), "disconnect": "cell", "for": "2s"})
     return faults, scenario, twice
 
 
@@ -563,10 +664,20 @@ class _Row:
         )
 
 
-def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row:
-    rule = RULES[list(RULES)[seed % len(RULES)]]
-    disk = os.geteuid() == 0
-    faults, scenario, twice = drawn(seed, asked.runtime, asked.until, disk=disk, freeze=True)
+def _row(
+    seed: int, asked: argparse.Namespace, stopped: threading.Event, hosts: SshServers | None
+) -> _Row:
+    rules = RULES if hosts is None else DRAWING_RULES
+    rule = rules[list(rules)[seed % len(rules)]]
+    faults, scenario, twice = drawn(
+        seed,
+        asked.runtime,
+        asked.until,
+        disk=os.geteuid() == 0,
+        freeze=True,
+        features=hosts is not None,
+    )
+    selection = SELECTIONS[seed % len(SELECTIONS)]
     if asked.flood:
         faults.append(Fault(1.0, "flood", CLIENTS[seed % len(CLIENTS)]))
     done = [*map(str, faults), *(" ".join(map(str, step.values())) for step in scenario)]
@@ -583,6 +694,8 @@ def _row(seed: int, asked: argparse.Namespace, stopped: threading.Event) -> _Row
             after=asked.after,
             calm=asked.calm,
             stopped=stopped,
+            hosts=hosts,
+            selection=selection,
         )
         if found.wrong and asked.keep is not None:
             kept = asked.keep / f"{asked.runtime}-{seed}"
@@ -603,14 +716,25 @@ def main() -> None:
     parser.add_argument("--after", type=float, default=25.0, help="seconds of a run")
     parser.add_argument("--calm", type=float, default=8.0, help="last seconds, in which all must go on")
     parser.add_argument("--keep", type=Path, help="a folder for runs that are not as they should be")
+    parser.add_argument(
+        "--features",
+        action="store_true",
+        help="batteries, a segment, compression, selection and two real devices; as root, one at a time",
+    )
     asked = parser.parse_args()
     out = sys.stdout
     out.write(
         "seed rule           finished applied reported lost twice resumed  faults; what is wrong\n"
     )
     rows, stopped = [], threading.Event()
-    with ThreadPoolExecutor(asked.jobs) as pool:
-        under_way = [pool.submit(_row, asked.seed + n, asked, stopped) for n in range(asked.runs)]
+    with ExitStack() as stack:
+        hosts = None
+        if asked.features:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            hosts = stack.enter_context(servers(folder, ("pi1", "pi2")))
+            os.environ["TESTBED_SSH"] = hosts.ssh
+        pool = stack.enter_context(ThreadPoolExecutor(1 if asked.features else asked.jobs))
+        under_way = [pool.submit(_row, asked.seed + n, asked, stopped, hosts) for n in range(asked.runs)]
         try:
             for one in as_completed(under_way):
                 rows.append(row := one.result())

@@ -69,9 +69,9 @@ from agents.selection.interface import ClientSelection
 from agents.timing.nanoseconds import Nanoseconds, from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
 
-_ORDERS = 64
-"""The core remembers this many of the latest `events.Acted` records, to ignore a record that MQTT
-delivers twice."""
+_ORDERS = 256
+"""The core remembers this many of the latest records from the shell, to ignore one that MQTT delivers
+twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +306,13 @@ class AggregatorCore:
         raise RuntimeError(f"timer {timer} must not be set now")
 
     def _write(self, line: str) -> list[Action]:
-        """Write the record in `line`, which the shell passed. If a record of an action arrives twice,
-        write it only once."""
+        """Write the record in `line`, which the shell passed, once."""
+        if line in self._orders:
+            return []
+        self._orders.append(line)
         record = events.from_line(line)
-        if isinstance(record, events.Acted):
-            if line in self._orders:
-                return []
-            self._orders.append(line)
-            if record.action is not None:
-                self.progress.note_action(record.device, record.action)
+        if isinstance(record, events.Acted) and record.action is not None:
+            self.progress.note_action(record.device, record.action)
         if isinstance(record, events.RoundEnergy) and self._draws is not None:
             self._draws.note_battery(record.client, record.level, record.at)
         return [] if record is None else [Log(record)]
