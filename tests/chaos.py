@@ -72,10 +72,10 @@ RULES: Mapping[str, Mapping[str, Any]] = {
 CLIENTS = ("a", "b", "c", "d")
 REAL_DEVICES = ("pi-1", "pi-2")
 DRAWING_RULES: Mapping[str, Mapping[str, Any]] = {
-    "fedbuff": {"name": "fedbuff", "buffer_size": 2, "concurrency": 4},
-    "defedavg_niid": {"name": "defedavg_niid", "sample": 4, "send_buffer": "hold"},
-    "fedavg": {"name": "fedavg", "sample": 4},
-    "port": {"name": "port", "min_updates": 2, "concurrency": 4},
+    "fedbuff": {"name": "fedbuff", "buffer_size": 2, "concurrency": 5},
+    "defedavg_niid": {"name": "defedavg_niid", "sample": 5, "send_buffer": "hold"},
+    "fedavg": {"name": "fedavg", "sample": 5},
+    "port": {"name": "port", "min_updates": 2, "concurrency": 5},
 }
 SELECTIONS = ("uniform", "round_robin")
 _BATTERY = {
@@ -340,7 +340,9 @@ def run(
         clients += REAL_DEVICES
         devices = [{**one, **FEATURES[one["name"]]} for one in devices]
         addresses = [f"root@{machine.name}" for machine in hosts.machines]
-        devices.append({"name": "pi", "hosts": addresses, "python": sys.executable})
+        devices.append(
+            {"name": "pi", "hosts": addresses, "python": sys.executable, "local": {"steps": 2}}
+        )
         server = {"address": hosts.address, "port": _PORT}
         features = {"network": CELL, "selection": {"name": selection}, "server": server, "dilation": 1}
     topology = write_topology(

@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Never
@@ -38,7 +38,7 @@ from agents.mqtt.transport import Connection, ConnectionFailedError, ReceivedMes
 from agents.texts import quantity
 from agents.timing.clock import in_device_time
 from agents.wire import messages
-from agents.wire.messages import AddressedOrder, EnergyFigures, MeasureOrder, MessageError, NoteOrder
+from agents.wire.messages import AddressedOrder, MeasureOrder, MessageError, NoteOrder
 from testbed.broker import BROKER
 from testbed.errors import BadInputError, HostError, RunFailedError, free_space
 from testbed.fidelity import SegmentClock, measure, repetition, requested, segments
@@ -62,7 +62,7 @@ from testbed.host.signals import uninterrupted
 from testbed.plan.agent_configs import RunSpec, model_bytes
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
-from testbed.run.round_energy import RoundEnergies, last_figures
+from testbed.run.round_energy import RoundEnergies, energy_samples
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import RecordFollower, Samples
@@ -122,6 +122,18 @@ _RECORDS_OF_A_RUN = (
     events.RunEnded,
 )
 """Records that an aggregator does not write before the run clock starts."""
+
+
+def _read(follower: RecordFollower) -> list[events.Record]:
+    try:
+        return follower.read()
+    except ValueError as error:
+        raise RunFailedError(str(error)) from error
+
+
+def _tail(records: Sequence[events.Record]) -> Sequence[events.Record]:
+    """Return what follows the last record that is only written while the run clock goes."""
+    return [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))][::-1]
 
 
 class Controller:
@@ -187,10 +199,12 @@ class Controller:
         )
         counts_energy = any(device.energy is not None for device in spec.plan.devices)
         self._energy = RoundEnergies(spec.plan, model_bytes(spec.topology) if counts_energy else 0)
-        self._earlier_energy: dict[str, EnergyFigures] = (
-            last_figures(Samples(spec.directory.telemetry)) if counts_energy else {}
-        )
-        """Energy of each device at the end of the run's earlier segment; empty if there is none."""
+        earlier = Samples(spec.directory.telemetry)
+        samples = [*energy_samples(earlier)] if counts_energy else []
+        self._earlier_samples, self._earlier_zero = samples, earlier.zero or 0.0
+        """Energy samples of the run's earlier segments, and the Unix time at which their clock was 0."""
+        self._earlier_lines: set[str] = set()
+        """Records of earlier segments that might be of this one, as lines."""
         self._host_energy = rapl.meter() if counts_energy else None
         """Meter of the energy of the host; None if it has no readable counters, or no device's energy is
         counted."""
@@ -275,6 +289,7 @@ class Controller:
         begin = time.monotonic()
         if any(not device.as_shaped.is_direct for device in self._spec.plan.devices):
             self._before_links = other_work.read()
+        self._earlier_lines = {*map(events.to_line, _tail(_read(RecordFollower(self._follower.path))))}
         broker = self._runtime.start()
         self.timings.launch = time.monotonic() - begin
         self._check_processes()
@@ -400,9 +415,12 @@ class Controller:
         from a checkpoint removes all records after the checkpoint.
         """
         records = self._new_records()
-        new = [*takewhile(lambda one: not isinstance(one, _RECORDS_OF_A_RUN), reversed(records))]
-        self._view.past(records[: len(records) - len(new)])
-        self._process_records(reversed(new))
+        new = [one for one in _tail(records) if events.to_line(one) not in self._earlier_lines]
+        past = records[: len(records) - len(new)]
+        self._earlier_lines.clear()
+        self._view.past(past)
+        self._energy.resume(past, self._earlier_samples, self._earlier_zero)
+        self._process_records(new)
 
     def _check_links(self, connection: Connection) -> str | None:
         """Measure links again that were measured wrong, while a host is busier than its plan. Return a
@@ -869,7 +887,8 @@ class Controller:
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
-                earlier, self._earlier_energy = self._earlier_energy, {}
+                earlier = {one.device: one.energy for one in self._earlier_samples}
+                self._earlier_samples.clear()
                 self._read_host_energy(starts=True)
                 for order in self._energy.start(self.epoch, record.at, earlier):
                     self._orders += self._runtime.start_energy(order)
@@ -932,10 +951,7 @@ class Controller:
             self._check_processes()
 
     def _new_records(self) -> list[events.Record]:
-        try:
-            return self._follower.read()
-        except ValueError as error:
-            raise RunFailedError(str(error)) from error
+        return _read(self._follower)
 
     def _await_aggregator(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
@@ -42,6 +42,9 @@ class _Consumption:
             self.energies.append(energy)
             self.levels.append(math.nan if level is None else level)
 
+    def add_sample(self, at: float, figures: EnergyFigures) -> None:
+        self.add(at, figures.consumed - figures.transferred, figures.level)
+
     def covers(self, at: float) -> bool:
         """Whether there is a sample at `at` or later."""
         return bool(self.times) and self.times[-1] >= at
@@ -64,6 +67,14 @@ class _Consumption:
         begin, end = self.times[after - 1], self.times[after]
         before, last = values[after - 1], values[after]
         return before + (last - before) * (max(at, begin) - begin) / (end - begin)
+
+    def cut(self, at: float) -> None:
+        """Forget what comes from `at` on."""
+        kept = bisect.bisect_left(self.times, at)
+        if kept < len(self.times):
+            last = math.nextafter(at, -math.inf), self.until(at), self._at(at, self.levels)
+            for values, value in zip((self.times, self.energies, self.levels), last, strict=True):
+                values[kept:] = array("d", [value] if kept else [])
 
     def forget(self, before: float) -> None:
         """Forget the samples that are not needed for times from `before` on."""
@@ -125,6 +136,30 @@ class RoundEnergies:
         """Devices whose energy is counted, with their settings."""
         return self._configs
 
+    def resume(
+        self, records: Sequence[events.Record], samples: Iterable[EnergySample], zero: float
+    ) -> None:
+        """Take over the rounds of earlier segments of the run that have no record of their energy yet.
+        `records`, `samples`: those of the earlier segments. `zero`: Unix time at which the samples'
+        clock was 0, in seconds."""
+        starts = [one for one in records if isinstance(one, events.RunStarted)]
+        ends = [*(one.at for one in starts[1:]), math.inf]
+        for sample in samples:
+            unix = sample.at + zero
+            segment = bisect.bisect_right(starts, unix, key=lambda one: one.wall_clock) - 1
+            if segment < 0 or sample.device not in self._consumption:
+                continue
+            at = starts[segment].at + (unix - starts[segment].wall_clock) / self._dilation
+            if at <= ends[segment]:  # the clock stands still between two segments
+                self._consumption[sample.device].add_sample(at, sample.energy)
+        for record in records:
+            self.record(record)
+        known = {(one.client, one.dispatch) for one in records if isinstance(one, events.RoundEnergy)}
+        self._ended = [one for one in self._ended if (one.client, one.dispatch) not in known]
+        begins = {one.client: one.begin for one in reversed(self._ended)}
+        for device, consumption in self._consumption.items():
+            consumption.forget(min(begins.get(device, math.inf), self._counted[device]))
+
     def start(
         self, epoch: float, at: float, earlier: Mapping[str, EnergyFigures]
     ) -> Iterator[EnergyStart]:
@@ -137,13 +172,12 @@ class RoundEnergies:
             if figures is not None:
                 self._consumed[device] = figures.consumed
             self._consumed_before[device] = self._consumed[device]
-            if not consumption.times:
+            if figures is not None:
+                consumption.cut(at)  # a run may go on from a moment before its last sample
+                consumption.add_sample(at, figures)
+            elif not consumption.times:
                 battery = self._configs[device].battery
-                level = None if battery is None else battery.initial
-                if figures is None:
-                    consumption.add(at, 0.0, level)
-                else:
-                    consumption.add(at, figures.consumed - figures.transferred, figures.level)
+                consumption.add(at, 0.0, None if battery is None else battery.initial)
             yield EnergyStart(device, epoch, max(0.0, at), figures)
 
     def sample(self, sample: EnergySample) -> None:
@@ -152,9 +186,7 @@ class RoundEnergies:
             at = (sample.at - self._epoch) / self._dilation
             figures = sample.energy
             self._consumed[sample.device] = figures.consumed
-            self._consumption[sample.device].add(
-                at, figures.consumed - figures.transferred, figures.level
-            )
+            self._consumption[sample.device].add_sample(at, figures)
 
     def record(self, record: events.Record) -> None:
         """Handle a record of the run. Rounds of devices whose energy is not counted are ignored."""
@@ -219,11 +251,10 @@ class RoundEnergies:
         return EnergyOrder(ended.at, ended.client, ended.dispatch, max(0.0, energy), outcome, level)
 
 
-def last_figures(samples: Samples) -> dict[str, EnergyFigures]:
-    """Return the energy of each device at its last sample in `samples`."""
-    found = {}
+def energy_samples(samples: Samples) -> Iterator[EnergySample]:
+    """Yield the energy samples among the new `samples` of a run's telemetry."""
     for sample in samples.read():
         if "energy" in sample:
             with suppress(msgspec.ValidationError):
-                found[sample["device"]] = msgspec.convert(sample["energy"], EnergyFigures)
-    return found
+                figures = msgspec.convert(sample["energy"], EnergyFigures)
+                yield EnergySample(sample["device"], sample["at"], figures)

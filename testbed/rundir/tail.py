@@ -61,6 +61,7 @@ class RecordFollower:
     """Reader of a growing `events.jsonl`."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._lines = _GrowingFile(path)
 
     def read(self, most: int = -1) -> list[events.Record]:
@@ -85,7 +86,8 @@ class Samples:
         self._lines = _GrowingFile(path)
         if last is not None:
             self._lines.skip_to_last(last)
-        self._zero: float | None = None
+        self.zero: float | None = None
+        """Unix time at which the clock of the samples read so far was 0; None if unknown."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return the new samples, each with `device` and `at`. Skip other lines.
@@ -102,6 +104,6 @@ class Samples:
                             samples.append(sample)
                     case {"monotonic_zero": int() | float() as zero} if abs(zero) <= events.LARGEST:
                         for sample in samples:
-                            sample["at"] += (zero if self._zero is None else self._zero) - zero
-                        self._zero = zero
+                            sample["at"] += (zero if self.zero is None else self.zero) - zero
+                        self.zero = zero
         return samples

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from agents import events
 from agents.device_actions import PowerOff
+from analysis.tally import Tally
 
 _POINTS = 500
 """Number of windows with a point after which the width of windows is doubled. This limits the number of
@@ -47,34 +48,21 @@ class Points:
     _made: int = 0
     _begin: float = 0.0
     """Device time at which the current window begins, in seconds."""
-    _version: int = 0
-    _updates: int = 0
-    _rejected: int = 0
-    _bytes: int = 0
-    _joules: float = 0.0
-    _power_offs: int = 0
+    _tally: Tally = field(default_factory=lambda: Tally({}))
+    _updates_before: int = 0
+    """Updates before the current window; below, the sum of their staleness in versions."""
+    _staleness_before: int = 0
     _energy: bool = False
     """Whether any record of energy was added."""
-    _staleness: list[int] = field(default_factory=list)
-    """Staleness of each update in the current window, in versions."""
 
     def add(self, record: events.Record) -> Iterator[Point]:
         """Add a record; yield the points that are complete now."""
         if record.at > self._begin + self._width or isinstance(record, events.RunEnded):
             yield from self._window(record.at)
+        self._tally.add(record)
         match record:
-            case events.UpdateApplied(staleness=staleness):
-                self._updates += 1
-                self._bytes += record.bytes
-                self._staleness.append(staleness)
-            case events.UpdateRejected():
-                self._rejected += 1
-            case events.RoundEnergy(energy_j=joules):
-                self._joules, self._energy = self._joules + joules, True
-            case events.Acted(action=PowerOff()):
-                self._power_offs, self._energy = self._power_offs + 1, True
-            case events.VersionMade(version=version):
-                self._version = version
+            case events.RoundEnergy() | events.Acted(action=PowerOff()):
+                self._energy = True
             case events.Evaluated(at=at, accuracy=accuracy, loss=loss):
                 values = {"accuracy": accuracy, "loss": loss}
                 if self.perplexity and loss < math.log(1e300):
@@ -83,20 +71,21 @@ class Points:
 
     def _window(self, now: float) -> Iterator[Point]:
         """If the current window has updates, yield its point. Begin the window that contains `now`."""
-        if self._staleness:
-            count, end = len(self._staleness), min(now, self._begin + self._width)
+        tally = self._tally
+        if (count := tally.updates - self._updates_before) > 0:
+            end = min(now, self._begin + self._width)
             values = {
-                "version": float(self._version),
-                "updates": float(self._updates),
+                "version": float(tally.version),
+                "updates": float(tally.updates),
                 "updates_per_second": count / ((end - self._begin) or self._width),
-                "staleness": sum(self._staleness) / count,
-                "megabytes": self._bytes / 1e6,
-                "rejected": float(self._rejected),
+                "staleness": (tally.staleness_sum - self._staleness_before) / count,
+                "megabytes": tally.bytes / 1e6,
+                "rejected": float(tally.rejected),
             }
             if self._energy:
-                values |= {"round_joules": self._joules, "power_offs": float(self._power_offs)}
+                values |= {"round_joules": tally.round_joules, "power_offs": float(tally.power_offs)}
             yield Point(end, values)
-            self._staleness = []
+            self._updates_before, self._staleness_before = tally.updates, tally.staleness_sum
             self._made += 1
             if self._made % _POINTS == 0:
                 self._width *= 2

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents import config
+from analysis.tally import DeviceTally, SegmentTally, Tally
 from testbed.errors import reading_run
 from testbed.plan import Plan
 from testbed.rundir.directory import RunDirectory
 from testbed.topology import StopSettings, Topology, yamlfile
 from testbed.traits import is_simulated, traits
-from testbed.watching.tally import DeviceTally, SegmentTally, Tally
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import accumulate
 from math import isnan, nan
 from threading import Lock
@@ -26,24 +25,17 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from agents import events
-from agents.device_actions import PowerOff, PowerOn, SetCpu
+from analysis.tally import DeviceTally, Tally
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
 from testbed.rundir.tail import RecordFollower, Samples
 from testbed.watching.hosts import HOST, OwnHosts
-from testbed.watching.usage import EnergyUse, number
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 STALENESS = (0, 1, 2, 5, 10, 20, 50, 100)
 """Upper bounds of the histogram's buckets, in versions."""
-
-
-_MAX_REASONS = 1000
-"""Maximum number of time series of rejected updates. A limit is needed, because reasons may quote texts
-from devices."""
 
 
 @contextmanager
@@ -78,104 +70,7 @@ def _only_own_hosts(hosts: OwnHosts, app: WSGIApplication | None) -> WSGIApplica
     return answer
 
 
-_COUNTERS = ("cpu", "sent", "received")
 _Values = Mapping[str, float | None] | Mapping[tuple[str, str], float]
-
-
-@dataclass(slots=True)
-class _DeviceMetrics:
-    """Metrics of one device from its telemetry. When the device restarts, its counters restart from 0,
-    but `totals` do not."""
-
-    at: float = nan
-    used: float = nan
-    """Share of a core used between the last two samples; NaN before the second sample."""
-    memory: float = nan
-    """Memory in use, in bytes."""
-    totals: Counter[str] = field(default_factory=Counter)
-    """Totals of `_COUNTERS`. Counters without values are left out."""
-    energy: EnergyUse = field(default_factory=EnergyUse)
-    _last: Mapping[str, float] = field(default_factory=dict)
-
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample. Devices may send anything, so that a sample without valid CPU time or energy is
-        ignored."""
-        if isinstance(energy := sample.get("energy"), Mapping):
-            self.energy.add(float(sample["at"]), energy)
-            return
-        counters = {name: number(sample.get(name)) for name in _COUNTERS}
-        if not counters["cpu"] >= 0:
-            return
-        counters = {name: now for name, now in counters.items() if now >= 0}
-        grown = {name: _grown(self._last.get(name, 0.0), now) for name, now in counters.items()}
-        at = float(sample["at"])
-        self.used = grown["cpu"] / (at - self.at) if at > self.at else nan
-        self.totals.update(grown)
-        self.at, self._last = at, counters
-        self.memory = number(sample.get("memory")) or nan
-
-
-def _grown(last: float, now: float) -> float:
-    return now - last if now >= last else now
-
-
-@dataclass(slots=True)
-class _Totals:
-    at: float = 0.0
-    version: int = 0
-    accuracy: float = nan
-    loss: float = nan
-    ended: bool = False
-    updates: Counter[str] = field(default_factory=Counter)
-    """Number of applied updates, by client."""
-    bytes: Counter[str] = field(default_factory=Counter)
-    """Payload size of all applied updates in bytes, by client."""
-    last_staleness: dict[str, int] = field(default_factory=dict)
-    """Staleness of the last update in versions, by client."""
-    staleness: Counter[int] = field(default_factory=Counter)
-    """Number of updates, by bucket of the histogram."""
-    staleness_sum: int = 0
-    rejected: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of rejected updates, by client and reason."""
-    online: dict[str, bool] = field(default_factory=dict)
-    requested_cpu: dict[str, float] = field(default_factory=dict)
-    """Share of a core by device, as last set by an action."""
-    powered: dict[str, bool] = field(default_factory=dict)
-    """Whether the device has power, by device; only devices that have powered off or returned."""
-    power_offs: Counter[str] = field(default_factory=Counter)
-    """Number of power-offs, by device."""
-
-    def add(self, record: events.Record) -> None:
-        """Count `record`."""
-        self.at = max(self.at, record.at)
-        match record:
-            case events.RunStarted():
-                self.online |= dict.fromkeys(record.clients, True)
-                self.online |= dict.fromkeys(record.missing, False)
-            case events.ClientStatus(client=client, state="ready" | "offline" as state):
-                self.online[client] = state == "ready"
-            case events.UpdateApplied(client=client, staleness=staleness):
-                self.updates[client] += 1
-                self.bytes[client] += record.bytes
-                self.last_staleness[client] = staleness
-                self.staleness[bisect_left(STALENESS, staleness)] += 1
-                self.staleness_sum += staleness
-            case events.UpdateRejected(client=client, reason=reason):
-                known = (client, reason) in self.rejected or len(self.rejected) < _MAX_REASONS
-                self.rejected[client, reason if known else "other"] += 1
-            case events.VersionMade():
-                self.version = record.version
-            case events.Evaluated():
-                self.accuracy, self.loss = record.accuracy, record.loss
-            case events.Acted(device=device, action=SetCpu(share)):
-                self.requested_cpu[device] = share
-            case events.Acted(device=device, action=PowerOff()):
-                self.powered[device] = False
-                self.power_offs[device] += 1
-            case events.Acted(device=device, action=PowerOn()):
-                self.powered[device] = True
-            case events.RunEnded():
-                self.ended = True
 
 
 class RunCollector(Collector):
@@ -187,8 +82,7 @@ class RunCollector(Collector):
         self._samples = Samples(directory.telemetry)
         self._lock = Lock()
         """Lock for the collector's state, because each scrape runs in its own thread."""
-        self._totals = _Totals()
-        self._devices: dict[str, _DeviceMetrics] = {}
+        self._tally = Tally({})
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing. Without this method, the registration would collect all metrics once."""
@@ -197,70 +91,80 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Read new records, and return all metrics."""
         with self._lock:
+            manifest = self._directory.read_manifest()
+            for name, one in manifest.get("devices", {}).items():
+                self._tally.devices.setdefault(name, DeviceTally(planned_cpu=one.get("cpu")))
             with suppress(OSError, ValueError):  # the controller reads the same file, and reports errors
                 for record in self._records.read():
-                    self._totals.add(record)
-            for sample in self._samples.read():
-                self._devices.setdefault(sample["device"], _DeviceMetrics()).add(sample)
-            return iter(list(self._figures()))
+                    self._tally.add(record)
+            for sample in self._samples.read():  # host times will do: only their differences count
+                self._tally.sample(sample["device"], sample["at"] / manifest.get("dilation", 1), sample)
+            return iter(list(self._figures(manifest)))
 
-    def _figures(self) -> Iterator[Metric]:
-        manifest = self._directory.read_manifest()
+    def _figures(self, manifest: Mapping[str, Any]) -> Iterator[Metric]:
         facts = {key: str(manifest.get(key, "")) for key in ("run", "rule", "task", "runtime")}
         yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", facts)
         yield from self._of_the_run()
         yield from self._of_clients()
-        planned = {name: one.get("cpu") for name, one in manifest.get("devices", {}).items()}
-        yield from self._of_devices(planned | self._totals.requested_cpu, manifest.get("dilation", 1.0))
+        yield from self._of_devices()
         yield from self._of_energy(
             {name: one.get("energy") for name, one in manifest.get("devices", {}).items()}
         )
 
     def _of_the_run(self) -> Iterator[Metric]:
-        totals = self._totals
+        tally, last = self._tally, self._tally.evaluation
         for name, documentation, value in (
-            ("device_time_seconds", "Device time of the run's newest record.", totals.at),
-            ("running", "1 while the run is running, 0 after its end.", not totals.ended),
-            ("version", "Version of the newest global model.", totals.version),
-            ("accuracy_ratio", "Accuracy on the test set, from 0 to 1.", totals.accuracy),
-            ("loss", "Loss on the test set.", totals.loss),
+            ("device_time_seconds", "Device time of the run's newest record.", tally.at),
+            ("running", "1 while the run is running, 0 after its end.", tally.ended is None),
+            ("version", "Version of the newest global model.", tally.version),
+            ("accuracy_ratio", "Accuracy on the test set, from 0 to 1.", last.accuracy if last else nan),
+            ("loss", "Loss on the test set.", last.loss if last else nan),
         ):
             yield GaugeMetricFamily(f"testbed_{name}", documentation, value)
+        buckets = Counter[int]()
+        for staleness, count in tally.staleness.items():
+            buckets[bisect_left(STALENESS, staleness)] += count
         bounds = [*map(str, STALENESS), "+Inf"]
-        counts = accumulate(totals.staleness[bucket] for bucket in range(len(bounds)))
+        counts = accumulate(buckets[bucket] for bucket in range(len(bounds)))
         yield HistogramMetricFamily(
             "testbed_staleness_versions",
             "Staleness of the updates applied, in versions.",
             list(zip(bounds, counts, strict=True)),
-            totals.staleness_sum,
+            tally.staleness_sum,
         )
 
     def _of_clients(self) -> Iterator[Metric]:
-        totals = self._totals
-        yield _counter("updates", "Updates of the client that were applied.", totals.updates, "client")
+        tally = self._tally
+        worked = {name: one for name, one in tally.devices.items() if one.updates}
+        documentation = "Updates of the client that were applied."
+        yield _counter("updates", documentation, {n: one.updates for n, one in worked.items()}, "client")
         documentation = "Payload bytes of the client's applied updates."
-        yield _counter("update_bytes", documentation, totals.bytes, "client")
+        sizes = {name: one.bytes for name, one in worked.items()}
+        yield _counter("update_bytes", documentation, sizes, "client")
         documentation = "Staleness of the client's last applied update, in versions."
-        yield _gauge("last_staleness_versions", documentation, totals.last_staleness, "client")
-        yield _gauge("online", "1 while the client is online, else 0.", totals.online, "client")
+        staleness = {name: one.staleness for name, one in worked.items()}
+        yield _gauge("last_staleness_versions", documentation, staleness, "client")
+        online = {name: one.state == "online" for name, one in tally.devices.items() if tally.started}
+        yield _gauge("online", "1 while the client is online, else 0.", online, "client")
         documentation = "Updates of the client that were rejected, by reason."
-        yield _counter("rejected_updates", documentation, totals.rejected, "client", "reason")
+        yield _counter("rejected_updates", documentation, tally.rejections, "client", "reason")
 
-    def _of_devices(self, requested_cpu: dict[str, float | None], dilation: float) -> Iterator[Metric]:
-        devices = self._devices.items()
+    def _of_devices(self) -> Iterator[Metric]:
+        devices = self._tally.devices.items()
         documentation = "Requested CPU share of the device, in cores."
-        yield _gauge("cpu_asked_cores", documentation, requested_cpu, "device")
+        yield _gauge("cpu_asked_cores", documentation, {n: one.cpu for n, one in devices}, "device")
+        usage = {name: one.usage for name, one in devices if one.has_details}
         documentation = "CPU that the device used since its last sample, in cores."
-        used = {name: device.used * dilation for name, device in devices}
+        used = {name: one.latest for name, one in usage.items()}
         yield _gauge("cpu_used_cores", documentation, used, "device")
-        memory = {name: device.memory for name, device in devices}
+        memory = {name: one.last_memory or nan for name, one in usage.items()}
         yield _gauge("memory_bytes", "Memory that the device uses.", memory, "device")
         for counter, name, documentation in (
             ("cpu", "cpu_seconds", "CPU time that the device used, in seconds of a host core."),
             ("sent", "sent_bytes", "Bytes that the device sent, headers included."),
             ("received", "received_bytes", "Bytes that the device received, headers included."),
         ):
-            counted = {device: one.totals.get(counter) for device, one in devices}
+            counted = {device: one.totals.get(counter) for device, one in usage.items()}
             yield _counter(name, documentation, counted, "device")
 
     def _of_energy(self, settings: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Metric]:
@@ -268,7 +172,8 @@ class RunCollector(Collector):
         device, as in the manifest."""
         if not any(settings.values()):
             return
-        energy = {name: device.energy for name, device in self._devices.items()}
+        devices = self._tally.devices
+        energy = {name: one.energy for name, one in devices.items() if one.has_details}
         batteries = [name for name, own in settings.items() if own and own.get("battery")]
         for name, documentation, make, values in (
             (
@@ -293,13 +198,13 @@ class RunCollector(Collector):
                 "powered",
                 "1 while the device with a battery has power, else 0.",
                 _gauge,
-                {name: self._totals.powered.get(name, True) for name in batteries},
+                {name: devices[name].powered for name in batteries},
             ),
             (
                 "power_offs",
                 "Number of times that the battery was too low and the device powered off.",
                 _counter,
-                {name: self._totals.power_offs[name] for name in batteries},
+                {name: devices[name].power_offs for name in batteries},
             ),
         ):
             yield make(name, documentation, values, "device")

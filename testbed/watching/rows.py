@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-from testbed.watching.activity import OFFLINE, STATES, UNPOWERED
+from analysis.activity import OFFLINE, STATES, UNPOWERED
+from analysis.tally import Tally
 from testbed.watching.overview import OverviewDevice
-from testbed.watching.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,7 @@ from rich.text import Text
 
 from agents import events
 from agents.texts import quantity
-from testbed import console
-from testbed.fidelity.validity import Validity, recorded_reasons
-from testbed.watching.activity import (
+from analysis.activity import (
     DOWNLOAD,
     OFFLINE,
     PAUSED,
@@ -26,10 +24,12 @@ from testbed.watching.activity import (
     WAIT,
     ActivityCell,
 )
+from analysis.tally import Tally
+from testbed import console
+from testbed.fidelity.validity import Validity, recorded_reasons
 from testbed.watching.overview import Overview
 from testbed.watching.rows import Row, in_order, rows
 from testbed.watching.selection import HELP, Selection
-from testbed.watching.tally import Tally
 
 
 class _Style(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isnan
 
 from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
-from testbed.watching.activity import PAUSED
+from analysis.activity import PAUSED
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"

@@ -18,7 +18,7 @@ import pytest
 
 from agents import events
 from agents.disk import files
-from analysis import load, records
+from analysis import load, records, usage
 from analysis.charts import CHARTS
 from testbed import topology
 from testbed.data import preparation
@@ -30,7 +30,6 @@ from testbed.rundir.tail import Samples
 from testbed.runtimes import LiveRun
 from testbed.topology import link_traces
 from testbed.topology.devices import LinkTrace
-from testbed.watching import usage
 from tests import fuzz_directories, fuzz_topologies
 from tests.running import Testbed
 from tests.testbed.test_replay import raw, write

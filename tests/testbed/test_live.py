@@ -12,10 +12,10 @@ from rich.console import Console
 from agents import events
 from agents.config import StopConditions
 from analysis.load import load
+from analysis.tally import Notice, Tally, merge_notices
 from testbed.watching import live
 from testbed.watching.live import LiveView
 from testbed.watching.overview import Overview
-from testbed.watching.tally import Notice, Tally, merge_notices
 from tests.analysis.conftest import directory as directory
 from tests.analysis.conftest import with_records
 from tests.testbed.record_factories import STARTED, fleet, update

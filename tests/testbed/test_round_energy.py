@@ -12,7 +12,7 @@ import pytest
 from agents import events
 from agents.wire.messages import EnergyFigures, EnergyOrder, EnergySample
 from testbed.plan import HostResources, plan
-from testbed.run.round_energy import RoundEnergies, last_figures
+from testbed.run.round_energy import RoundEnergies, energy_samples
 from testbed.rundir.tail import Samples
 from testbed.topology import parse
 from tests.testbed import record_factories
@@ -20,13 +20,17 @@ from tests.testbed import record_factories
 MODEL_BYTES = 2_000_000
 
 
-def rounds() -> RoundEnergies:
+def without_start() -> RoundEnergies:
     topology = parse(
         "name: t\ntask: {name: digits-logreg, local: {steps: 1}}\nrule: {name: fedavg}\n"
         "devices: [{name: pi, cpu: 0.2, energy: {idle: 1W, core: 1W, sent: 5J/MB, received: 2J/MB}},"
         " {name: mains, cpu: 0.2}]\nstop: {after: 10s}\ndilation: 2\n"
     )
-    made = RoundEnergies(plan(topology, "docker", HostResources((0, 1), 2**34)), MODEL_BYTES)
+    return RoundEnergies(plan(topology, "docker", HostResources((0, 1), 2**34)), MODEL_BYTES)
+
+
+def rounds() -> RoundEnergies:
+    made = without_start()
     (order,) = made.start(100.0, 0.0, {})
     assert (order.device, order.epoch, order.at, order.energy) == ("pi", 100.0, 0.0, None)
     return made
@@ -100,18 +104,38 @@ def test_lost_round_has_what_was_consumed_until_its_end() -> None:
     ]
 
 
-def test_energy_of_an_earlier_segment_is_its_last_sample(tmp_path: Path) -> None:
-    lines = [
-        {"device": "pi", "at": 1.0, "energy": {"consumed": 1.0, "transferred": 0.0, "power": 1.0}},
-        {"device": "pi", "at": 2.0, "energy": {"consumed": 5.0, "transferred": 2.0, "power": 1.0}},
-        {"device": "pi", "at": 3.0, "cpu": 1.0, "memory": 5},
-        {"device": "pi", "at": 4.0, "energy": {"consumed": "no"}},
+def test_round_of_an_earlier_segment_has_the_energy_of_its_own_time(tmp_path: Path) -> None:
+    """Its update is applied only after the run was resumed, from a moment before the last samples. A
+    round that has its record gets no other."""
+    lines: list[dict[str, Any]] = [
+        {"monotonic_zero": 1000.0},
+        *({"device": "pi", "at": 10.0 + 2 * at, "energy": energy(3.0 * at)} for at in range(6)),
+        {"device": "pi", "at": 30.0, "cpu": 1.0, "memory": 5},
+        {"device": "pi", "at": 30.0, "energy": {"consumed": "no"}},
     ]
     file = tmp_path / "telemetry.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    earlier = last_figures(Samples(file))
-    assert earlier == {"pi": EnergyFigures(consumed=5.0, transferred=2.0, power=1.0)}
-    made = rounds()
-    (order,) = made.start(100.0, 10.0, earlier)
-    assert (order.at, order.energy) == (10.0, earlier["pi"])
+    earlier = Samples(file)
+    samples = [*energy_samples(earlier)]
+    assert (earlier.zero, len(samples)) == (1000.0, 6)
+    made = without_start()
+    past: list[events.Record] = [
+        events.RunStarted(0.0, 1010.0, ("pi",), ()),
+        update("pi", 1, train_start=1.0, train_end=2.0, sent=2.0, size=0),
+        events.RoundEnergy(2.0, "pi", 1, 7.0, "sent"),
+        events.RoundUnfinished(3.0, "pi", 0, 2.5, 3.0, 2),
+        events.RoundEnergy(3.0, "pi", 2, 1.5, "lost"),
+    ]
+    made.resume(past, samples, 1000.0)
+    (order,) = made.start(100.0, 4.0, {"pi": samples[-1].energy})
+    assert (order.at, order.energy) == (4.0, samples[-1].energy)
     assert made.consumed == 0.0
+    made.record(update("pi", 3, train_start=3.0, train_end=3.5, sent=3.5, size=0))
+    assert recorded(made.orders()) == [(3.5, 3, "sent", pytest.approx(1.5 + 4))]
+    sample(made, 5.0, 17.0)  # 2 J since its last sample, which said 15 J
+    made.record(update("pi", 4, train_start=4.0, train_end=5.0, sent=5.0, size=0))
+    assert recorded(made.orders()) == [(5.0, 4, "sent", pytest.approx(2 + 4))]
+
+
+def energy(consumed: float) -> dict[str, float]:
+    return {"consumed": consumed, "transferred": 0.0, "power": 1.0}

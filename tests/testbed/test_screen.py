@@ -10,13 +10,13 @@ import pytest
 from agents import events
 from agents.config import StopConditions
 from agents.device_actions import Crash, Pause, Restart, Resume
+from analysis.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
+from analysis.tally import Tally
 from testbed.fidelity.validity import Validity, doubt_note
-from testbed.watching.activity import OFFLINE, STATES, TRAIN, WAIT, ActivityCell
 from testbed.watching.overview import Overview, OverviewDevice
 from testbed.watching.rows import SORTS, Row, in_order, rows
 from testbed.watching.screen import Screen, stacked
 from testbed.watching.selection import Command, Quit, Request, Selection, press_key
-from testbed.watching.tally import Tally
 from tests.testbed.record_factories import STARTED, fleet, update
 
 SIX = (*fleet(3), *fleet(3, "far-away-device", cpu=0.05))

@@ -1,9 +1,9 @@
-"""Running totals of a run's records. The module uses neither the clock nor the screen."""
+"""The one fold of a run's records and telemetry: what all views of a run show. It uses no clock."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
@@ -13,14 +13,16 @@ from agents import events
 from agents.device_actions import (
     DeviceState,
     Disconnect,
+    PowerOff,
+    PowerOn,
     Reconnect,
     SetBackground,
     Switching,
     holds,
 )
 from agents.texts import name_list
-from testbed.watching.activity import Activity
-from testbed.watching.usage import DeviceUsage, EnergyUse
+from analysis.activity import Activity
+from analysis.usage import DeviceUsage, EnergyUse
 
 _RATE_WINDOW_SECONDS = 10.0
 """Window of the update rate, in seconds of device time."""
@@ -29,6 +31,9 @@ _MIN_BUSY_SHARE = 0.5
 receives uses less."""
 _MAX_NAMED = 6
 """Maximum number of devices named in a notice."""
+_MAX_REASONS = 1000
+"""Maximum number of pairs of client and reason in `Tally.rejections`: reasons may quote texts from
+devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,10 @@ class DeviceTally:
     """Staleness of the last update, in versions."""
     staleness_sum: int = 0
     """Sum of the staleness of all updates, in versions."""
+    bytes: int = 0
+    """Payload of all updates."""
+    power_offs: int = 0
+    powered: bool = True
     planned_cpu: float | None = None
     """Requested share of a core at the start; None if there is no limit."""
     _since: float | None = None
@@ -148,7 +157,17 @@ class Tally:
     """Device time of the newest record, in seconds."""
     version: int = 0
     updates: int = 0
+    bytes: int = 0
+    """Payload of all applied updates."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Number of applied updates by staleness in versions."""
+    staleness_sum: int = 0
     rejected: int = 0
+    rejections: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Number of rejected updates by client and reason; the reason of further ones is `other`."""
+    round_joules: float = 0.0
+    """Energy of all rounds, also of those whose update was lost."""
+    power_offs: int = 0
     evaluation: events.Evaluated | None = None
     """The newest evaluation; None before the first evaluation."""
     ended: events.RunEnded | None = None
@@ -178,12 +197,20 @@ class Tally:
                 device.updates += 1
                 device.staleness = record.staleness
                 device.staleness_sum += record.staleness
+                device.bytes += record.bytes
                 device.activity.add_update(record)
                 self.updates += 1
+                self.bytes += record.bytes
+                self.staleness[record.staleness] += 1
+                self.staleness_sum += record.staleness
                 self._applied.append(record.applied)
             case events.UpdateRejected(at, client, reason):
                 self.rejected += 1
+                known = (client, reason) in self.rejections or len(self.rejections) < _MAX_REASONS
+                self.rejections[client, reason if known else "other"] += 1
                 return Notice(at, "update rejected", client, reason)
+            case events.RoundEnergy():
+                self.round_joules += record.energy_j
             case events.VersionMade():
                 self.version = record.version
                 self._updates_by_version[record.version] = self.updates
@@ -264,6 +291,7 @@ class Tally:
         for client in record.clients:
             self._device(client).begin(record.at)
         for client in record.missing:
+            self._device(client).state = "absent"
             self._device(client).activity.hold("down", record.at)
         missing = ", ".join(record.missing)
         return Notice(record.at, "absent at the start", missing) if missing else None
@@ -307,6 +335,10 @@ class Tally:
         if action is None:
             return
         device.changed = device.changed.with_action(action)
+        if isinstance(action, PowerOff | PowerOn):
+            device.powered = isinstance(action, PowerOn)
+            device.power_offs += not device.powered
+            self.power_offs += not device.powered
         if not isinstance(action, Switching):
             return
         for hold, begins in holds(action).items():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from testbed.watching.activity import (
+from analysis.activity import (
     DOWNLOAD,
     OFFLINE,
     PAUSED,

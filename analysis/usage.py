@@ -1,8 +1,8 @@
-"""Resource usage of a device over the last seconds, from its telemetry."""
+"""Resource usage of a device from its telemetry: over the last seconds, and in total."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import nan
@@ -34,6 +34,13 @@ class _TimedFigures(NamedTuple):
 class DeviceUsage:
     """The latest samples of a device, and the figures computed from them."""
 
+    totals: Counter[str] = field(default_factory=Counter)
+    """CPU seconds `cpu` and bytes `sent` and `received`. They go on where a device restarts, which
+    counts from 0 again. What is not counted is left out."""
+    latest: float = nan
+    """Share of a core used between the last two samples; NaN if there are fewer than two samples."""
+    _counters: dict[str, float] = field(default_factory=dict)
+    """Last known value of each counter."""
     _samples: deque[_TimedFigures] = field(default_factory=deque)
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
@@ -44,6 +51,14 @@ class DeviceUsage:
         last = self._samples[-1] if self._samples else None
         if not sample.cpu >= 0 or (last is not None and at <= last.at):
             return
+        before_cpu = self.totals["cpu"]
+        for name in ("cpu", "sent", "received"):
+            if (now := getattr(sample, name)) >= 0:
+                before = self._counters.get(name, 0.0)
+                self.totals[name] += now - before if now >= before else now
+                self._counters[name] = now
+        if last is not None:
+            self.latest = (self.totals["cpu"] - before_cpu) / (at - last.at)
         if last is not None and (
             sample.cpu < last.cpu or sample.sent < last.sent or sample.received < last.received
         ):
@@ -53,12 +68,9 @@ class DeviceUsage:
             self._samples.popleft()
 
     @property
-    def latest(self) -> float:
-        """Share of a core used between the last two samples; NaN if there are fewer than two samples."""
-        if len(self._samples) < 2:
-            return nan
-        before, last = self._samples[-2], self._samples[-1]
-        return (last.cpu - before.cpu) / (last.at - before.at)
+    def last_memory(self) -> float:
+        """Memory in use at the last sample, in bytes; NaN if unknown."""
+        return self._samples[-1].memory if self._samples else nan
 
     def share(self, at: float) -> float:
         """Return the share of a core used over the last seconds before `at`; NaN if unknown."""
@@ -67,7 +79,7 @@ class DeviceUsage:
     def memory(self, at: float) -> float:
         """Return the memory in use at `at`, in bytes; NaN if unknown."""
         fresh = bool(self._samples) and self._samples[-1].at >= at - _MAX_AGE_SECONDS
-        return self._samples[-1].memory if fresh else nan
+        return self.last_memory if fresh else nan
 
     def up(self, at: float) -> float:
         """Return the sending rate in bit/s over the last seconds before `at`; NaN if unknown."""
