@@ -77,6 +77,8 @@ class DeviceTally:
     """Payload of all updates."""
     power_offs: int = 0
     powered: bool = True
+    importance: float = math.nan
+    """Weight p_i in the objective; NaN before the data are partitioned."""
     planned_cpu: float | None = None
     """Requested share of a core at the start; None if there is no limit."""
     _since: float | None = None

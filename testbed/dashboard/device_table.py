@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.charts.chart import Chart
+from analysis.figures import FIGURES, Figure, rate
 from analysis.load import Run
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS, requested_cpu
 from testbed.traits import is_simulated
-from testbed.watching.screen import rate
 
 MAX_ROWS = 40
 """Maximum number of devices for which the table shows every device. If there are more devices, the table
@@ -27,17 +27,23 @@ _STATE_SECONDS = 1.5
 """Maximum age of a state that is shown as the present one. Telemetry has one sample per second."""
 SORTS: Mapping[str, tuple[str, bool]] = {
     "as planned": ("", True),
-    "fewest updates": ("updates", True),
-    "most updates": ("updates", False),
-    "most stale": ("staleness", False),
-    "most CPU": ("used", False),
-    "most memory": ("memory", False),
-    "most energy": ("energy", False),
-    "lowest battery": ("level", True),
+    **{
+        name: (figure.name, ascending)
+        for figure in FIGURES.values()
+        for name, ascending in figure.orders.items()
+    },
 }
 """Name of an order -> column to sort by, and whether the order is ascending."""
-ENERGY_SORTS = ("most energy", "lowest battery")
+ENERGY_SORTS = {
+    name
+    for name, (column, _) in SORTS.items()
+    if column and FIGURES[column].needs in ("energy", "batteries")
+}
 """Names of the orders that are offered only if a run counts energy."""
+
+
+def _shown() -> Mapping[str, Figure]:
+    return {name: figure for name, figure in FIGURES.items() if figure.heading}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class DeviceTable:
     devices: pd.DataFrame
     """One row per device, in the order of the plan, indexed by name: `group`, `state`, `updates`, mean
     `staleness` (versions), `share` of all updates (0 to 1), `asked` (requested) and `used` CPU (share of
-    a core), `memory` and `limit` (bytes), `up` and `down` (bit/s), `up_carried` and `down_carried`
+    a core), `memory` (bytes), its `limit_mib`, `up` and `down` (bit/s), `up_carried` and `down_carried`
     (share of the link's rate that was carried while packets waited), `energy` consumed since the start
     of the run (J), `power` (W) and battery `level` (0 to 1). NaN if unknown."""
     live: bool
@@ -84,7 +90,8 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
             "asked": requested_cpu(run).reindex(planned.index),
             "used": used["cpu"].reindex(planned.index),
             "memory": _memory(run, live=live).reindex(planned.index),
-            "limit": planned["memory"].where(planned["memory"] > 0),  # a real device has no limit
+            # A real device has no limit.
+            "limit_mib": planned["memory"].where(planned["memory"] > 0) / 2**20,
             "up": 8 * used["sent"].reindex(planned.index),
             "down": 8 * used["received"].reindex(planned.index),
             "up_carried": (used["up_left"] / used["up_allowed"]).reindex(planned.index),
@@ -92,6 +99,7 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
             "energy": energy["consumed"].reindex(planned.index),
             "power": (energy["power"] if live else energy["mean"]).reindex(planned.index),
             "level": energy["level"].reindex(planned.index),
+            **{one.name: one.table(run).reindex(planned.index) for one in FIGURES.values() if one.table},
         },
         index=planned.index,
     )
@@ -100,22 +108,16 @@ def table(run: Run, lanes: Chart, *, live: bool) -> DeviceTable:
 
 def groups(devices: pd.DataFrame) -> pd.DataFrame:
     """Return one row per group, with the columns of `DeviceTable.devices` and a name such as `fast
-    ×500`. A row has the sums of updates and shares, and the means of other figures. The `state` of a row
-    is the number of the group's devices that are offline or unpowered. `energy` is the sum over the
-    devices."""
+    ×500`. The `state` of a row is the number of the group's devices that are offline or unpowered."""
     rows = {}
     for group, own in devices.groupby("group", sort=False):
-        mean = own.mean(numeric_only=True)
         away = own["state"][own["state"].isin(["offline", "unpowered"])].value_counts()
-        stale = (own["staleness"] * own["updates"]).sum()
+        updates = [*own["updates"]]
         rows[f"{group} ×{len(own)}"] = {
-            **mean,
+            **own.mean(numeric_only=True),
+            **{name: one.group([*own[name]], updates) for name, one in _shown().items()},
             "group": group,
             "state": ", ".join(f"{count} {state}" for state, count in sorted(away.items())),
-            "energy": own["energy"].sum(min_count=1),
-            "updates": own["updates"].sum(),
-            "staleness": stale / own["updates"].sum() if own["updates"].sum() else np.nan,
-            "share": own["share"].sum(),
         }
     return pd.DataFrame.from_dict(rows, orient="index", columns=[*devices.columns])
 
@@ -140,21 +142,11 @@ def cells(devices: pd.DataFrame, *, grouped: bool = False) -> tuple[list[str], l
         **({} if grouped else {"device": [*devices.index]}),
         "group": [*(devices.index if grouped else devices["group"])],
         "state": [*devices["state"]],
-        "updates": [f"{int(value):,}" for value in devices["updates"]],
-        "share": [_text(value, "{:.1%}") for value in devices["share"]],
-        "mean staleness": [_text(value, "{:.1f}") for value in devices["staleness"]],
-        "CPU requested": [_text(value, "{:.1%}") for value in devices["asked"]],
-        "CPU used": [_text(value, "{:.1%}") for value in devices["used"]],
-        "memory (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["memory"]],
-        "memory limit (MiB)": [_text(value / 2**20, "{:,.0f}") for value in devices["limit"]],
-        "up (bit/s)": [rate(value) for value in devices["up"]],
-        "down (bit/s)": [rate(value) for value in devices["down"]],
-        "up while queued": [_text(value, "{:.1%}") for value in devices["up_carried"]],
-        "down while queued": [_text(value, "{:.1%}") for value in devices["down_carried"]],
-        "energy (J)": [_text(value, "{:,.4g}") for value in devices["energy"]],
-        "power (W)": [_text(value, "{:.3g}") for value in devices["power"]],
-        "battery": [_text(value, "{:.0%}") for value in devices["level"]],
     }
+    for name, figure in _shown().items():
+        shown[figure.heading] = [figure.page_text(value) for value in devices[name]]
+        for column, (heading, form) in _BESIDE.get(name, {}).items():
+            shown[heading] = [_text(value, form) for value in devices[column]]
     if all(value == "–" for value in shown["memory (MiB)"]):
         del shown["memory limit (MiB)"]
     columns = {
@@ -192,6 +184,14 @@ def real_cells(manifest: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
         )
     headings = ["device", "host", "step (ms)", "up (bit/s)", "down (bit/s)", "round trip (ms)"]
     return [*headings, "clock (ms)", "other work"], rows
+
+
+_BESIDE: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "memory": {"limit_mib": ("memory limit (MiB)", "{:,.0f}")},
+    "up": {"up_carried": ("up while queued", "{:.1%}")},
+    "down": {"down_carried": ("down while queued", "{:.1%}")},
+}
+"""Figure -> columns beside it that only the page has, with their headings and formats."""
 
 
 def _text(value: float, form: str) -> str:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from agents import events
 from analysis import summary
+from analysis.figures import energy
 from analysis.load import Run
 from testbed.dashboard.feed import Feed
 from testbed.fidelity.validity import Validity, recorded_reasons
 from testbed.topology import StopSettings
 from testbed.traits import is_simulated
-from testbed.watching.screen import energy
 
 _RATE_SECONDS = 10.0
 """Length of the window for the update rate of a live run, in seconds."""

@@ -142,6 +142,8 @@ class FullScreenView(LiveView):
         """Read facts that are in the run directory but were not in the plan."""
         if (read := overview.read(self._directory)) is not None:
             self._screen.overview = read
+            for device in read.devices:  # known once the data are partitioned
+                self._tally.devices[device.name].importance = device.importance
             if cpus := read.cpus:  # of this host
                 devices = cpu_numbers(cpus["devices"])
                 self._sampler = Sampler(devices | cpu_numbers(cpus["infrastructure"]), devices)

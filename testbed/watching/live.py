@@ -15,12 +15,13 @@ from rich.text import Text
 
 from agents import events
 from agents.texts import quantity
+from analysis.figures import energy, number, percent
 from analysis.tally import Notice, merge_notices
 from testbed import console
 from testbed.fidelity.validity import Judgement, Validity
 from testbed.view import View
 from testbed.watching.overview import Overview
-from testbed.watching.screen import energy, number, percent, quality_of
+from testbed.watching.screen import quality_of
 
 if TYPE_CHECKING:  # imports pandas, which takes a second: only at the end of a run
     from analysis.load import Run

@@ -58,6 +58,19 @@ class Overview:
         """Whether time is simulated."""
         return is_simulated(self.runtime)
 
+    @property
+    def has(self) -> frozenset[str]:
+        """What figures may need (`analysis.figures.Figure.needs`), and the run has."""
+        found = {
+            "": True,
+            # Virtual time has no telemetry, and processes without links count no bytes.
+            "telemetry": not self.is_virtual,
+            "links": self.links,
+            "energy": self.energy,
+            "batteries": self.batteries,
+        }
+        return frozenset(name for name, has in found.items() if has)
+
     def progress(self, at: float, updates: int) -> float:
         """Return the progress of the run, from 0 to 1, at device time `at` (in seconds), after `updates`
         updates.
@@ -71,7 +84,10 @@ class Overview:
     def tally(self) -> Tally:
         """Return a tally of the run's devices and segments without any records."""
         return Tally(
-            {device.name: DeviceTally(planned_cpu=device.cpu) for device in self.devices},
+            {
+                one.name: DeviceTally(planned_cpu=one.cpu, importance=one.importance)
+                for one in self.devices
+            },
             {name: SegmentTally() for name in self.segments},
         )
 

@@ -25,6 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from analysis.figures import FIGURES, Figure
 from analysis.tally import DeviceTally, Tally
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
@@ -106,10 +107,7 @@ class RunCollector(Collector):
         yield InfoMetricFamily("testbed_run", "Name, rule, task and runtime of the run.", facts)
         yield from self._of_the_run()
         yield from self._of_clients()
-        yield from self._of_devices()
-        yield from self._of_energy(
-            {name: one.get("energy") for name, one in manifest.get("devices", {}).items()}
-        )
+        yield from self._of_devices(manifest.get("devices", {}))
 
     def _of_the_run(self) -> Iterator[Metric]:
         tally, last = self._tally, self._tally.evaluation
@@ -136,90 +134,49 @@ class RunCollector(Collector):
     def _of_clients(self) -> Iterator[Metric]:
         tally = self._tally
         worked = {name: one for name, one in tally.devices.items() if one.updates}
+        updates = {name: one.updates for name, one in worked.items()}
         documentation = "Updates of the client that were applied."
-        yield _counter("updates", documentation, {n: one.updates for n, one in worked.items()}, "client")
+        yield _metric("updates", documentation, updates, "client", is_total=True)
         documentation = "Payload bytes of the client's applied updates."
         sizes = {name: one.bytes for name, one in worked.items()}
-        yield _counter("update_bytes", documentation, sizes, "client")
-        documentation = "Staleness of the client's last applied update, in versions."
-        staleness = {name: one.staleness for name, one in worked.items()}
-        yield _gauge("last_staleness_versions", documentation, staleness, "client")
+        yield _metric("update_bytes", documentation, sizes, "client", is_total=True)
         online = {name: one.state == "online" for name, one in tally.devices.items() if tally.started}
-        yield _gauge("online", "1 while the client is online, else 0.", online, "client")
+        yield _metric("online", "1 while the client is online, else 0.", online, "client")
         documentation = "Updates of the client that were rejected, by reason."
-        yield _counter("rejected_updates", documentation, tally.rejections, "client", "reason")
+        labels = ("client", "reason")
+        yield _metric("rejected_updates", documentation, tally.rejections, *labels, is_total=True)
 
-    def _of_devices(self) -> Iterator[Metric]:
-        devices = self._tally.devices.items()
-        documentation = "Requested CPU share of the device, in cores."
-        yield _gauge("cpu_asked_cores", documentation, {n: one.cpu for n, one in devices}, "device")
-        usage = {name: one.usage for name, one in devices if one.has_details}
-        documentation = "CPU that the device used since its last sample, in cores."
-        used = {name: one.latest for name, one in usage.items()}
-        yield _gauge("cpu_used_cores", documentation, used, "device")
-        memory = {name: one.last_memory or nan for name, one in usage.items()}
-        yield _gauge("memory_bytes", "Memory that the device uses.", memory, "device")
+    def _of_devices(self, devices: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        """Yield the metrics of `analysis.figures`. `devices`: as in the manifest."""
+        energy = {name: one.get("energy") for name, one in devices.items()}
+        batteries = {name for name, own in energy.items() if own and own.get("battery")}
+        tallies = self._tally.devices
+        for figure in FIGURES.values():
+            wanted = {"batteries": batteries, "energy": {*tallies} if any(energy.values()) else set()}
+            if figure.metric and (names := wanted.get(figure.needs, {*tallies})):
+                own = {name: self._value(figure, tallies[name]) for name in tallies if name in names}
+                yield _metric(figure.metric, figure.about, own, "device", is_total=figure.is_total)
+        usage = {name: one.usage for name, one in tallies.items() if one.has_details}
         for counter, name, documentation in (
             ("cpu", "cpu_seconds", "CPU time that the device used, in seconds of a host core."),
             ("sent", "sent_bytes", "Bytes that the device sent, headers included."),
             ("received", "received_bytes", "Bytes that the device received, headers included."),
         ):
             counted = {device: one.totals.get(counter) for device, one in usage.items()}
-            yield _counter(name, documentation, counted, "device")
+            yield _metric(name, documentation, counted, "device", is_total=True)
 
-    def _of_energy(self, settings: Mapping[str, Mapping[str, Any] | None]) -> Iterator[Metric]:
-        """Yield the metrics of energy; nothing if no energy is counted. `settings`: energy settings by
-        device, as in the manifest."""
-        if not any(settings.values()):
-            return
-        devices = self._tally.devices
-        energy = {name: one.energy for name, one in devices.items() if one.has_details}
-        batteries = [name for name, own in settings.items() if own and own.get("battery")]
-        for name, documentation, make, values in (
-            (
-                "energy_joules",
-                "Energy that the device has consumed, in joules.",
-                _counter,
-                {name: one.consumed for name, one in energy.items()},
-            ),
-            (
-                "power_watts",
-                "Mean power of the device since its last sample, in watts.",
-                _gauge,
-                {name: one.power for name, one in energy.items()},
-            ),
-            (
-                "battery_level_ratio",
-                "Level of the device's battery, from 0 to 1.",
-                _gauge,
-                {name: one.level for name, one in energy.items()},
-            ),
-            (
-                "powered",
-                "1 while the device with a battery has power, else 0.",
-                _gauge,
-                {name: devices[name].powered for name in batteries},
-            ),
-            (
-                "power_offs",
-                "Number of times that the battery was too low and the device powered off.",
-                _counter,
-                {name: devices[name].power_offs for name in batteries},
-            ),
-        ):
-            yield make(name, documentation, values, "device")
+    def _value(self, figure: Figure, device: DeviceTally) -> float:
+        if figure.metric_of is not None:
+            return figure.metric_of(device) if device.has_details else nan
+        return figure.of(device, self._tally, self._tally.at)
 
 
-def _counter(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
-    return _filled(CounterMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
-
-
-def _gauge(name: str, documentation: str, values: _Values, *labels: str) -> Metric:
-    return _filled(GaugeMetricFamily(f"testbed_{name}", documentation, labels=labels), values)
-
-
-def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: _Values) -> Metric:
-    """Add the known values to `family`. The keys of `values` are the label values."""
+def _metric(
+    name: str, documentation: str, values: _Values, *labels: str, is_total: bool = False
+) -> Metric:
+    """Return the metric of the known `values`. Their keys are the labels' values."""
+    kind = CounterMetricFamily if is_total else GaugeMetricFamily
+    family = kind(f"testbed_{name}", documentation, labels=labels)
     for key, value in values.items():
         if value is not None and not isnan(value):
             family.add_metric([key] if isinstance(key, str) else key, value)

@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import isnan
 
 from analysis.activity import OFFLINE, STATES, UNPOWERED
+from analysis.figures import FIGURES
 from analysis.tally import Tally
 from testbed.watching.overview import OverviewDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figures of a device or a group. An unknown figure is NaN."""
+    """Figures of a device or a group."""
 
     name: str
     grouped: bool
     """Whether the row is a group."""
     devices: tuple[str, ...]
-    """Names of the devices."""
     state: str
     """One of STATES; for a group, the most frequent state of its devices."""
     online: int
     """Number of devices that are neither offline nor unpowered."""
-    updates: int
-    """Number of applied updates."""
-    last: float
-    """Staleness of the device's last update, in versions; NaN for a group."""
-    mean: float
-    """Mean staleness of the updates, in versions."""
-    cpu: float
-    """Requested share of a core, mean over the devices."""
-    used: float
-    """Share of a core used in the last seconds, mean over the devices. If a device waited, the used
-    share is less than the requested share."""
-    memory: float
-    """Memory in use in bytes, mean over the devices."""
-    up: float
-    """Sending rate in bit/s, mean over the devices."""
-    down: float
-    """Receiving rate in bit/s, mean over the devices."""
-    power: float
-    """Power in watts, mean over the devices."""
-    level: float
-    """Level of the battery as a share of its capacity, mean over the devices."""
-    share: float
-    """Share of all applied updates."""
-    importance: float
-    """Sum of the importance p_i of the devices."""
+    figures: Mapping[str, float]
+    """Name of a figure -> value; NaN if it is not known."""
 
     @property
     def label(self) -> str:
@@ -58,15 +35,23 @@ class Row:
 
 
 _Key = Callable[[Row], float]
+
+
+def _by(figure: str, sign: int) -> _Key:
+    return lambda row: sign * row.figures[figure]
+
+
+def _ratio(row: Row) -> float:
+    """Return the device's share of the updates, divided by its importance."""
+    importance = row.figures["importance"]
+    return row.figures["share"] / importance if importance else importance
+
+
 SORTS: dict[str, _Key | None] = {
     "": None,  # as in the topology
     "state": lambda row: STATES.index(row.state),
-    "updates": lambda row: -row.updates,
-    "mean": lambda row: -row.mean,
-    "used": lambda row: -row.used,
-    "mem": lambda row: -row.memory,
+    **{one.title: _by(one.name, one.sort) for one in FIGURES.values() if one.sort},
     "share": lambda row: -_ratio(row),
-    "batt": lambda row: row.level,
 }
 """Name of a sort order -> function that returns a row's sort key; None for the order of the topology.
 The most remarkable rows come first."""
@@ -101,34 +86,15 @@ def in_order(unsorted: Iterable[Row], sort: str, *, reverse: bool = False) -> li
 def _row(name: str, devices: Sequence[OverviewDevice], tally: Tally, at: float, *, grouped: bool) -> Row:
     tallies = [tally.devices[device.name] for device in devices]
     states = Counter(one.activity.now(at) for one in tallies)
-    updates = sum(one.updates for one in tallies)
+    updates = [one.updates for one in tallies]
     return Row(
         name=name,
         grouped=grouped,
         devices=tuple(device.name for device in devices),
         state=states.most_common(1)[0][0],
         online=len(devices) - states[OFFLINE] - states[UNPOWERED],
-        updates=updates,
-        last=tallies[0].staleness if updates and not grouped else nan,
-        mean=sum(one.staleness_sum for one in tallies) / updates if updates else nan,
-        cpu=_mean(nan if one.cpu is None else one.cpu for one in tallies),
-        used=_mean(one.usage.share(at) for one in tallies),
-        memory=_mean(one.usage.memory(at) for one in tallies),
-        up=_mean(one.usage.up(at) for one in tallies),
-        down=_mean(one.usage.down(at) for one in tallies),
-        power=_mean(one.energy.power for one in tallies),
-        level=_mean(one.energy.level for one in tallies),
-        share=updates / tally.updates if tally.updates else nan,
-        importance=sum(device.importance for device in devices),
+        figures={
+            one.name: one.group([one.of(device, tally, at) for device in tallies], updates)
+            for one in FIGURES.values()
+        },
     )
-
-
-def _mean(values: Iterable[float]) -> float:
-    """Return the mean of the known values; NaN if there are none."""
-    known = [value for value in values if not isnan(value)]
-    return sum(known) / len(known) if known else nan
-
-
-def _ratio(row: Row) -> float:
-    """Return the device's share of the updates, divided by its importance."""
-    return row.share / row.importance if row.importance else nan

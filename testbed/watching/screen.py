@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import isnan
@@ -24,6 +24,7 @@ from analysis.activity import (
     WAIT,
     ActivityCell,
 )
+from analysis.figures import FIGURES, Figure, energy, rate
 from analysis.tally import Tally
 from testbed import console
 from testbed.fidelity.validity import Validity, recorded_reasons
@@ -59,32 +60,6 @@ _WIDTHS = (60, 30, 20, 15, 12, 10)
 """Possible widths of a bar, in cells. They divide 60, so that each cell covers whole seconds."""
 _ROOM = 9
 """Number of lines that are not rows: header 4, headings, messages 2, legend, help."""
-
-
-class _Column(NamedTuple):
-    """A column of numbers."""
-
-    title: str
-    width: int
-    text: Callable[[Row], str]
-    sort: str = ""
-    """Key of SORTS that sorts by this column; empty if there is none."""
-
-
-_COLUMNS = (
-    _Column("upd", 5, lambda row: _count(row.updates), "updates"),
-    _Column("stale", 5, lambda row: number(row.last, 0)),
-    _Column("mean", 4, lambda row: number(row.mean, 0 if row.mean >= 100 else 1), "mean"),
-    _Column("cpu", 4, lambda row: _share(row.cpu)),
-    _Column("used", 4, lambda row: _share(row.used), "used"),
-    _Column("mem", 4, lambda row: _memory(row.memory), "mem"),
-    _Column("up", 4, lambda row: rate(row.up)),
-    _Column("down", 4, lambda row: rate(row.down)),
-    _Column("watt", 4, lambda row: watts(row.power)),
-    _Column("batt", 4, lambda row: percent(row.level), "batt"),
-    _Column("share", 5, lambda row: _part(row.share), "share"),
-    _Column("p_i", 4, lambda row: _part(row.importance)),
-)
 
 
 @dataclass(slots=True)
@@ -224,11 +199,7 @@ class Screen:
 
     def _table(self, shown: Sequence[Row], at: float, width: int, *, grouped: bool) -> list[Text]:
         # Virtual time has no telemetry, and processes without links count no bytes.
-        hidden = ["used", "mem"] if self.overview.is_virtual else []
-        hidden += [] if self.overview.links else ["up", "down"]
-        hidden += [] if self.overview.energy else ["watt"]
-        hidden += [] if self.overview.batteries else ["batt"]
-        columns = [column for column in _COLUMNS if column.title not in hidden]
+        columns = [one for one in FIGURES.values() if one.title and one.needs in self.overview.has]
         longest = max([len("device"), *(len(row.label) for row in shown)])
         room = width - self._state_width
         name, bar = _widths(columns, longest, room)
@@ -243,11 +214,11 @@ class Screen:
         what, how = ("group", "online") if grouped else ("device", "state")
         head = Text(f"  {what:<{name}} {how:<{self._state_width}} {'last 60 s':<{bar}}", "bold")
         for column in columns:
-            sorted_by = bool(self.selection.sort) and column.sort == self.selection.sort
+            sorted_by = bool(column.sort) and column.title == self.selection.sort
             head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
         return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
-    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[_Column]) -> Text:
+    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[Figure]) -> Text:
         selected = row.name == self.selection.selected
         label = console.shorten(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
@@ -258,7 +229,7 @@ class Screen:
         line.append(f"{state[: self._state_width]:<{self._state_width}} ", colour)
         line.append_text(self._bar(row, at, bar))
         for column in columns:
-            line.append(f" {column.text(row):>{column.width}}")
+            line.append(f" {column.text(row.figures[column.name]):>{column.width}}")
         return line
 
     def _bar(self, row: Row, at: float, width: int) -> Text:
@@ -310,7 +281,7 @@ class Screen:
         return Text.assemble((active, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
-def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, int]:
+def _widths(columns: Sequence[Figure], longest: int, width: int) -> tuple[int, int]:
     """Return the width of names and the width of bars. The longest name has `longest` characters.
     `width`: width of the table without the states."""
     room = width - _width(columns)
@@ -318,7 +289,7 @@ def _widths(columns: Sequence[_Column], longest: int, width: int) -> tuple[int, 
     return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
 
 
-def _width(columns: Sequence[_Column]) -> int:
+def _width(columns: Sequence[Figure]) -> int:
     """Return the width of the table without names, states and bars."""
     return 2 + 1 + 1 + sum(1 + column.width for column in columns)
 
@@ -344,65 +315,3 @@ def quality_of(evaluation: events.Evaluated | None) -> str:
     if isnan(evaluation.accuracy):  # the task has none
         return f"loss {evaluation.loss:8.4g}"
     return f"accuracy {evaluation.accuracy:5.1%}  loss {evaluation.loss:5.3f}"
-
-
-def percent(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.0%}"
-
-
-def number(value: float, decimals: int) -> str:
-    return "–" if isnan(value) else f"{value:.{decimals}f}"
-
-
-def _count(value: int) -> str:
-    """Format a count in at most five characters."""
-    return str(value) if value < 1e5 else f"{value / 1e3:.0f}k"
-
-
-def _part(value: float) -> str:
-    """Format a share in at most four characters, e.g. `12%` or `1.2%`."""
-    return "–" if isnan(value) else f"{value:.0%}" if value >= 0.0995 or value == 0 else f"{value:.1%}"
-
-
-def _share(value: float) -> str:
-    """Format a share of a core in at most four characters."""
-    return "–" if isnan(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
-
-
-def _memory(value: float) -> str:
-    """Format a number of bytes in at most four characters, in units of 1024: `312M` is 312 MiB."""
-    if isnan(value):
-        return "–"
-    for power, unit in ((2**40, "T"), (2**30, "G"), (2**20, "M"), (2**10, "k")):
-        if value >= 0.97 * power:  # `1.0G` and not `1000M`, which has five characters
-            scaled = value / power
-            return f"{scaled:.1f}{unit}" if scaled < 9.95 and unit in "TG" else f"{scaled:.0f}{unit}"
-    return f"{value:.0f}"
-
-
-def watts(value: float) -> str:
-    """Format a power in watts in at most four characters, such as `2.1`."""
-    if isnan(value):
-        return "–"
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else _count(round(value))
-
-
-def energy(joules: float) -> str:
-    """Format an energy with its unit, such as `1.2 kJ`."""
-    if isnan(joules):
-        return "–"
-    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if joules >= factor * 0.9995:
-            return f"{joules / factor:.3g} {unit}"
-    return f"{joules:.3g} J"
-
-
-def rate(bits: float) -> str:
-    """Format a rate in bit/s in at most four characters, such as `1.2M`."""
-    if isnan(bits):
-        return "–"
-    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if bits >= factor * 0.9995:
-            scaled = bits / factor
-            return f"{scaled:.1f}{unit}" if scaled < 9.95 else f"{scaled:.0f}{unit}"
-    return f"{bits:.0f}"

@@ -8,6 +8,7 @@ from math import isnan
 
 from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
 from analysis.activity import PAUSED
+from analysis.figures import FIGURES, Figure
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
@@ -82,8 +83,8 @@ def press_key(
         case "q":
             return selection, Quit()
         case "s":
-            batteries = any(not isnan(row.level) for row in rows)
-            sorts = [name for name in SORTS if name != "batt" or batteries]
+            unknown = {one.title for one in FIGURES.values() if one.sort and not _is_known(one, rows)}
+            sorts = [name for name in SORTS if name not in unknown]
             following = sorts[(sorts.index(selection.sort) + 1) % len(sorts)]
             return replace(selection, sort=following, reverse=False), None
         case "S":
@@ -99,6 +100,10 @@ def press_key(
         case _ if key in COMMAND_KEYS:
             return _command(selection, key, rows)
     return selection, None
+
+
+def _is_known(figure: Figure, rows: Sequence[Row]) -> bool:
+    return any(not isnan(row.figures[figure.name]) for row in rows)
 
 
 def _typed(selection: Selection, key: str) -> Selection:

@@ -21,7 +21,9 @@ TOPOLOGY = {
             "name": "phone",
             "timing": "2s",
             "energy": {
-                **{"idle": "1W", "core": "2W", "charger": "2W"},
+                "idle": "1W",
+                "core": "2W",
+                "charger": "2W",
                 "battery": {
                     "capacity": "20J",
                     "initial": "20%",

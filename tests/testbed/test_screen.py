@@ -222,11 +222,11 @@ def tallied() -> Tally:
 def test_group_row_aggregates_its_devices() -> None:
     pi, far = seen(tallied(), grouped=True)
     assert (pi.name, pi.devices, pi.online) == ("pi", ("pi-1", "pi-2", "pi-3"), 2)
-    assert (pi.updates, pi.mean) == (4, (1 + 2 + 3 + 1) / 4)
-    assert pi.share == pytest.approx(4 / 6)
-    assert pi.importance == pytest.approx(0.3)
-    assert far.updates == 2
-    assert far.cpu == pytest.approx(0.05)
+    assert (pi.figures["updates"], pi.figures["staleness"]) == (4, (1 + 2 + 3 + 1) / 4)
+    assert pi.figures["share"] == pytest.approx(4 / 6)
+    assert pi.figures["importance"] == pytest.approx(0.3)
+    assert far.figures["updates"] == 2
+    assert far.figures["asked"] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,15 @@ def test_filter_matches_name_group_or_state(matching: str, names: list[str]) -> 
 
 def test_rows_are_sorted_with_the_unknown_last() -> None:
     found = seen(tallied())
-    assert [row.updates for row in in_order(found, "updates")] == [3, 2, 1, 0, 0, 0]
-    assert [row.updates for row in in_order(found, "updates", reverse=True)] == [0, 0, 0, 1, 2, 3]
+    assert [row.figures["updates"] for row in in_order(found, "upd")] == [3, 2, 1, 0, 0, 0]
+    assert [row.figures["updates"] for row in in_order(found, "upd", reverse=True)] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+    ]
     assert [row.name for row in in_order(found, "mean")][:3] == ["pi-1", "far-away-device-1", "pi-2"]
     assert [row.name for row in in_order(found, "mean", reverse=True)][:1] == ["pi-2"]
     assert in_order(found, "state")[-1].name == "pi-3"
@@ -285,9 +292,10 @@ def test_rows_can_be_selected(keys: list[str], selected: str | None) -> None:
 
 def test_keys_choose_what_is_shown() -> None:
     assert after(["s", "s", "S", "b", "g"])[0] == Selection(
-        sort="updates", reverse=True, stacked=True, grouped=True
+        sort="upd", reverse=True, stacked=True, grouped=True
     )
-    assert after(["s"] * (len(SORTS) - 1))[0] == Selection()  # without batteries, not by their level
+    known = [name for name in SORTS if name not in ("used", "mem", "batt")]  # what devices have told
+    assert after(["s"] * len(known))[0] == Selection()
     typed, requests = after(["/", "q", "x", "backspace", "up", "enter"])
     assert (typed.matching, typed.typing, requests) == ("q", False, [])
     assert after(["/", "q", "escape"])[0] == Selection()
@@ -322,9 +330,9 @@ def test_batteries_have_levels_and_a_power_off_is_a_state() -> None:
     shown.tally.add(events.ClientStatus(5.0, "pi-1", "offline"))
     lines = drawn(shown, at=7.0)
     assert "1.5 kJ" in lines[1]
-    assert lines[4].split()[-8:] == ["upd", "stale", "mean", "cpu", "watt", "batt", "share", "p_i"]
+    assert lines[4].split()[-8:] == ["upd", "stale", "mean", "cpu", "share", "p_i", "watt", "batt"]
     assert "unpowered" in lines[5]
-    assert [line.split()[-4:-2] for line in lines[5:8]] == [
+    assert [line.split()[-2:] for line in lines[5:8]] == [
         ["12.0", "20%"],
         ["3.00", "90%"],
         ["0.03", "–"],
