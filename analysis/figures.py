@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import isnan, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.tally import DeviceTally, Tally
 
@@ -29,17 +29,17 @@ class Together(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class DeviceFigure:
     """A figure of a device. A value that is not known is NaN."""
 
     name: str
     about: str
-    """What it is, with its unit, as Prometheus says it."""
+    """Sentence that says what it is, with its unit; the metric's help."""
     of: Callable[[DeviceTally, Tally, float], float]
     """The value for a device at a device time in seconds."""
     together: Together = Together.MEAN
     needs: str = ""
-    """What a run must have for the figure: `telemetry`, `links`, `energy` or `batteries`."""
+    """Part of a run without which the figure is unknown: `telemetry`, `links`, `energy` or `batteries`."""
     title: str = ""
     """Heading on the terminal; empty if it is not shown there."""
     width: int = 4
@@ -145,10 +145,17 @@ def rate(bits: float) -> str:
     return f"{bits:.0f}"
 
 
-FIGURES: dict[str, Figure] = {
+def has(manifest: Mapping[str, Any]) -> frozenset[str]:
+    """Return which of `energy` and `batteries` (`DeviceFigure.needs`) a run has."""
+    energies = [one.get("energy") for one in manifest.get("devices", {}).values()]
+    found = {"energy": any(energies), "batteries": any(one and one.get("battery") for one in energies)}
+    return frozenset(name for name, is_there in found.items() if is_there)
+
+
+FIGURES: dict[str, DeviceFigure] = {
     figure.name: figure
     for figure in (
-        Figure(
+        DeviceFigure(
             name="updates",
             about="Updates of the device that were applied.",
             of=lambda device, *_: device.updates,
@@ -161,7 +168,7 @@ FIGURES: dict[str, Figure] = {
             page_text=_format("{:,.0f}"),
             orders={"fewest updates": True, "most updates": False},
         ),
-        Figure(
+        DeviceFigure(
             name="last_staleness",
             about="Staleness of the device's last applied update, in versions.",
             of=lambda device, *_: device.staleness if device.updates else nan,
@@ -171,7 +178,7 @@ FIGURES: dict[str, Figure] = {
             text=lambda value: number(value, 0),
             metric="last_staleness_versions",
         ),
-        Figure(
+        DeviceFigure(
             name="staleness",
             about="Mean staleness of the device's updates, in versions.",
             of=lambda device, *_: device.staleness_sum / device.updates if device.updates else nan,
@@ -183,7 +190,7 @@ FIGURES: dict[str, Figure] = {
             page_text=_format("{:.1f}"),
             orders={"most stale": False},
         ),
-        Figure(
+        DeviceFigure(
             name="asked",
             about="Requested CPU share of the device, in cores.",
             of=lambda device, *_: nan if device.cpu is None else device.cpu,
@@ -193,7 +200,7 @@ FIGURES: dict[str, Figure] = {
             page_text=_format("{:.1%}"),
             metric="cpu_asked_cores",
         ),
-        Figure(
+        DeviceFigure(
             name="used",
             about="CPU that the device used since its last sample, in cores.",
             of=lambda device, _, at: device.usage.share(at),
@@ -207,7 +214,7 @@ FIGURES: dict[str, Figure] = {
             metric="cpu_used_cores",
             metric_of=lambda device: device.usage.latest,
         ),
-        Figure(
+        DeviceFigure(
             name="memory",
             about="Memory that the device uses.",
             of=lambda device, _, at: device.usage.memory(at),
@@ -221,7 +228,7 @@ FIGURES: dict[str, Figure] = {
             metric="memory_bytes",
             metric_of=lambda device: device.usage.last_memory or nan,
         ),
-        Figure(
+        DeviceFigure(
             name="up",
             about="Sending rate of the device, in bit/s.",
             of=lambda device, _, at: device.usage.up(at),
@@ -231,7 +238,7 @@ FIGURES: dict[str, Figure] = {
             heading="up (bit/s)",
             page_text=rate,
         ),
-        Figure(
+        DeviceFigure(
             name="down",
             about="Receiving rate of the device, in bit/s.",
             of=lambda device, _, at: device.usage.down(at),
@@ -241,7 +248,7 @@ FIGURES: dict[str, Figure] = {
             heading="down (bit/s)",
             page_text=rate,
         ),
-        Figure(
+        DeviceFigure(
             name="share",
             about="Share of all applied updates.",
             of=lambda device, tally, _: device.updates / tally.updates if tally.updates else nan,
@@ -253,7 +260,7 @@ FIGURES: dict[str, Figure] = {
             heading="share",
             page_text=_format("{:.1%}"),
         ),
-        Figure(
+        DeviceFigure(
             name="importance",
             about="Weight p_i of the device in the objective.",
             of=lambda device, *_: device.importance,
@@ -261,7 +268,7 @@ FIGURES: dict[str, Figure] = {
             title="p_i",
             text=_part,
         ),
-        Figure(
+        DeviceFigure(
             name="energy",
             about="Energy that the device has consumed, in joules.",
             of=lambda device, *_: device.energy.consumed,
@@ -273,7 +280,7 @@ FIGURES: dict[str, Figure] = {
             metric="energy_joules",
             is_total=True,
         ),
-        Figure(
+        DeviceFigure(
             name="power",
             about="Mean power of the device since its last sample, in watts.",
             of=lambda device, *_: device.energy.power,
@@ -284,7 +291,7 @@ FIGURES: dict[str, Figure] = {
             page_text=_format("{:.3g}"),
             metric="power_watts",
         ),
-        Figure(
+        DeviceFigure(
             name="level",
             about="Level of the device's battery, from 0 to 1.",
             of=lambda device, *_: device.energy.level,
@@ -297,14 +304,14 @@ FIGURES: dict[str, Figure] = {
             orders={"lowest battery": True},
             metric="battery_level_ratio",
         ),
-        Figure(
+        DeviceFigure(
             name="powered",
             about="1 while the device with a battery has power, else 0.",
             of=lambda device, *_: device.powered,
             needs="batteries",
             metric="powered",
         ),
-        Figure(
+        DeviceFigure(
             name="power_offs",
             about="Number of times that the battery was too low and the device powered off.",
             of=lambda device, *_: device.power_offs,

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import testbed as product
 from agents import events
-from analysis.figures import FIGURES, Figure, Together
+from analysis.figures import FIGURES, DeviceFigure, Together
 from testbed.dashboard import device_table
 from testbed.dashboard.board import Board
 from testbed.dashboard.feed import Feed
@@ -18,7 +18,7 @@ from testbed.rundir.directory import RunDirectory
 from testbed.watching import overview, screen
 from testbed.watching.prometheus import RunCollector
 
-SIZE = Figure(
+SIZE = DeviceFigure(
     name="size",
     about="Mean payload of the device's updates, in bytes.",
     of=lambda device, *_: device.bytes / device.updates if device.updates else nan,

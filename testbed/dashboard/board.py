@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from analysis import comparison
-from analysis.charts import CHARTS
+from analysis.charts import CHARTS, PAGE_CHARTS
 from analysis.charts.action_marks import ActionMarks, marks
 from analysis.charts.chart import Chart, remarks
 from analysis.charts.lanes import lanes
@@ -18,27 +18,10 @@ from testbed.dashboard import device_table
 from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS
-from testbed.traits import is_simulated
 
 MAX_COLUMNS = 3
 """Maximum number of runs for which the page has one column per run. If there are more runs, the page
 shows only charts that contain all runs."""
-BY_DEVICE = "loss-by-device"
-"""Name of a chart that contains all runs. It is shown if a run evaluates by device."""
-APART = ("devices", "staleness", "staleness-histogram", "contributions")
-"""Names of the charts that contain only one run."""
-PARTICIPATION = "participation"
-"""Name of a chart that contains only one run. It is shown if the topology has a selection."""
-EMULATED = ("cpu-over-time", "memory-over-time", "rates-over-time", "cpu", "rates")
-"""Names of further charts that contain only one run. They are shown only for emulated runs: in virtual
-time, nothing is measured."""
-BATTERY, POWER = "battery-over-time", "power-over-time"
-"""Names of charts that contain only one run. `BATTERY` is shown if any device has a battery, `POWER` if
-the energy of any device is counted."""
-SEGMENTS = "segments-over-time"
-"""Name of a chart that contains only one run. It is shown if anything has passed a segment."""
-BY_ENERGY = "accuracy-by-energy"
-"""Name of a chart that contains all runs. It is shown if any run counts energy."""
 _LIVE_LANE_UPDATES = 10_000
 """Maximum number of updates in the chart of device states (lanes) of a live run. Only the newest updates
 are shown, because this chart is computed and sent twice a second."""
@@ -144,45 +127,19 @@ class Board:
         apart = bool(self.columns)
         yield Panel("accuracy", None, curves(runs, "accuracy", "time", apart=apart))
         yield Panel("loss", None, curves(runs, "loss", "time", apart=apart))
-        if any(map(_evaluates_by_device, runs)):
-            yield Panel(BY_DEVICE, None, CHARTS[BY_DEVICE](runs))
-        if any(map(counts_energy, runs)):
-            yield Panel(BY_ENERGY, None, CHARTS[BY_ENERGY](runs))
+        for name, place in PAGE_CHARTS.items():
+            if place.of_all_runs and any(map(place.wanted, runs)):
+                yield Panel(name, None, CHARTS[name](runs))
         if not apart:
             yield Panel("time-to-accuracy", None, CHARTS["time-to-accuracy"](runs))
         names = self.names if len(runs) > 1 else ("",)
         for column in self.columns:
             feed, run = self.feeds[column], runs[column]
-            simulated = is_simulated(run.manifest.get("runtime"))
-            shown = APART if simulated else (*APART, *EMULATED)
-            further = {
-                PARTICIPATION: bool(run.topology.get("selection")),
-                SEGMENTS: not run.network.empty,
-                BATTERY: _has_batteries(run),
-                POWER: counts_energy(run),
-            }
-            for name in (*shown, *(name for name, wanted in further.items() if wanted)):
-                made = chart(name, feed, run)
-                title = " · ".join(filter(None, (made.title, names[column])))
-                yield Panel(f"{name}-{column}", column, replace(made, title=title))
-
-
-def counts_energy(run: Run) -> bool:
-    """Whether the run counts the energy of any device."""
-    return any(one.get("energy") for one in run.manifest.get("devices", {}).values())
-
-
-def _has_batteries(run: Run) -> bool:
-    """Whether any device of the run has a battery."""
-    devices = run.manifest.get("devices", {}).values()
-    return any((one.get("energy") or {}).get("battery") for one in devices)
-
-
-def _evaluates_by_device(run: Run) -> bool:
-    """Whether the topology requests evaluation by device. The records would show this only later, but
-    the page must have all its figures from the start."""
-    evaluate = run.topology.get("evaluate")
-    return isinstance(evaluate, dict) and bool(evaluate.get("devices"))
+            for name, place in PAGE_CHARTS.items():
+                if not place.of_all_runs and place.wanted(run):
+                    made = chart(name, feed, run)
+                    title = " · ".join(filter(None, (made.title, names[column])))
+                    yield Panel(f"{name}-{column}", column, replace(made, title=title))
 
 
 def chart(name: str, feed: Feed, run: Run) -> Chart:
@@ -198,8 +155,9 @@ def chart(name: str, feed: Feed, run: Run) -> Chart:
         return chart.with_note(
             f"used in the last {CPU_WINDOW_SECONDS:.0f} s; a waiting device uses less than its share"
         )
-    if name in EMULATED and feed.held_samples < feed.samples and not feed.live:
+    rows = PAGE_CHARTS[name].rows
+    if rows == "samples" and feed.held_samples < feed.samples and not feed.live:
         return chart.with_remarks(f"the newest {feed.held_samples:,} of {feed.samples:,} samples")
-    if name in APART and feed.held < feed.updates:
+    if rows == "updates" and feed.held < feed.updates:
         return chart.with_remarks(f"the newest {feed.held:,} of {feed.updates:,} updates")
     return chart

@@ -3,7 +3,7 @@ table shows the groups and some of the devices."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.charts.chart import Chart
-from analysis.figures import FIGURES, Figure, rate
+from analysis.figures import FIGURES, DeviceFigure, rate
 from analysis.load import Run
 from testbed.dashboard.live_fidelity import CPU_WINDOW_SECONDS, requested_cpu
 from testbed.traits import is_simulated
@@ -34,15 +34,17 @@ SORTS: Mapping[str, tuple[str, bool]] = {
     },
 }
 """Name of an order -> column to sort by, and whether the order is ascending."""
-ENERGY_SORTS = {
-    name
-    for name, (column, _) in SORTS.items()
-    if column and FIGURES[column].needs in ("energy", "batteries")
-}
-"""Names of the orders that are offered only if a run counts energy."""
 
 
-def _shown() -> Mapping[str, Figure]:
+def sorts(have: Collection[str]) -> Iterator[str]:
+    """Yield the orders that are offered for runs that have `have` (`analysis.figures.has`)."""
+    for name, (column, _) in SORTS.items():
+        needs = FIGURES[column].needs if column else ""
+        if needs not in ("energy", "batteries") or needs in have:
+            yield name
+
+
+def _shown() -> Mapping[str, DeviceFigure]:
     return {name: figure for name, figure in FIGURES.items() if figure.heading}
 
 
@@ -191,7 +193,7 @@ _BESIDE: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "up": {"up_carried": ("up while queued", "{:.1%}")},
     "down": {"down_carried": ("down while queued", "{:.1%}")},
 }
-"""Figure -> columns beside it that only the page has, with their headings and formats."""
+"""DeviceFigure -> columns beside it that only the page has, with their headings and formats."""
 
 
 def _text(value: float, form: str) -> str:

@@ -14,12 +14,12 @@ from bokeh.models import CustomJS
 from bokeh.models.css import InlineStyleSheet
 from bokeh.models.widgets import Div, Select, TextInput, Toggle
 
-from analysis import comparison, metrics
+from analysis import comparison, figures, metrics
 from analysis.charts import screen
 from analysis.charts.action_marks import ActionMarks
 from analysis.charts.chart import INKS, Ink, Theme
 from testbed.dashboard import device_table, first_page
-from testbed.dashboard.board import BY_DEVICE, MAX_COLUMNS, Board, Panel, counts_energy
+from testbed.dashboard.board import MAX_COLUMNS, Board, Panel
 from testbed.dashboard.device_table import DeviceTable
 from testbed.dashboard.feed import Feed
 from testbed.dashboard.first_page import TEMPLATES
@@ -159,10 +159,8 @@ class _PageView:
     def _controls(self) -> None:
         """Add the controls to sort and find devices, if there are many devices."""
         style = InlineStyleSheet(css=_widget_style(self._ink))
-        energy = any(map(counts_energy, self._board.runs))
-        sorts: list[str | tuple[Any, str]] = [
-            name for name in device_table.SORTS if energy or name not in device_table.ENERGY_SORTS
-        ]
+        have = frozenset[str]().union(*(figures.has(run.manifest) for run in self._board.runs))
+        sorts: list[str | tuple[Any, str]] = [*device_table.sorts(have)]
         large = any(len(table.devices) > device_table.MAX_ROWS for table in self._board.tables)
         first = "fewest updates" if large else "as planned"
         self._sort = Select(title="Sort devices", value=first, options=sorts)
@@ -182,7 +180,9 @@ class _PageView:
     def _join_times(self) -> None:
         """Link the time axes of charts that are compared. Zooming in one chart then zooms the others,
         too."""
-        pairs = [("accuracy", name) for name in ("loss", BY_DEVICE) if name in self._drawn]
+        pairs: list[tuple[str, str]] = [
+            ("accuracy", name) for name in ("loss", "loss-by-device") if name in self._drawn
+        ]
         for column in self._board.columns[1:]:
             pairs += [(f"{name}-0", f"{name}-{column}") for name in ("devices", "staleness")]
         for first, other in pairs:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents import config
+from analysis import figures
 from analysis.tally import DeviceTally, SegmentTally, Tally
 from testbed.errors import reading_run
 from testbed.plan import Plan
@@ -60,7 +61,7 @@ class Overview:
 
     @property
     def has(self) -> frozenset[str]:
-        """What figures may need (`analysis.figures.Figure.needs`), and the run has."""
+        """Parts of the run that figures need (`analysis.figures.DeviceFigure.needs`)."""
         found = {
             "": True,
             # Virtual time has no telemetry, and processes without links count no bytes.
@@ -131,8 +132,8 @@ def read(directory: RunDirectory) -> Overview | None:
             dilation=manifest["dilation"],
             run=directory.run,
             links=_counts_bytes(manifest["runtime"], linked=bool(manifest.get("shaper"))),
-            energy=any(d.get("energy") for d in manifest["devices"].values()),
-            batteries=any((d.get("energy") or {}).get("battery") for d in manifest["devices"].values()),
+            energy="energy" in (has := figures.has(manifest)),
+            batteries="batteries" in has,
             segments=tuple(manifest.get("segments", ())),
             cpus=_cpus(manifest),
         )

@@ -25,7 +25,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from analysis.figures import FIGURES, Figure
+from analysis.figures import FIGURES, DeviceFigure
 from analysis.tally import DeviceTally, Tally
 from testbed.errors import BadInputError
 from testbed.rundir.directory import RunDirectory
@@ -165,7 +165,7 @@ class RunCollector(Collector):
             counted = {device: one.totals.get(counter) for device, one in usage.items()}
             yield _metric(name, documentation, counted, "device", is_total=True)
 
-    def _value(self, figure: Figure, device: DeviceTally) -> float:
+    def _value(self, figure: DeviceFigure, device: DeviceTally) -> float:
         if figure.metric_of is not None:
             return figure.metric_of(device) if device.has_details else nan
         return figure.of(device, self._tally, self._tally.at)

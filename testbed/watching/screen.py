@@ -24,7 +24,7 @@ from analysis.activity import (
     WAIT,
     ActivityCell,
 )
-from analysis.figures import FIGURES, Figure, energy, rate
+from analysis.figures import FIGURES, DeviceFigure, energy, rate
 from analysis.tally import Tally
 from testbed import console
 from testbed.fidelity.validity import Validity, recorded_reasons
@@ -218,7 +218,7 @@ class Screen:
             head.append(f" {column.title:>{column.width}}", "underline" if sorted_by else "")
         return [head, *(self._row(row, at, name, bar, columns) for row in shown)]
 
-    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[Figure]) -> Text:
+    def _row(self, row: Row, at: float, name: int, bar: int, columns: Sequence[DeviceFigure]) -> Text:
         selected = row.name == self.selection.selected
         label = console.shorten(row.label, name)
         line = Text(f"{'>' if selected else ' '} {label:<{name}} ", "bold" if selected else "")
@@ -281,7 +281,7 @@ class Screen:
         return Text.assemble((active, "bold"), (f"{self.quit_help}  {HELP}", "dim"))
 
 
-def _widths(columns: Sequence[Figure], longest: int, width: int) -> tuple[int, int]:
+def _widths(columns: Sequence[DeviceFigure], longest: int, width: int) -> tuple[int, int]:
     """Return the width of names and the width of bars. The longest name has `longest` characters.
     `width`: width of the table without the states."""
     room = width - _width(columns)
@@ -289,7 +289,7 @@ def _widths(columns: Sequence[Figure], longest: int, width: int) -> tuple[int, i
     return name, next((cells for cells in _WIDTHS if cells <= room - name), _WIDTHS[-1])
 
 
-def _width(columns: Sequence[Figure]) -> int:
+def _width(columns: Sequence[DeviceFigure]) -> int:
     """Return the width of the table without names, states and bars."""
     return 2 + 1 + 1 + sum(1 + column.width for column in columns)
 

@@ -8,7 +8,7 @@ from math import isnan
 
 from agents.device_actions import Crash, Pause, Restart, Resume, Switching, name_of
 from analysis.activity import PAUSED
-from analysis.figures import FIGURES, Figure
+from analysis.figures import FIGURES, DeviceFigure
 from testbed.watching.rows import SORTS, Row
 
 HELP = "↑↓ select  s sort  / filter  g group  b bar  p pause  x kill  r restart"
@@ -102,7 +102,7 @@ def press_key(
     return selection, None
 
 
-def _is_known(figure: Figure, rows: Sequence[Row]) -> bool:
+def _is_known(figure: DeviceFigure, rows: Sequence[Row]) -> bool:
     return any(not isnan(row.figures[figure.name]) for row in rows)
 
 
