@@ -24,11 +24,12 @@ test-hosts: $(VENV)/.installed-dev
 test-timed: $(VENV)/.installed-dev
 	$(PYTEST) -m timed
 
+# Real devices, and who uses the conformance kit, may have Python 3.10.
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 --no-warn-return-any agents/client agents/device agents/remote  # on real devices
+	$(BIN)/mypy --python-version 3.10 --no-warn-return-any agents/client agents/device agents/remote conformance/fl_conformance
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet --noconftest tests/test_plain_words.py
 
@@ -97,8 +98,8 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
 
 # The last version of Flower whose package has its quickstarts, which tests run as they are.
 QUICKSTARTS := $(VENV)/share/flower-quickstarts flwr==1.24.0
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python $(SET_UP) install --editable '.[dev]'
+$(VENV)/.installed-dev: $(VENV)/.installed conformance/pyproject.toml
+	@$(BIN)/python $(SET_UP) install --editable '.[dev]' --editable ./conformance
 	@$(BIN)/python -m testbed.installing --installer=$(PIP) install --no-deps --upgrade --target $(QUICKSTARTS)
 	@touch $@
 
@@ -107,4 +108,4 @@ constraints: $(VENV)/.installed
 	@$(BIN)/python $(SET_UP) pins
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build *.egg-info conformance/build conformance/*.egg-info

@@ -29,12 +29,14 @@ LIMITS = {"guide": 12_000, "concepts": 8_000, "evidence": 10_000}
 OWN_LIMITS = {DOCS / "concepts" / "related-work.md": 2_500}
 """Pages that do not count on their shelf, with the words of each at most."""
 PAGES = sorted(DOCS.rglob("*.md"))
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "conformance" / "README.md", *PAGES]
 LINE = 120
 """Characters of a line at most, except in tables and long links."""
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_PATH = re.compile(r"`((?:agents|analysis|testbed|docs|tests|topologies|benchmarks)/[^\s`<]*)`")
+_PATH = re.compile(
+    r"`((?:agents|analysis|conformance|testbed|docs|tests|topologies|benchmarks)/[^\s`<]*)`"
+)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:\A|\n\n)((?:    [^\n]*\n)+)")

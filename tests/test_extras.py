@@ -79,7 +79,7 @@ def test_each_optional_package_is_in_its_extra_and_in_no_other() -> None:
     extras = {
         extra: {module(requirement) for requirement in requirements}
         for extra, requirements in PROJECT["optional-dependencies"].items()
-        if extra not in ("conformance", "dev", "docs")
+        if extra not in ("dev", "docs")
     }
     assert {(name, extra) for extra, names in extras.items() for name in names} == {*EXTRAS.items()}
     assert not {*EXTRAS} & {*map(module, PROJECT["dependencies"])}

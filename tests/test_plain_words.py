@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("agents", "analysis", "testbed")
+PACKAGES = ("agents", "analysis", "conformance/fl_conformance", "testbed")
 
 OPENINGS = (
     *("And", "Are", "As", "Beside", "Is", "It", "Its", "Likewise", "Of", "So many", "So much", "Such"),

@@ -86,6 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_wheel_installs_only_its_own_packages(installed: Installed) -> None:
     names = {path.name.partition("-")[0] for path in installed.packages.iterdir()}
     assert names - {"agents", "all", "__pycache__"} == {"testbed", "edge_fl_testbed"}
+    assert not [*installed.packages.rglob("*conformance*")]  # another distribution
 
 
 def test_wheel_reports_its_version(installed: Installed) -> None:

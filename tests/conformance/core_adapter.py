@@ -24,7 +24,7 @@ from agents.selection.draws import Draws
 from agents.selection.interface import ClientSelection, Draw, ServerView
 from agents.timing.nanoseconds import from_seconds, to_seconds
 from agents.wire.payloads import FAREWELL, UpdateMessage
-from testbed.conformance.adapter import ClientUpdate, Setting
+from fl_conformance.adapter import ClientUpdate, Setting
 
 
 @dataclass(frozen=True)

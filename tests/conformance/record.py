@@ -12,15 +12,16 @@ from typing import Any
 import yaml
 
 from agents.rules import RULES
-from testbed.conformance.scenario import FOLDER, rule_names
+from fl_conformance.scenario import FOLDER, FORMAT, rule_names
 from tests.conformance.recording import Recorder
 
-_HEAD = "# Written by `python -m tests.conformance.record`. testbed/conformance/scenario.py reads it.\n"
+_HEAD = "# Written by `python -m tests.conformance.record`; fl_conformance/scenario.py reads it.\n"
 
 
 def text(rule: str) -> str:
     """Return the file of `rule`, with one event per line."""
     lines = [
+        f"format: {FORMAT}",
         f"rule: {rule}",
         f"paper: {_flow(RULES[rule].paper)}",
         f"equation: {_flow(RULES[rule].equation)}",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from testbed.conformance import scenario
-from testbed.conformance.scenario import ClientJoined, ClientLeft, UpdateReceived
+from fl_conformance import scenario
+from fl_conformance.scenario import ClientJoined, ClientLeft, UpdateReceived
 from tests.conformance.core_adapter import Adapter, Made, Sent
 
 INPUTS = {"receive", "join", "leave"}

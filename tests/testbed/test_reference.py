@@ -25,10 +25,10 @@ from safetensors.numpy import load_file
 
 from agents import events
 from agents.events import UpdateApplied, VersionMade
+from fl_conformance import adapter
+from fl_conformance.adapter import Client, ClientUpdate, Vector
+from fl_conformance.reference import RULES, Reference
 from testbed import simulate
-from testbed.conformance import adapter
-from testbed.conformance.adapter import Client, ClientUpdate, Vector
-from testbed.conformance.reference import RULES, Reference
 
 MS = 1_000
 """Microseconds, the unit of all times here: records have no finer times."""

@@ -32,9 +32,10 @@ class Setting:
     """All that an implementation must know before a scenario starts."""
 
     rule: str
-    """Name of the rule, as in `python -m testbed.conformance --list`."""
+    """Name of the rule, as in `fl-conformance --list`."""
     parameters: Mapping[str, Any]
-    """Parameters of the rule. A parameter that is missing has the default of the testbed's rule."""
+    """Parameters of the rule. A parameter that is missing has its default, which
+    `reference.py` has as `defaults` of the rule."""
     clients: Mapping[str, Client]
     """All clients of the scenario, in device order, whether they are present at the start or not."""
     present: Sequence[str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from testbed.conformance.adapter import Vector
-from testbed.conformance.checking import FirstDifference, RuleResult, ScenarioResult
-from testbed.conformance.faults import FAULTS, Explanation
-from testbed.conformance.scenario import (
+from fl_conformance.adapter import Vector
+from fl_conformance.checking import FirstDifference, RuleResult, ScenarioResult
+from fl_conformance.faults import FAULTS, Explanation
+from fl_conformance.scenario import (
     ClientJoined,
     ClientLeft,
     ModelSent,

@@ -1,4 +1,4 @@
-"""The command `python -m testbed.conformance`."""
+"""The command `fl-conformance`, which is `python -m fl_conformance`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from testbed import bundle
-from testbed.conformance import report
-from testbed.conformance.adapter import Adapter
-from testbed.conformance.checking import check, raised_text
-from testbed.conformance.scenario import load, rule_names
-from testbed.conformance.steps import Tolerance
-from testbed.errors import BadInputError, TestbedError
+from fl_conformance import __version__, report
+from fl_conformance.adapter import Adapter
+from fl_conformance.checking import check, raised_text
+from fl_conformance.scenario import FORMAT, ConformanceError, load, rule_names
+from fl_conformance.steps import Tolerance
 
 _METHODS = ("start", "receive", "model", "join", "leave")
 
@@ -30,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
-    except TestbedError as error:
+    except ConformanceError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return error.exit_code
+        return 2
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -43,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_apart() -> int:
     """Run `main` in a process of its own, and return its exit code. Foreign code may end its process at
     any point, with any exit code; the answer counts only if `main` itself has returned it."""
+    sys.path.insert(0, "")  # the user's folder has the adapter; with `python -m` it is there already
     if not hasattr(os, "fork"):
         return main()
     reader, writer = os.pipe()
@@ -74,7 +73,7 @@ def run_apart() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m testbed.conformance",
+        prog="fl-conformance",
         description="Hold an implementation of an aggregation rule against recorded scenarios with the "
         "exact model of each version. Exit code 0: it conforms; 1: it differs; 2: the input or the "
         "adapter is faulty.",
@@ -87,6 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--list", action="store_true", help="list the rules and their scenarios")
+    version = f"fl-conformance {__version__}, scenarios of format {FORMAT}"
+    parser.add_argument("--version", action="version", version=version)
     return parser
 
 
@@ -101,11 +102,11 @@ def _run(options: argparse.Namespace) -> int:
             _print(report.listing(files))
         return 0
     if options.adapter is None:
-        raise BadInputError("no adapter is named: use module:Class, or --list for the rules")
+        raise ConformanceError("no adapter is named: use module:Class, or --list for the rules")
     if options.scenario is not None and options.rule == "all":
-        raise BadInputError("--scenario needs --rule, the rule that has this scenario")
+        raise ConformanceError("--scenario needs --rule, the rule that has this scenario")
     if options.tolerance is not None and not 0 <= options.tolerance < 1:
-        raise BadInputError(f"--tolerance is {options.tolerance:g}, expected from 0 to below 1")
+        raise ConformanceError(f"--tolerance is {options.tolerance:g}, expected from 0 to below 1")
     tolerance = None if options.tolerance is None else Tolerance(options.tolerance, options.tolerance)
     load(names[0])  # an unknown rule is reported before foreign code is imported
     adapter = find_adapter(options.adapter)
@@ -128,25 +129,24 @@ def _print(lines: str) -> None:
 
 
 def find_adapter(place: str) -> Callable[[], Adapter]:
-    """Return the class at `place`, which is `module:Class` or `file.py:Class`. Raises BadInputError if
-    there is none, or if it lacks a method."""
+    """Return the class at `place`, which is `module:Class` or `file.py:Class`. Raises ConformanceError
+    if there is none, or if it lacks a method."""
     module_name, colon, class_name = place.rpartition(":")
     if not colon or not module_name or not class_name:
-        raise BadInputError(f"{place}: expected module:Class, or path/to/file.py:Class")
-    bundle.release()
+        raise ConformanceError(f"{place}: expected module:Class, or path/to/file.py:Class")
     try:
         module = _module(module_name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever foreign code raises
-        raise BadInputError(f"{module_name} cannot be imported: {raised_text(error)}") from error
+        raise ConformanceError(f"{module_name} cannot be imported: {raised_text(error)}") from error
     found: Any = getattr(module, class_name, None)
     if found is None:
-        raise BadInputError(f"{module_name} has no class {class_name}")
+        raise ConformanceError(f"{module_name} has no class {class_name}")
     missing = [name for name in _METHODS if not callable(getattr(found, name, None))]
     if missing or not callable(found):
         lacks = missing[0] if missing else "__init__"
-        raise BadInputError(f"{place} has no method {lacks}, expected {', '.join(_METHODS)}")
+        raise ConformanceError(f"{place} has no method {lacks}, expected {', '.join(_METHODS)}")
     return cast(Callable[[], Adapter], found)
 
 

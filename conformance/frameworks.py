@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.conformance import ClientUpdate, Setting
+from fl_conformance import ClientUpdate, Setting
 
 _MODULE_KEY = "weight"
 

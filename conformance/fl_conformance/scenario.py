@@ -10,11 +10,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from testbed.conformance.adapter import Client, ClientUpdate, Kind, Setting, Vector
-from testbed.errors import BadInputError
+from fl_conformance.adapter import Client, ClientUpdate, Kind, Setting, Vector
 
+FORMAT = 1
+"""Format of the files. A change that an older version of the kit would misread raises it."""
 FOLDER = Path(__file__).parent / "scenarios"
 KINDS: tuple[Kind, ...] = ("delta", "model", "gradient", "residual")
+
+
+class ConformanceError(Exception):
+    """The input or a file of scenarios is wrong: the message names the place and the fix."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +99,18 @@ def rule_names() -> list[str]:
 
 
 def load(rule: str) -> RuleFile:
-    """Read the scenarios of `rule`. Raises BadInputError if the rule is unknown."""
+    """Read the scenarios of `rule`. Raises ConformanceError if the rule is unknown."""
     if rule not in rule_names():
-        raise BadInputError(f"--rule {rule}: unknown rule, expected all, {', '.join(rule_names())}")
+        raise ConformanceError(f"--rule {rule}: unknown rule, expected all, {', '.join(rule_names())}")
     return read(FOLDER / f"{rule}.yaml")
 
 
 def read(path: Path) -> RuleFile:
-    """Read a file of scenarios. Raises BadInputError, which names the place, if the file is damaged."""
+    """Read a file of scenarios. Raises ConformanceError, which names the place, if it cannot be read."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format is {content['format']}, this version reads format {FORMAT}")
         tolerance = content["tolerance"]
         return RuleFile(
             content["rule"],
@@ -115,8 +122,8 @@ def read(path: Path) -> RuleFile:
         )
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise BadInputError(
-            f"{path} cannot be read as scenarios: {problem}. Install the package again"
+        raise ConformanceError(
+            f"{path} cannot be read as scenarios: {problem}. Install edge-fl-conformance again"
         ) from error
 
 

@@ -12,10 +12,10 @@ from itertools import combinations
 
 import numpy as np
 
-from testbed.conformance.adapter import ClientUpdate, Vector
-from testbed.conformance.reference import Reference
-from testbed.conformance.scenario import NewVersion, Scenario, UpdateReceived
-from testbed.conformance.steps import Check, Tolerance, observe
+from fl_conformance.adapter import ClientUpdate, Vector
+from fl_conformance.reference import Reference
+from fl_conformance.scenario import NewVersion, Scenario, UpdateReceived
+from fl_conformance.steps import Check, Tolerance, observe
 
 FAULTS: dict[str, str] = {
     "sign": "The sign is reversed: the update is subtracted where it must be added, or added where it "

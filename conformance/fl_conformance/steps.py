@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from testbed.conformance.adapter import Adapter, ClientUpdate, Setting, Vector
-from testbed.conformance.scenario import (
+from fl_conformance.adapter import Adapter, ClientUpdate, Setting, Vector
+from fl_conformance.scenario import (
     ClientJoined,
     ClientLeft,
     ModelSent,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from testbed.conformance.adapter import ClientUpdate, Setting, Vector
+from fl_conformance.adapter import ClientUpdate, Setting, Vector
 
 
 class Naive:

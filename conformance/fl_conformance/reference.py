@@ -1,6 +1,6 @@
 """The thirteen rules in plain NumPy, written from the papers' equations without code of `agents`.
 
-`Reference` is an adapter. Its `faults` name known mistakes (`testbed.conformance.faults`), each of which
+`Reference` is an adapter. Its `faults` name known mistakes (`fl_conformance.faults`), each of which
 changes one line of the computation. So the kit knows the models that an implementation with this mistake
 would have computed.
 """
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from testbed.conformance.adapter import ClientUpdate, Setting, Vector
+from fl_conformance.adapter import ClientUpdate, Setting, Vector
 
 
 class Reference:

@@ -8,14 +8,15 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from testbed.conformance.adapter import Adapter, Vector
-from testbed.conformance.faults import Cause, Explanation, explain, fit
-from testbed.conformance.scenario import RuleFile, Scenario, load
-from testbed.conformance.steps import Check, Tolerance, checks, observe
-from testbed.errors import BadInputError
+from fl_conformance.adapter import Adapter, Vector
+from fl_conformance.faults import Cause, Explanation, explain, fit
+from fl_conformance.scenario import ConformanceError, RuleFile, Scenario, load
+from fl_conformance.steps import Check, Tolerance, checks, observe
 
+_HERE = Path(__file__).parent
 _LONGEST_MESSAGE = 2000
 """Maximum number of characters to show of an exception's message."""
 Outcome = Literal["conforms", "differs", "skipped", "failed"]
@@ -76,13 +77,14 @@ def check(
     """Hold an implementation of `rule` against its scenarios, with a new adapter for each.
 
     `scenario`: name of the only scenario to run; None for all. `tolerance`: how far a model may be off;
-    None for the tolerance of the rule's file. Raises BadInputError if the rule or scenario is unknown.
+    None for the tolerance of the rule's file. Raises ConformanceError if the rule or scenario is
+    unknown.
     """
     file = load(rule)
     tolerance = tolerance or Tolerance(file.relative, file.absolute)
     names = [one.name for one in file.scenarios]
     if scenario is not None and scenario not in names:
-        raise BadInputError(
+        raise ConformanceError(
             f"--scenario {scenario}: {rule} has no such scenario, expected {', '.join(names)}"
         )
     chosen = [one for one in file.scenarios if scenario in (None, one.name)]
@@ -150,5 +152,5 @@ def _described(error: BaseException) -> str:
     """Return what was raised, and the last place in the adapter's own code."""
     text = raised_text(error)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/testbed/conformance/" not in frame.filename]
+    own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_HERE)]
     return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text
