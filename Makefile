@@ -32,6 +32,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy --python-version 3.10 --no-warn-return-any agents/client agents/device agents/remote conformance/fl_conformance
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet --noconftest tests/test_plain_words.py
+	$(BIN)/python -m tests.budget
 
 # The documentation: its words, links and commands are checked, then the site, which needs no network.
 docs: $(VENV)/.installed-dev
