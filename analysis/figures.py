@@ -39,7 +39,7 @@ class DeviceFigure:
     """The value for a device at a device time in seconds."""
     together: Together = Together.MEAN
     needs: str = ""
-    """Part of a run without which the figure is unknown: `telemetry`, `links`, `energy` or `batteries`."""
+    """Part of a run without which it is unknown: `telemetry`, `links`, `energy` or `batteries`."""
     title: str = ""
     """Heading on the terminal; empty if it is not shown there."""
     width: int = 4
