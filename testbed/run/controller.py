@@ -20,14 +20,9 @@ from typing import Any, Never
 from agents import events, user_code
 from agents.config import LOGGED, AccessLink, BrokerAccess
 from agents.device_actions import (
-    Charge,
     Crash,
     DeviceState,
-    EnergyAction,
-    PowerOff,
-    PowerOn,
     SetCpu,
-    to_json,
 )
 from agents.disk import files
 from agents.disturbances import STANDSTILL_SECONDS, UNANSWERED_SECONDS, Ongoing, cut
@@ -54,15 +49,15 @@ from testbed.fidelity.validity import (
     wrong_links,
     wrong_segments,
 )
-from testbed.host import other_work, rapl
+from testbed.host import other_work
 from testbed.host.cpusets import cpu_numbers
 from testbed.host.gpus import MPS
 from testbed.host.other_work import CpuReading
 from testbed.host.signals import uninterrupted
-from testbed.plan.agent_configs import RunSpec, model_bytes
+from testbed.plan.agent_configs import RunSpec
 from testbed.plan.planned_actions import steps
 from testbed.run.awaited_devices import AwaitedDevices
-from testbed.run.round_energy import RoundEnergies, energy_samples
+from testbed.run.energy_part import EnergyPart
 from testbed.run.scenario_player import ScenarioPlayer, parse_command
 from testbed.rundir.commands import CommandFolder
 from testbed.rundir.tail import RecordFollower, Samples
@@ -197,20 +192,9 @@ class Controller:
             self._dilation,
             spec.plan.segments,
         )
-        counts_energy = any(device.energy is not None for device in spec.plan.devices)
-        self._energy = RoundEnergies(spec.plan, model_bytes(spec.topology) if counts_energy else 0)
-        earlier = Samples(spec.directory.telemetry)
-        samples = [*energy_samples(earlier)] if counts_energy else []
-        self._earlier_samples, self._earlier_zero = samples, earlier.zero or 0.0
-        """Energy samples of the run's earlier segments, and the Unix time at which their clock was 0."""
+        self._energy = EnergyPart(spec, runtime)
         self._earlier_lines: set[str] = set()
         """Records of earlier segments that might be of this one, as lines."""
-        self._host_energy = rapl.meter() if counts_energy else None
-        """Meter of the energy of the host; None if it has no readable counters, or no device's energy is
-        counted."""
-        self._host_joules: float | None = None
-        """Energy of the host in joules since the last start of the run clock; None if not measured."""
-        self._host_joules_before = 0.0
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
@@ -419,7 +403,7 @@ class Controller:
         past = records[: len(records) - len(new)]
         self._earlier_lines.clear()
         self._view.past(past)
-        self._energy.resume(past, self._earlier_samples, self._earlier_zero)
+        self._energy.resume(past)
         self._process_records(new)
 
     def _check_links(self, connection: Connection) -> str | None:
@@ -524,7 +508,7 @@ class Controller:
                 self._player.play()
                 for failure in self._returning.overdue(time.monotonic()):
                     self._record_failure(failure)
-            self._orders += ((AGGREGATOR, one) for one in self._energy.orders(is_over=self._is_over))
+            self._orders += self._energy.orders(is_over=self._is_over)
             orders = self._orders.copy()
             self._orders.clear()  # not a new list: the scenario player appends to this one
             for order in orders:
@@ -601,30 +585,13 @@ class Controller:
             off = reading.clock_uncertainty / self._dilation
             self.clocks[host] = max(off, self.clocks.get(host, 0.0))
 
+    @property
     def energy_comparison(self) -> EnergyComparison | None:
-        """Return the energy of the devices beside that of the host; None if no device's energy is
-        counted."""
-        if not self._energy.devices:
-            return None
-        return EnergyComparison(self._energy.consumed, self._host_joules)
-
-    def _read_host_energy(self, *, starts: bool = False) -> None:
-        """Read the host's energy. `starts`: whether the run clock starts now."""
-        if self._host_energy is None:
-            return
-        try:
-            joules = self._host_energy.joules()
-        except (OSError, ValueError):
-            self._host_energy = self._host_joules = None
-            return
-        if starts:
-            self._host_joules_before = joules
-        if self.epoch is not None and not self._is_over:
-            self._host_joules = joules - self._host_joules_before
+        return self._energy.comparison
 
     def _sample_host(self, lateness: float) -> None:
-        self._read_host_energy()
         if self.epoch is not None and not self._is_over:
+            self._energy.sample_host()
             sample = self._sampler.sample((time.monotonic() - self.epoch) / self._dilation, lateness)
             if sample is not None:
                 self.host_samples.append(sample)
@@ -701,17 +668,9 @@ class Controller:
         message: messages.EnergySample | messages.PowerSwitch,
         write_telemetry: Callable[[str], object],
     ) -> None:
-        if message.device not in self._energy.devices:
-            raise MessageError("the energy of this device is not counted")
+        self._orders += self._energy.take(message, is_over=self._is_over)
         if isinstance(message, messages.EnergySample):
             write_telemetry(_line(message))
-            self._energy.sample(message)
-        elif self.epoch is not None and not self._is_over:
-            action = PowerOn() if message.powered else PowerOff()
-            self._orders += self._runtime.act(message.device, action)
-            at = (message.at - self.epoch) / self._dilation
-            record = messages.LogOrder(at, message.device, "battery", 0.0, to_json(action))
-            self._orders.append((AGGREGATOR, record))
 
     def _record_failure(self, what: str) -> None:
         """Record a failed action. The run continues, but is not valid."""
@@ -887,11 +846,7 @@ class Controller:
             if isinstance(record, events.RunStarted):  # both clocks are this host's
                 since = time.time() - record.wall_clock + record.at * self._dilation
                 self.epoch = time.monotonic() - since
-                earlier = {one.device: one.energy for one in self._earlier_samples}
-                self._earlier_samples.clear()
-                self._read_host_energy(starts=True)
-                for order in self._energy.start(self.epoch, record.at, earlier):
-                    self._orders += self._runtime.start_energy(order)
+                self._orders += self._energy.start(self.epoch, record.at)
                 if self._spec.plan.segments:
                     run_time = max(0.0, (time.monotonic() - self.epoch) / self._dilation)
                     self._orders.append((ROUTER, messages.NetworkStart(run_time)))
@@ -925,22 +880,13 @@ class Controller:
             return
         if device not in self._devices:
             raise BadInputError(f"{self._spec.directory.run} has no device {device}.")
-        if isinstance(action, EnergyAction):
-            self._check_battery(device, action)
+        self._energy.check(device, action)
         if isinstance(action, SetCpu):
             shares = (self._shares | {device: action.cpu}).values()
             why = self._spec.plan.too_little(action.cpu) or self._spec.plan.too_much(shares)
             if why is not None:
                 raise BadInputError(f"{device} cannot have {action.cpu:g} cpu: {why}.")
         self._player.execute(device, action)
-
-    def _check_battery(self, device: str, action: EnergyAction) -> None:
-        """Raise BadInputError if `device` lacks the battery or the charger that `action` needs."""
-        energy = self._energy.devices.get(device)
-        if energy is None or energy.battery is None:
-            raise BadInputError(f"{device} has no battery: add energy with a battery to its group")
-        if action == Charge() and energy.charger is None:
-            raise BadInputError(f"{device} has no charger: give the power of one, such as 10W")
 
     def _await_devices(self, seconds: float) -> None:
         """Wait until all devices have ended. A device ends after its client. Raises RunFailedError if

@@ -1,0 +1,100 @@
+"""The controller's half of energy: rounds, power-offs and returns, and the host's own energy beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from agents import events
+from agents.device_actions import Action, Charge, EnergyAction, PowerOff, PowerOn, to_json
+from agents.mqtt.topics import AGGREGATOR
+from agents.wire.messages import AddressedOrder, EnergySample, LogOrder, MessageError, PowerSwitch
+from testbed.errors import BadInputError
+from testbed.fidelity.figures import EnergyComparison
+from testbed.host import rapl
+from testbed.plan.agent_configs import RunSpec, model_bytes
+from testbed.run.round_energy import RoundEnergies, energy_samples
+from testbed.rundir.tail import Samples
+from testbed.runtimes import Runtime
+
+
+class EnergyPart:
+    """Energy of the devices of `spec` that count it; nothing happens if none does."""
+
+    def __init__(self, spec: RunSpec, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._dilation = spec.plan.dilation
+        is_counted = any(device.energy is not None for device in spec.plan.devices)
+        self._rounds = RoundEnergies(spec.plan, model_bytes(spec.topology) if is_counted else 0)
+        earlier = Samples(spec.directory.telemetry)
+        samples = [*energy_samples(earlier)] if is_counted else []
+        self._earlier_samples, self._earlier_zero = samples, earlier.zero or 0.0
+        """Energy samples of the run's earlier segments, and the Unix time at which their clock was 0."""
+        self._epoch: float | None = None
+        self._host = rapl.meter() if is_counted else None
+        """Meter of the host; None if it has no readable counters, or nothing is to be counted."""
+        self._host_joules: float | None = None
+        """Energy of the host since the last start of the run clock; None if not measured."""
+        self._host_joules_before = 0.0
+
+    @property
+    def comparison(self) -> EnergyComparison | None:
+        """Energy of the devices beside that of the host; None if no device's energy is counted."""
+        if not self._rounds.devices:
+            return None
+        return EnergyComparison(self._rounds.consumed, self._host_joules)
+
+    def resume(self, past: Sequence[events.Record]) -> None:
+        """Take over the rounds of the run's earlier segments."""
+        self._rounds.resume(past, self._earlier_samples, self._earlier_zero)
+
+    def start(self, epoch: float, at: float) -> Iterator[AddressedOrder]:
+        """Start to count. `epoch`: reading of the monotonic clock at device time 0. `at`: device time in
+        seconds."""
+        self._epoch = epoch
+        earlier = {one.device: one.energy for one in self._earlier_samples}
+        self._earlier_samples.clear()
+        if (joules := self._read_host()) is not None:
+            self._host_joules_before = joules
+        for order in self._rounds.start(epoch, at, earlier):
+            yield from self._runtime.start_energy(order)
+
+    def record(self, record: events.Record) -> None:
+        self._rounds.record(record)
+
+    def take(self, message: EnergySample | PowerSwitch, *, is_over: bool) -> Iterator[AddressedOrder]:
+        """Take a message of a device, and yield what follows. Raises MessageError."""
+        if message.device not in self._rounds.devices:
+            raise MessageError("the energy of this device is not counted")
+        if isinstance(message, EnergySample):
+            self._rounds.sample(message)
+        elif self._epoch is not None and not is_over:
+            action = PowerOn() if message.powered else PowerOff()
+            yield from self._runtime.act(message.device, action)
+            at = (message.at - self._epoch) / self._dilation
+            yield AGGREGATOR, LogOrder(at, message.device, "battery", 0.0, to_json(action))
+
+    def orders(self, *, is_over: bool) -> Iterator[AddressedOrder]:
+        """Yield the orders to record the rounds whose energy is known now."""
+        return ((AGGREGATOR, one) for one in self._rounds.orders(is_over=is_over))
+
+    def sample_host(self) -> None:
+        """Read the host's energy. Called about once a second while the run clock goes."""
+        joules = self._read_host()
+        self._host_joules = None if joules is None else joules - self._host_joules_before
+
+    def _read_host(self) -> float | None:
+        try:
+            return None if self._host is None else self._host.joules()
+        except (OSError, ValueError):
+            self._host = None
+            return None
+
+    def check(self, device: str, action: Action) -> None:
+        """Raise BadInputError if `device` lacks the battery or the charger that `action` needs."""
+        if not isinstance(action, EnergyAction):
+            return
+        energy = self._rounds.devices.get(device)
+        if energy is None or energy.battery is None:
+            raise BadInputError(f"{device} has no battery: add energy with a battery to its group")
+        if action == Charge() and energy.charger is None:
+            raise BadInputError(f"{device} has no charger: give the power of one, such as 10W")
