@@ -41,7 +41,8 @@ class BatteryLife:
     idle: float | None
     """Time of the first power-off without work; None without a battery."""
     working: float | None
-    """The same if the device trains round after round; None also if the power is unknown."""
+    """Time of the first power-off if the device trains round after round; None also if the power is
+    unknown."""
     returns: bool
     """Whether the charger charges the device again after a power-off. True without a battery."""
 

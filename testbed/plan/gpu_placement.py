@@ -37,7 +37,7 @@ class PlannedGpu:
 class _Room:
     gpu: HostGpu
     share: float = 1.0
-    """Of the GPU's multiprocessors."""
+    """Share of the GPU's multiprocessors."""
     memory: int = 0
     """Bytes."""
     clients: int = MPS_CLIENTS

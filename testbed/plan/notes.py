@@ -107,8 +107,8 @@ def plan_notes(topology: Topology, plan: Plan, catalog: Catalog, host: HostResou
 
 
 def _distinct_groups(topology: Topology, plan: Plan) -> Iterator[tuple[DeviceGroup, PlannedDevice]]:
-    """Of the drawn devices of a group, yield one per combination of profile, memory and thermal
-    settings."""
+    """Yield one device per combination of profile, memory and thermal settings if the group was
+    drawn."""
     planned = {device.group: device for device in plan.devices}
     planned |= {device.name: device for device in plan.devices}
     seen = set()

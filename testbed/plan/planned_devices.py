@@ -281,7 +281,7 @@ class Plan:
 
     @property
     def cpus(self) -> set[int]:
-        """Of broker, aggregator and devices."""
+        """CPUs of broker, aggregator and devices."""
         return cpu_numbers(self.infrastructure_cpus) | cpu_numbers(self.device_cpus)
 
     @property
