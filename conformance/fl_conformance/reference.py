@@ -19,7 +19,7 @@ from fl_conformance.adapter import ClientUpdate, Setting, Vector
 
 
 class Reference:
-    """An adapter that computes every rule, with the mistakes named in `faults`."""
+    """Computes every rule, with the mistakes named in `faults`."""
 
     def __init__(self, faults: Collection[str] = ()) -> None:
         self._faults = frozenset(faults)
@@ -90,7 +90,7 @@ class Reference:
 
 
 class _RuleReference:
-    """Common parts of the rules. The methods are the equations; the faults are in them."""
+    """The methods are the equations; the faults are in them."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 
@@ -105,14 +105,13 @@ class _RuleReference:
         self.clients = len(setting.clients)
         self.buffer: list[ClientUpdate] = []
         self.training: dict[str, int] = {}
-        """Dispatch that each training client works on."""
+        """Dispatch that each client works on."""
         self.version_sent: dict[str, int] = {}
         self.sends = 0
         self.now = 0.0
         self._draws = iter(setting.draws)
 
-    def begin(self) -> None:
-        """Begin the first round."""
+    def begin(self) -> None: ...
 
     def arrived(self, update: ClientUpdate) -> None:
         raise NotImplementedError
@@ -197,7 +196,6 @@ class _RuleReference:
         return 1 / count
 
     def size(self, count: int) -> int:
-        """Return the number of updates per aggregation."""
         return count + ("one_too_late" in self.faults) - ("one_too_early" in self.faults)
 
     def add(self, step: Vector) -> None:
@@ -206,14 +204,12 @@ class _RuleReference:
         self.make(self.eta * step if replaces else self.w + self.eta * step)
 
     def make(self, w: Vector) -> None:
-        """Make a new version."""
         self.w = w
         self.version += 1
         self.models.append(w)
         self.made.append(self.now)
 
     def empty(self) -> list[ClientUpdate]:
-        """Return the updates in the buffer, and empty it."""
         taken = list(self.buffer)
         if "buffer_not_cleared" not in self.faults:
             self.buffer.clear()
@@ -224,7 +220,7 @@ class _RuleReference:
 
 
 class _RoundsReference(_RuleReference):
-    """A rule with rounds that wait for the clients they have drawn."""
+    """Rounds wait for the clients they have drawn."""
 
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
@@ -614,7 +610,7 @@ class _FavanoReference(_RoundsReference):
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
         self._steps: defaultdict[str, list[int]] = defaultdict(list)
-        """Local steps of all updates of each client."""
+        """All updates of each client."""
 
     def end(self, update: ClientUpdate) -> Vector:
         """ŵ_i."""
@@ -708,7 +704,7 @@ class _PortReference(_RuleReference):
 
 
 def _trained(update: ClientUpdate) -> Vector:
-    """Return the end of the local training; the base model if the client sent a gradient."""
+    """The base model if the client sent a gradient."""
     return update.base if update.trained is None else update.trained
 
 

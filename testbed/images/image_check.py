@@ -15,7 +15,7 @@ PROGRAMS = ("ip", "tc")
 
 
 def digest(package: Path) -> str:
-    """Return the hash of the modules of a package."""
+    """Hash of the modules."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
