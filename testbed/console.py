@@ -33,7 +33,6 @@ _RAREST_SECONDS = 30.0
 _ANY_WIDTH = 10_000
 """Characters: more than the widest line of any table has."""
 Report = Callable[[str], object]
-"""Callback for progress lines."""
 
 
 def silent(_: str) -> None: ...

@@ -27,7 +27,6 @@ class FirstDifference:
     """The first check at which the adapter's model differs from the recorded one."""
 
     number: int
-    """Index of the check."""
     check: Check
     found: Vector
     """The adapter's model, shape (d,)."""

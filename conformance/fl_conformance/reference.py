@@ -100,12 +100,11 @@ class _RuleReference:
         self.w, self.version = setting.model.copy(), 0
         self.models = [self.w]
         self.made = [0.0]
-        """Times of the versions."""
         self.present = list(setting.present)
         self.clients = len(setting.clients)
         self.buffer: list[ClientUpdate] = []
         self.training: dict[str, int] = {}
-        """Dispatch that each client works on."""
+        """Client -> the dispatch that it works on."""
         self.version_sent: dict[str, int] = {}
         self.sends = 0
         self.now = 0.0
@@ -184,7 +183,6 @@ class _RuleReference:
         return tau
 
     def divide(self, count: int, updates: Sequence[ClientUpdate]) -> float:
-        """Return 1/count."""
         if "not_divided" in self.faults:
             return 1.0
         if "divided_by_clients" in self.faults:
@@ -610,7 +608,7 @@ class _FavanoReference(_RoundsReference):
     def __init__(self, setting: Setting, faults: frozenset[str]) -> None:
         super().__init__(setting, faults)
         self._steps: defaultdict[str, list[int]] = defaultdict(list)
-        """All updates of each client."""
+        """Client -> local steps of each of its updates."""
 
     def end(self, update: ClientUpdate) -> Vector:
         """ŵ_i."""

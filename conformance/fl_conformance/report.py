@@ -43,7 +43,6 @@ def text(result: RuleResult) -> str:
 
 
 def summary(results: Sequence[RuleResult]) -> str:
-    """One line."""
     outcomes = [one.outcome for result in results for one in result.results]
     counted = {outcome: outcomes.count(outcome) for outcome in dict.fromkeys(outcomes)}
     return f"{len(outcomes)} scenarios: " + ", ".join(f"{n} {outcome}" for outcome, n in counted.items())
@@ -90,7 +89,6 @@ def _scenario_lines(result: ScenarioResult) -> list[str]:
 
 
 def cause_text(explanation: Explanation) -> str:
-    """Full sentences."""
     return " Also: ".join(FAULTS[name] for name in FAULTS if name in explanation.cause)
 
 

@@ -24,8 +24,6 @@ class ConformanceError(Exception):
 
 @dataclass(frozen=True)
 class ModelSent:
-    """`client` is sent the model of `version`."""
-
     at: float
     client: str
     version: int
@@ -68,7 +66,6 @@ ScenarioEvent = ModelSent | UpdateReceived | ClientJoined | ClientLeft | NewVers
 class Scenario:
     name: str
     about: str
-    """One or two sentences."""
     setting: Setting
     events: Sequence[ScenarioEvent]
 

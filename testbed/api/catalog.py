@@ -99,7 +99,6 @@ def populations() -> list[str]:
 
 
 def profile_rows(shown: Profiles, populations: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """`populations`: names of populations to add."""
     from testbed.topology import profiles as reader
     from testbed.topology import surveys
 

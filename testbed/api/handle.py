@@ -51,7 +51,7 @@ Done = list[dict[str, Any]]
 OnEvent = Callable[[events.Record], object]
 _TICK_SECONDS = 0.1
 _READ_BYTES = 4 * 2**20
-"""Approximate."""
+"""Bytes of `events.jsonl` per read, approximately."""
 _END_SECONDS = 10.0
 """Seconds that `down` waits until `on_event` has received the last events."""
 

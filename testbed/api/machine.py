@@ -188,7 +188,6 @@ def swarm(info: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Findin
 
 
 def traffic_control(feature: kernel.Feature) -> Finding:
-    """Links need `feature` of the kernel."""
     works, why = kernel.supports(feature)
     if works:
         untried = f"; {why}" if why else ""

@@ -27,7 +27,7 @@ from testbed.topology.boundary import Boundary
 from testbed.traits import is_simulated
 
 FOLDER = "packs"
-"""Folder in the folder of runs."""
+"""Folder in the folder of runs into which packs are unpacked."""
 _PACKAGE = "edge-fl-testbed"
 _WALL_CLOCK = "wall_clock"
 
@@ -37,7 +37,6 @@ class PackResult:
     path: Path
     is_sweep: bool
     bytes: int
-    """Size of the archive."""
     sha256: str
     """Hexadecimal digits."""
     runs: tuple[str, ...]
@@ -54,7 +53,6 @@ class OpenedPack:
     folder: Path
     index: PackIndex
     trusted: bool
-    """Whether programs in the pack may run."""
 
     @property
     def start(self) -> Path:

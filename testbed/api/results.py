@@ -78,7 +78,7 @@ def read_slim(path: Path) -> Result:
 
 
 def share_as_typed(value: object) -> float:
-    """`90%` or 0.9. Raises ValueError."""
+    """Read a share such as `90%` or 0.9. Raises ValueError."""
     from testbed.topology import units  # imports the whole schema of topologies
 
     return units.share_as_typed(value)

@@ -45,7 +45,7 @@ _LEAST_JITTER = 0.05
 @dataclass(frozen=True, slots=True)
 class Twin:
     run: str
-    """Run whose twin it is."""
+    """Id of the run whose twin it is."""
     topology: str
     """YAML."""
     profiles: str
@@ -191,7 +191,6 @@ class _Making:
         self.profiles: dict[str, dict[str, Any]] = {}
         self.links: dict[str, dict[str, Any]] = {}
         self._virtual: Virtual | None = None
-        """None until the costs are needed."""
         self._remarks: dict[str, list[str]] = {}
         """Remark -> devices; no devices if it is about the whole run."""
         self._steps: dict[str, tuple[float, float, int]] = {}

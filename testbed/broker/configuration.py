@@ -19,7 +19,7 @@ _IN_FLIGHT = 4
 each of these packets twice."""
 MOSQUITTO_CONF = "mosquitto.conf"
 SOCKET = "broker.socket"
-"""Unix socket."""
+"""Name of the broker's Unix socket."""
 TLS_SOCKET = "devices.socket"
 """Unix socket with TLS, to which the connections of real devices are forwarded if the broker cannot
 listen at an address of this host."""
@@ -225,7 +225,6 @@ def write_embedded(
     *,
     limits: BrokerLimits | None = None,
 ) -> Path:
-    """Return the path of the configuration file."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     hashed = [
         asdict(replace(account, password=hash_password(account.password)))

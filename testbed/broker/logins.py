@@ -49,7 +49,6 @@ def init_user(device: str) -> str:
 
 
 def router_user(node: str) -> str:
-    """For runs on several nodes."""
     return f"{ROUTER}/{node}"
 
 

@@ -49,7 +49,7 @@ class RawSplit:
     """Undecoded samples of one split (training, test or validation)."""
 
     name: str
-    """Split, or its files, for error messages."""
+    """For error messages."""
     rows: int
     columns: Mapping[str, Sequence[str]]
     """File name -> names of the file's columns."""
@@ -106,7 +106,6 @@ class DecodedSplit:
     clients: NDArray[np.int64] | None
     """Index in `client_names` for each sample, shape (n,); None if no column names the client."""
     client_names: tuple[str, ...]
-    """Sorted."""
     remarks: tuple[str, ...] = ()
     """Sentences about shapes that were changed."""
     one_hot: int = 0
@@ -147,6 +146,7 @@ def read(
             before, after = _shape(some.shape[1:]), _shape(ordered.shape[1:])
             changes[f"Images of shape {before} have their channels last: models get {after}."] = None
             some = ordered
+        # One batch of a dataset may have only grey images, and another colour.
         like = train.shard.x if x is None and train is not None else x
         if like is not None and _differ_in_colour(like, some):
             some = _in_colour(some)
@@ -157,7 +157,7 @@ def read(
         if some.shape[1:] != x.shape[1:]:
             key = "length" if _holds_tokens(x) else "input"
             raise DataError(key, _unequal(split.name, done, x.shape[1:], some.shape[1:]))
-        if some.dtype != x.dtype:
+        if some.dtype != x.dtype:  # `_compact` chooses the type by the largest token of a batch
             x = x.astype(np.promote_types(x.dtype, some.dtype))
         x[done : done + len(some)] = some
         if data.label is not None:
@@ -361,6 +361,7 @@ def _labels(
     kind = array.dtype.kind
     if kind == "U":
         named = named or bool(names.known) or data.alphabet is None
+        # NumPy stores 4 bytes per character. Texts of earlier batches were looked up in the alphabet.
         if not named and array.dtype.itemsize > 4 and first > 0:
             raise DataError(
                 "label",

@@ -386,14 +386,12 @@ def _array_names(path: Path) -> list[str]:
 
 
 def _arrays(path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:
-    """All arrays if `wanted` is None."""
     with _npz_errors(path), np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in (file.files if wanted is None else wanted)}
 
 
 @contextlib.contextmanager
 def _npz_errors(path: Path) -> Iterator[None]:
-    """Convert errors to DataError."""
     try:
         yield
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
@@ -444,7 +442,6 @@ class _Stage:
     """The size of the files that the hub's library writes shows the progress."""
 
     what: str
-    """Text for progress lines."""
     total: int
     """Bytes of all files when the stage is finished."""
     files: Callable[[], Iterable[Path]]
@@ -485,7 +482,6 @@ def _stages(builder: Any, known: Iterable[Any], data: DataSettings) -> list[_Sta
 
 @contextlib.contextmanager
 def _reporting_progress(stages: Sequence[_Stage], report: Report) -> Iterator[None]:
-    """The stages follow one another."""
     over = threading.Event()
 
     def watch() -> None:

@@ -405,7 +405,6 @@ def load(dataset: str, root: Path | None, report: Report = silent) -> Dataset:
 
 
 def load_from(dataset: Source, root: Path | None, report: Report = silent) -> Dataset:
-    """Like `load`, for any dataset."""
     found = dataset.find(root)
     folder = decoded_folder(dataset, found)
     try:

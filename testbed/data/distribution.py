@@ -32,7 +32,7 @@ class SampleDistribution:
     """Dataset and partition scheme."""
     devices: tuple[str, ...]
     groups: tuple[str, ...]
-    """Group of each device."""
+    """In the order of `devices`."""
     samples: NDArray[np.int64]
     """Number of samples of each device, shape (devices,)."""
     counts: NDArray[np.int64]
@@ -45,7 +45,7 @@ class SampleDistribution:
     test: int
     """Samples on which the model is evaluated."""
     shape: tuple[int, ...]
-    """One input."""
+    """Shape of one input."""
     remarks: tuple[str, ...]
     """Sentences about samples that were set aside or left out."""
 

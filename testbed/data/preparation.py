@@ -37,7 +37,6 @@ from testbed.topology.partition import Iid, Indices, Resampled, SampleRequest, S
 @dataclass(frozen=True, slots=True)
 class Prepared:
     train: Shard
-    """Training samples of all clients."""
     test: Shard
     """Samples on which the global model is evaluated."""
     indices: Mapping[str, Indices]

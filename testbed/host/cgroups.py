@@ -17,7 +17,6 @@ from agents.device.control_group import ControlGroup
 
 DEVICES, INFRASTRUCTURE = "devices", "infrastructure"
 SLICE = ".slice"
-"""Suffix of systemd's control groups."""
 
 _MOUNTS = Path("/proc/self/mounts")
 _WEIGHTS = (("cpu.shares", 1024, 262_144), ("cpu.weight", 100, 10_000))

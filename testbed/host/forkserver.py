@@ -152,7 +152,7 @@ class ForkServer:
 
 
 class ForkedProgram(psutil.Process):
-    """Interface of `psutil.Popen`."""
+    """Has the interface of `psutil.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         super().__init__(pid)  # the process exists, perhaps as a zombie: only the fork server reaps it

@@ -11,9 +11,7 @@ from typing import Any
 CUDA = 13, 0
 """CUDA version of PyTorch in the image for GPUs (images/libraries-cuda)."""
 MPS = "mps"
-"""Component of a run."""
 MPS_CLIENTS = 48
-"""Per GPU."""
 _MPS_CAPABILITY = 7, 0
 """Volta: the lowest at which MPS can limit a GPU's clients."""
 _HOOK = "nvidia-container-runtime-hook"
@@ -163,8 +161,6 @@ class Use:
 
 
 class GpuMeter:
-    """Use by the processes of this host."""
-
     def __init__(self, uuids: Iterable[str], nvml: Any = None) -> None:
         """`uuids`: GPUs to measure. `nvml`: the module pynvml, or a replacement for tests. Raises
         OSError if NVML does not answer."""

@@ -53,13 +53,14 @@ FEATURES = (
 
 CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control"
 _NET_ADMIN = 12
-"""From capabilities(7)."""
+"""CAP_NET_ADMIN (capabilities(7))."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def congestion_control(allowed: Path = _ALLOWED) -> str | None:
-    """None if this is not Linux. CUBIC, the default of Linux, if the kernel allows it outside the host's
-    own network namespace; otherwise Reno, which every kernel allows and which is most similar to CUBIC.
+    """CUBIC, the default of Linux, if the kernel allows it outside the host's own network namespace;
+    otherwise Reno, which every kernel allows and which is most similar to CUBIC; None if this is not
+    Linux.
 
     Without this setting, containers would inherit the congestion control of the host. On a host with
     BBR, the loss of a link would have hardly any effect.

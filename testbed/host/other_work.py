@@ -23,7 +23,7 @@ _KERNEL_THREADS = 2
 class ProcessTime:
     name: str
     parent: int
-    """Process id."""
+    """Id of the parent process."""
     seconds: float
     """CPU seconds of the process, and of its children that have ended."""
 

@@ -40,7 +40,7 @@ def interrupt_once() -> None:
 
 
 def ignore() -> None:
-    """SIGINT, SIGTERM and SIGHUP, from now on."""
+    """Ignore SIGINT, SIGTERM and SIGHUP from now on."""
     for number in _ENDING:
         signal.signal(number, signal.SIG_IGN)
 

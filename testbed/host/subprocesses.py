@@ -20,7 +20,7 @@ _GRACE_SECONDS = 4.0
 
 
 class StoppedError(Exception):
-    """The caller's `stop` was set."""
+    """The program was ended early because the caller's `stop` was set."""
 
 
 def run(

@@ -101,7 +101,7 @@ def ensure(
 
 
 def are_built(client: docker.DockerClient) -> bool:
-    """Without those for devices with a GPU."""
+    """Whether the images of this version for devices without a GPU exist."""
     tags = current_tags(FOLDER, AGENTS)
     return not missing_kinds(
         client, {kind: tag for kind, tag in tags.items() if not kind.endswith(CUDA)}

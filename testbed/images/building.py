@@ -162,7 +162,6 @@ class Builder:
     def _fetch_wheels(
         self, kind: str, machine: str, stop: threading.Event, *, again: bool = False
     ) -> Path:
-        """`kind`: `libraries` or `libraries-cuda`."""
         requirements = FOLDER / kind / "requirements.txt"
         cuda = kind.endswith(CUDA)
         return wheels.fetch_wheels(requirements, machine, self.scratch, stop, cuda=cuda, again=again)

@@ -95,7 +95,7 @@ def _group_tag(
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """The folder of a Dockerfile."""
+    """Files of the folder of a Dockerfile."""
 
     dockerfile: Path
     files: tuple[str, ...]

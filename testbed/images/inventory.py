@@ -24,7 +24,7 @@ _OURS = re.compile(r"testbed-.*|.+/(testbed-[a-z-]+:[0-9a-f]{12})", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """One tag of an image."""
+    """One tag of one of the testbed's images."""
 
     image: str
     size: int

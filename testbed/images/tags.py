@@ -62,11 +62,9 @@ class ImageAdditions:
     name: str
     """Name in the register of images in use. A newer entry replaces an older entry of the same name."""
     digest: str
-    """Hash of the code."""
     copy: Callable[[Path], None]
-    """Writes the code into a folder."""
     requirements: tuple[str, ...] = ()
-    """Packages, in pip's notation."""
+    """In pip's notation."""
 
 
 def current_tags(folder: Path, sources: Path) -> dict[str, str]:

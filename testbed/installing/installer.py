@@ -42,7 +42,7 @@ class Installer:
     """Variables for uv."""
 
     def with_constraints(self, file: Path | None) -> Installer:
-        """None for the newest versions."""
+        """`file`: pins; None for the newest versions."""
         return replace(self, constraints=("--constraint", str(file)) if file else ())
 
     def install(self, *arguments: str) -> None:

@@ -22,7 +22,7 @@ _HARMLESS = {
     *("no-input", "no-python-version-warning", "no-warn-conflicts", "no-warn-script-location"),
     *("progress-bar", "quiet", "require-virtualenv", "root-user-action", "use-pep517", "verbose"),
 }
-"""They do not change what is installed, or from where."""
+"""Settings of pip that do not change what is installed, or from where."""
 _FALSE = ("0", "f", "false", "n", "no", "off")
 _AS_VARIABLE = {
     "client-cert": "SSL_CLIENT_CERT",

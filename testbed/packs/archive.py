@@ -44,7 +44,6 @@ _DAMAGED = (
 class WrittenPack:
     path: Path
     bytes: int
-    """Size of the archive."""
     sha256: str
     """Hexadecimal digits."""
     index: PackIndex
@@ -131,8 +130,8 @@ class _BoundedFile(io.BufferedReader):
 
 
 def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[PackIndex, Path]:
-    """Return the index, and the folder of its own in `packs`. If the folder has been unpacked before,
-    check that its files are unchanged.
+    """Return the pack's index, and its folder in `packs`. If it has been unpacked before, check that the
+    files are unchanged.
 
     Nothing is written outside that folder, and no more than the index says. The folder appears when all
     checksums have been checked. Raises BadInputError if the archive is damaged, or has a file that a
@@ -163,7 +162,7 @@ def unpack(path: Path, packs: Path, report: Callable[[str], object]) -> tuple[Pa
                 (folder / INDEX).write_bytes(content)
                 folder.rename(target)
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)  # not there any more if it was renamed
             return index, target
     except OSError as error:
         reason = error.strerror or str(error)

@@ -28,7 +28,7 @@ from testbed.topology.draw_settings import population_names
 from testbed.traits import is_simulated
 
 Part = Literal["models", "telemetry", "logs", "inputs", "data"]
-"""Left out by default."""
+"""Parts of a run that a pack leaves out by default."""
 _MAX_INDEX_BYTES = 256 * 2**20
 _MAX_MANIFEST_BYTES = 1 * 2**30
 _PRIVATE = ("controller",)
@@ -153,7 +153,7 @@ def _initial_of(directory: RunDirectory) -> str:
 def _add_records(
     contents: Contents, directory: RunDirectory, prefix: str, parts: Sequence[Part]
 ) -> None:
-    """Names begin with `prefix`. `parts` are optional."""
+    """The names begin with `prefix`."""
     facts = files.from_json(files.read(directory.manifest, _MAX_MANIFEST_BYTES))
     facts = {key: value for key, value in facts.items() if key not in _PRIVATE}
     if isinstance(facts.get("host"), dict):
@@ -180,7 +180,7 @@ def _add_records(
 
 
 def _add_yaml(contents: Contents, path: Path, name: str, sources: _SourceFiles) -> None:
-    """Paths lead to files of the pack."""
+    """Make paths lead to files of the pack."""
     data = yamlfile.read(path).data
     text = yamlfile.write(paths.replace(data, sources.packed_name), str(path))
     contents.add(name, text.encode())

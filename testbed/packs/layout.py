@@ -61,7 +61,6 @@ class PackIndex(msgspec.Struct, frozen=True, kw_only=True):
     commit: _Text | None
     """Commit of the program that made the runs."""
     runs: list[Annotated[str, Meta(min_length=1, max_length=200)]]
-    """Ids."""
     left_out: list[_Text]
     """A sentence for each part of the runs that the pack does not have."""
     data: list[DataEntry]

@@ -79,7 +79,6 @@ class RunSpec:
     samples: Mapping[str, int]
     """Client -> number of training samples."""
     verbose: bool = False
-    """Whether clients log each round."""
     remarks: Sequence[str] = ()
     """Sentences that are recorded as notes."""
 

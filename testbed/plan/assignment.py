@@ -81,6 +81,7 @@ def plan(
         or any(not group.is_direct for group in groups)
         or any(entry.link is not None for entry in topology.scenario),
     )
+    # On this host, they are raised with further problems, so that the user sees all at once.
     if problems and (found.simulated or found.many_hosts):
         raise topology.source.error(problems)
     if found.simulated:

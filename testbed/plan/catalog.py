@@ -55,7 +55,7 @@ class Catalog:
     """Device group -> machine's id -> CPU share in cores that follows from the group's profile."""
     cpu_notes: tuple[str, ...] = ()
     model: int = 0
-    """Size in bytes."""
+    """Size of the task's model in bytes."""
 
     def profile(self, name: str | None) -> DeviceProfile | None:
         return self.profiles.devices.get(name or "")

@@ -39,7 +39,6 @@ class DrawnGroup:
 @dataclass(frozen=True, slots=True)
 class Picture:
     servers: tuple[str, ...]
-    """From the aggregator to the devices."""
     groups: tuple[DrawnGroup, ...]
     """In the order in which they are drawn: each segment's own groups come before those of the segments
     below it."""

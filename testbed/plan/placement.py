@@ -24,7 +24,6 @@ class PlannedNode:
     id: str
     """Id in the Swarm."""
     name: str
-    """Host name."""
     here: bool
     """Whether the node is this machine."""
     infrastructure: tuple[int, ...]

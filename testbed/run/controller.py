@@ -147,7 +147,7 @@ class Controller:
         self._awaited = self._devices - spec.plan.absent
         """Devices that must be ready before the run clock starts."""
         self._shares = {device.name: device.cpu or 0.0 for device in spec.plan.devices}
-        """Cores."""
+        """Current CPU share of each device, in cores."""
         self._unmeasured = set(spec.plan.probed_devices)
         """Devices whose link, and segments whose rate, is still being measured by others."""
         self._measured: dict[str, float] = {}
@@ -156,7 +156,7 @@ class Controller:
         self._before_links: CpuReading | None = None
         """CPU times of all processes before the last measurement of links."""
         self._requested_limits = {one.device: one.cpu[0].limits for one in requested.devices(spec, ())}
-        """Planned limits; None if no control group limits the container."""
+        """Planned limits of each emulated device's container; None if no control group limits it."""
         self._limited: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each device's limits were applied."""
         self._limits: dict[str, messages.LimitsRead] = {}
@@ -203,12 +203,12 @@ class Controller:
         self._host_energy = rapl.meter() if counts_energy else None
         """None if the host has no readable counters, or no device's energy is counted."""
         self._host_joules: float | None = None
-        """Since the last start of the run clock."""
+        """Since the last start of the run clock; None if not measured."""
         self._host_joules_before = 0.0
         self._commands = CommandFolder(spec.directory.orders)
         self._planned = {device.name: device for device in spec.plan.devices}
         self._states: dict[str, DeviceState] = {}
-        """State after the actions on the device, if there were any."""
+        """State of each device after actions on it. Devices without an action are left out."""
         self._stopped_since: dict[str, float] = {}
         """Time in seconds, on the monotonic clock, at which each process was found to be stopped by
         somebody else."""
@@ -236,7 +236,7 @@ class Controller:
         self._other_hosts: dict[str, HostSample | None] = {}
         """Other host with devices -> its last sample; None if its load is unknown."""
         self._used: dict[str, float] = {}
-        """CPU seconds in each device's last sample."""
+        """Device -> CPU seconds in its last sample."""
         self.epoch: float | None = None
         """Reading of the monotonic clock at device time 0; None before the run clock has started."""
         plan = spec.plan
@@ -272,7 +272,6 @@ class Controller:
             self._view.progress(f"Everything removed in {self.timings.down:.1f} s")
 
     def _report_left(self, error: HostError) -> None:
-        """The run has failed for another reason."""
         run = self._spec.directory.run
         self._view.progress(f"Not everything could be removed ({error}). Try: testbed down {run}")
 

@@ -42,7 +42,6 @@ class OptimumComparison:
 
     final: Vector
     optimum: Vector
-    """Minimum of the global loss."""
     surrogate: Vector | None
     """Point to which the run converges by theory; None if no theory applies."""
 

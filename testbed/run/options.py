@@ -26,4 +26,3 @@ class Options:
     nodes: Path | None = None
     """File that describes the machines; None for the existing machines."""
     verbose: bool = False
-    """Whether clients log each round."""

@@ -38,9 +38,7 @@ class ReplayResult:
 
     rule: str = ""
     updates: int = 0
-    """Applied ones."""
     version: int = 0
-    """Version of the final model."""
     models: int = 0
     records: int = 0
 
@@ -50,7 +48,7 @@ class ReplayResult:
 
 
 class _DifferenceError(Exception):
-    """The text says where."""
+    """The text says where the replay differs from the run."""
 
 
 def replay(directory: RunDirectory) -> ReplayResult:

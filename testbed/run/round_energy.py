@@ -93,7 +93,6 @@ class _EndedRound:
     end: float
     """Time until which it counts."""
     at: float
-    """Time of the record."""
     transfers: float
     """Joules of the model's and the update's bytes."""
     is_sent: bool

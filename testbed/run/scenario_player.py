@@ -71,8 +71,8 @@ def remaining_effects(steps: Iterable[Step]) -> list[tuple[str, Action]]:
 
 
 def _only_ends(action: Action) -> bool:
-    """If so, the action has no effect on a device that was present at the start and is still in its
-    initial state."""
+    """Ends have no effect on a device that was present at the start and is still in its initial
+    state."""
     return isinstance(action, Switching) and not any(holds(action).values())
 
 

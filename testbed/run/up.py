@@ -104,7 +104,6 @@ def _emulate(spec: RunSpec, prepared: Prepared, view: View, entries: dict[str, A
 
 
 def _refused_requests(spec: RunSpec) -> dict[str, int]:
-    """Number of requests per login."""
     try:
         log = spec.directory.log(BROKER).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

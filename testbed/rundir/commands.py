@@ -21,9 +21,8 @@ from testbed.rundir.directory import RunDirectory
 from testbed.traits import is_simulated
 
 _ANSWER_TIMEOUT_SECONDS = 30.0
-"""For the answer to each command."""
+"""Limit for the answer to each command."""
 _LOOK_SECONDS = 0.02
-"""Seconds between two checks for an answer."""
 
 
 def send(run: RunDirectory, *orders: dict[str, Any]) -> None:

@@ -40,7 +40,6 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run = path.name
-        """Id."""
         self.topology = path / "topology.yaml"
         """With all default values."""
         self.profiles = path / "profiles.yaml"

@@ -14,7 +14,6 @@ MANIFEST = "manifest.json"
 
 
 def runs_in(folder: Path) -> dict[str, Path]:
-    """By run id."""
     return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))}
 
 
@@ -24,7 +23,6 @@ def folder_of_runs(name: str, runs: Path) -> Path | None:
 
 
 def folders_of_runs(runs: Path) -> list[Path]:
-    """Sweeps' folders, for example."""
     return [path for path in sorted(runs.glob("*/")) if _holds_runs(path)]
 
 

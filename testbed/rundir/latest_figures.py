@@ -25,9 +25,8 @@ class LatestFigures:
     at: float | None = None
     """Device time of the last record, in seconds."""
     accuracy: float | None = None
-    """Last evaluation, from 0 to 1."""
+    """From 0 to 1."""
     loss: float | None = None
-    """Last evaluation."""
 
 
 def latest_figures(path: Path) -> LatestFigures:

@@ -54,7 +54,6 @@ class Calibration(Model):
     median: Positive
     high: Positive
     products: Count
-    """Matrix products that were timed."""
     training: TrainingSpeeds
     """Median speeds: in GB/s for memory, and otherwise in Gflop/s (FP32)."""
     measured: AwareDatetime
@@ -103,7 +102,6 @@ class Calibration(Model):
 
 class _NodeCalibration(Model):
     node: str
-    """Id."""
     image: str
     """Tag. The speed depends on the libraries in the image."""
     calibration: Calibration
@@ -111,12 +109,10 @@ class _NodeCalibration(Model):
 
 class _Cache(Model):
     format: Literal[2] = 2
-    """Version of the file's format."""
 
     calibrations: tuple[Calibration, ...] = ()
     """One per host. There may be several, because hosts may share a home directory."""
     nodes: tuple[_NodeCalibration, ...] = ()
-    """One per node of a Swarm."""
 
 
 def calibrate(*, refresh: bool = False, seconds: float = 2.0) -> Calibration:

@@ -84,7 +84,7 @@ def piece(kind: str) -> Callable[[], object]:
 
 
 def double_product() -> Callable[[], object]:
-    """2 × SIZE³ operations."""
+    """Multiply two double-precision matrices: 2 × SIZE³ operations."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -75,7 +75,6 @@ class KeyChange:
     path: str
     """Key as the user wrote it, such as `devices[0].cpu`."""
     where: Where
-    """Parsed form of `path`."""
     value: Any
     at: Where
     """Place of the value in the sweep's file, for error messages."""
@@ -91,7 +90,6 @@ class SweepCell:
     """Empty if the sweep has no variants."""
     changes: tuple[KeyChange, ...]
     topology: Topology
-    """After the changes."""
     plan: Plan
     fingerprint: str
     """Hash of the topology, the user's own code and data files, and the runtime."""
@@ -114,7 +112,6 @@ class Sweep:
     """Maximum number of times that a run is repeated if it is not valid. Runs in virtual time are always
     valid."""
     document: Document = field(repr=False)
-    """The sweep's file."""
     base: Document = field(repr=False)
     """File of the topology that the cells change."""
 
@@ -232,7 +229,6 @@ def _fingerprint(read: Topology, plan: Plan, files: str) -> str:
 
 
 def _combinations(sweep_file: SweepFile) -> Iterator[tuple[str, str, tuple[KeyChange, ...]]]:
-    """Yield label, variant and changes."""
     grid = [
         [
             _change(path, value, ("grid", path, i), _label_part(path, values, i) * (len(values) > 1))

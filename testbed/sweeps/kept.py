@@ -33,7 +33,6 @@ _CODE = "code"
 
 
 def keep(sweep: Sweep, folder: Path) -> None:
-    """Replace the files of an earlier call."""
     made = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=folder))
     try:
         made.chmod(0o755)

@@ -45,7 +45,6 @@ from testbed.sweeps.worker import CellOutcome, CellPool, WorkerPool, execute
 from testbed.topology import Virtual
 
 _MAX_BYTES = 256 * 2**20
-"""Bytes of `index.json`."""
 ReportLine = Callable[[str], object]
 MeasuredCosts = dict[str, Virtual]
 """Measurements of earlier runs, for runs in virtual time. `_step_key` and `_protocol_key` make the
@@ -61,7 +60,6 @@ class Index:
     immediately."""
 
     folder: Path
-    """The sweep's folder."""
     cells: dict[str, dict[str, Any]]
     """Entries of the cells, by fingerprint.
 
@@ -261,7 +259,7 @@ class _Runner:
     options: Options
     report: ReportLine
     count: int
-    """Cells to run."""
+    """Number of cells to run."""
     measured: MeasuredCosts
     _ended: int = 0
     _begun: float = field(default_factory=time.monotonic)

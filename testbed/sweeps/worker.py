@@ -102,7 +102,7 @@ def execute(
 @dataclass(frozen=True, slots=True)
 class CellOrder:
     directory: Path
-    """With the topology."""
+    """Run directory with the topology."""
     options: Options
     needed: tuple[NeededFile, ...] = ()
     """Files to check before the run."""
@@ -156,7 +156,6 @@ class WorkerPool:
     def submit(
         self, topology: Topology, directory: RunDirectory, options: Options
     ) -> Future[CellOutcome]:
-        """`directory` contains the cell's topology."""
         return self._threads.submit(self.run, CellOrder(directory.path, options))
 
     def idle_reason(self) -> None:
@@ -250,7 +249,7 @@ def _outcome(order: CellOrder) -> CellOutcome:
 
 
 REFUSED = "refused"
-"""Worker lacks what the run needs."""
+"""Reason in the outcome of a cell whose worker lacks what the run needs."""
 
 if __name__ == "__main__":
     main()

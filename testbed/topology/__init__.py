@@ -153,7 +153,8 @@ def _read_user_code(
 
 
 def _import_hint(traceback: str, code: UserCode | None) -> str:
-    """Empty for errors other than a missing module, and if the user's own package lacks the module."""
+    """Line with the mend for a missing module. Empty for other errors, and if the user's own package
+    lacks the module."""
     found = re.search(r"^ModuleNotFoundError: No module named '(\w+)", traceback, re.MULTILINE)
     if not found or code is None:
         return ""
@@ -204,7 +205,7 @@ def _too_many_devices_problem(document: Document) -> Problem | None:
 
 
 def _name_problems(document: Document) -> Iterator[Problem]:
-    """This works even if other parts of the topology are invalid."""
+    """Works even if other parts of the topology are invalid."""
     first: dict[str, int] = {}
     for index, group in enumerate(_groups(document)):
         where = ("devices", index, "name")

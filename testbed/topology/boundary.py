@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KEY = "boundary"
-"""Key of the validation context; the value is None, or missing, without limits."""
+"""Key of the validation context. Without limits the value is None, or missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """They hold wherever the topology, or a sweep with it, names something: the reader of each value
-    asks them."""
+    """Files and programs that a topology, or a sweep with it, may name. The reader of each value
+    asks."""
 
     root: Path
     """No file outside of it may be read."""

@@ -17,7 +17,7 @@ from testbed.topology.yamlfile import Document, Problem, Where
 _BUILT_IN_TRAINING_ONLY = ("steps", "epochs", "last_batch", "lr_by_step", "optimizer", "momentum",
                            "weight_decay", "clip_gradient", "precision", "proximal",
                            "fednova")  # fmt: skip
-"""They have no effect if the task trains by code of its own."""
+"""Settings of local training without effect if the task trains by code of its own."""
 _LOCAL_STEPS_ONLY = {
     "optimizer": "sgd",
     "lr_by_step": None,
@@ -55,7 +55,7 @@ def conflicts(topology: Topology, document: Document) -> Iterator[Problem]:
 
 
 def _local_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """A group's local training may conflict with the task's, or with the rule."""
+    """Conflicts of a group's local training with the task's, or with the rule."""
     sends_gradients = topology.rule.build().client_side.kind == "gradient"
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index, "local")
@@ -175,7 +175,7 @@ def _privacy_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _selection_problems(topology: Topology) -> Iterator[tuple[Where, str]]:
-    """The selection may conflict with the rule, and with privacy that hides what it needs."""
+    """Conflicts of the selection with the rule, and with privacy that hides what it needs."""
     settings, rule = topology.selection, topology.rule
     if settings is None or isinstance(selection := settings.build(), UniformSelection):
         return
@@ -202,7 +202,7 @@ def _vectors(side: ClientSide) -> str:
 
 
 def _compression_places(topology: Topology) -> Iterator[Where]:
-    """Compression and groups' own steps: both may change updates."""
+    """Places of compression and of groups' own steps: both may change updates."""
     for index, group in enumerate(topology.devices):
         if group.link is not None and group.link.compression is not None:
             yield ("devices", index, "link", "compression")
@@ -289,7 +289,7 @@ def _contradictions(topology: Topology) -> Iterator[tuple[Where, str]]:
 
 
 def _own_training_conflicts(topology: Topology, side: ClientSide) -> Iterator[tuple[Where, str]]:
-    """These settings have no effect on a task that trains by code of its own."""
+    """Settings that have no effect on a task that trains by code of its own."""
     name = topology.task.name
     if side.kind == "gradient":
         yield (

@@ -184,8 +184,8 @@ class DataSettings(Model):
 
     @model_serializer(mode="wrap")
     def _without_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A split that is named must exist, and a key that is set replaces that of a dataset known by
-        its name, so defaults must not become set keys."""
+        """Write only the keys that the user wrote: a split that is named must exist, and a key that is
+        set replaces that of a dataset known by its name."""
         return {key: value for key, value in write(self).items() if key in self.model_fields_set}
 
     @property

@@ -661,7 +661,7 @@ class DeviceGroup(Model):
 
     @property
     def joins_first(self) -> bool:
-        """If so, the devices are absent at the start of the run."""
+        """Devices that join first are absent at the start of the run."""
         moves = (name for _, name in self.actions or () if name in ("crash", "leave", "join"))
         return next(moves, None) == "join"
 

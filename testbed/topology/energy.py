@@ -283,7 +283,8 @@ def energy_settings(value: Any) -> Any:
 
 
 def read_trace(charger: ChargerSettings, folder: Path) -> ChargerConfig:
-    """The path is relative to `folder`. Raises OSError, and ValueError that names file and line."""
+    """The file's path is relative to `folder`. Raises OSError, and ValueError that names file and
+    line."""
     path = folder / (charger.trace or "")
     try:
         text = files.read(path, _MAX_BYTES).decode("utf-8-sig")

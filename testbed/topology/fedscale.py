@@ -34,7 +34,6 @@ from testbed.topology import units
 from testbed.topology.numbers import read_number
 
 KBIT = 1024
-"""In FedScale's traces."""
 _TRAINING = 3.0
 """Ratio of the training time per sample to the inference time per sample in FedScale."""
 _LONGEST_NAME = 100

@@ -499,7 +499,7 @@ _READERS: dict[str, Any] = {
         ),
     ],
 }
-"""By the mark in the field's `Annotated` hint. They check bounds, too."""
+"""Types that read a field and check its bounds, by the mark in its `Annotated` hint."""
 
 
 def _with_units(hint: Any, readers: Mapping[str, Any]) -> Any:

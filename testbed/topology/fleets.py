@@ -152,7 +152,7 @@ def _name_problems(
     members: Sequence[DrawnPlace],
     document: Document,
 ) -> Iterator[Problem]:
-    """A recorded device may have the name of another device or group."""
+    """Problems of recorded devices that have the name of another device or group."""
     names = Counter(name for group in groups for name in group.device_names)
     names.update({group.name for group in written if not group.is_template and group.count})
     for group, member in zip(groups, members, strict=True):

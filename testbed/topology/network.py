@@ -119,7 +119,6 @@ class _Loaded(Model):
         return self
 
     def problem(self, rates: Mapping[Way, int | None]) -> str | None:
-        """Return why the traffic does not fit a segment with these `rates`."""
         for way in WAYS:
             load = getattr(self, way)
             if load is not None and load.endswith("%") and rates[way] is None:
@@ -214,7 +213,6 @@ class FlowTraffic(Model):
         return self
 
     def problem(self, rates: Mapping[Way, int | None]) -> str | None:
-        """Return why the transfers do not fit a segment with these `rates`."""
         for way in WAYS:
             arrivals, rate = getattr(self, way), rates[way]
             if arrivals is None:

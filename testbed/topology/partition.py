@@ -494,9 +494,9 @@ def draw_requested(
 ) -> tuple[dict[str, Indices], Indices]:
     """Draw at random without replacement.
 
-    Requests for fewer classes are served before requests for more classes. Requests without classes come
-    last. Returns the indices of each device's samples, and the indices of all samples that are left.
-    Raises TooFewSamplesError if a request cannot be met.
+    Requests for fewer classes are served before requests for more classes, which have more choice.
+    Requests without classes come last. Returns the indices of each device's samples, and the indices of
+    all samples that are left. Raises TooFewSamplesError if a request cannot be met.
     """
     if not requests:
         return {}, np.arange(len(labels))
@@ -562,7 +562,7 @@ def _members(labels: Indices) -> dict[int, Indices]:
 def _shuffled_parts(
     clients: Sequence[str], order: Indices, parts: Sequence[Indices], rng: np.random.Generator
 ) -> Mapping[str, Indices]:
-    """Parts are places in `order`, the result entries of it."""
+    """`parts`: places in `order`. Return client -> shuffled entries of `order`."""
     for part in parts:
         rng.shuffle(part)
     return {client: order[part] for client, part in zip(clients, parts, strict=True)}

@@ -137,7 +137,7 @@ class LinkClass(_ProfileEntry):
 
 
 def _entries(value: Any) -> Any:
-    """A key may have only comments below it."""
+    """Accept a key that has only comments below it."""
     if not isinstance(value, dict | None):
         raise PydanticCustomError("complete", "expected entries by name, such as my-own: {...}")
     return value or {}
@@ -221,7 +221,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def rows(profiles: Profiles) -> list[dict[str, Any]]:
-    """Quantities are written as in a topology."""
     return [
         {"name": name, "kind": kind, **entry.model_dump(mode="json")}
         for kind, entries in (("device", profiles.devices), ("link", profiles.links))
@@ -259,7 +258,6 @@ def _profiles(document: Document) -> Profiles:
 
 
 def _table(kind: str, entries: Mapping[str, _ProfileEntry]) -> str:
-    """Show each figure that at least one entry has."""
     known = {name: entry.figures() for name, entry in entries.items()}
     for figures in known.values():
         if "training" in figures:

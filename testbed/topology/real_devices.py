@@ -37,7 +37,6 @@ def is_destination(host: str) -> bool:
 def problems(topology: Topology) -> Iterator[tuple[Where, str]]:
     real: set[str] = set()
     shaped: set[str] = set()
-    """Destinations whose link is shaped."""
     for index, group in enumerate(topology.devices):
         where: Where = ("devices", index)
         if not group.is_real:

@@ -114,7 +114,6 @@ def _known(rounds: Iterable[_RecordedRound], part: str) -> list[float]:
 
 
 def _usual(rounds: Iterable[_RecordedRound]) -> _RecordedRound:
-    """The median of each figure."""
     rounds = list(rounds)
     medians = {
         each.name: statistics.median(_known(rounds, each.name) or [0.0])
@@ -232,6 +231,7 @@ def from_log(path: Path, columns: Mapping[str, str], remark: Callable[[str], obj
         remark(f"{path}: {quantity(without_zone, 'time')} without a zone, read as UTC")
     if not rounds:
         raise ValueError(f"{path}: no row follows the header, expected one per training")
+    # A log has every part of a round, so that no usual round is needed.
     return {client: _keys(own, own[0]) for client, own in rounds.items()}
 
 

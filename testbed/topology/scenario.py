@@ -240,7 +240,8 @@ def devices_by_group(groups: Iterable[DeviceGroup]) -> dict[str, tuple[str, ...]
 
 
 def expand(targets: Iterable[str], by_group: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """No name twice. A name of no group stands for itself: it is that of a device or of a segment."""
+    """Return each device once. A name of no group stands for itself: it is that of a device or of a
+    segment."""
     return tuple(dict.fromkeys(device for name in targets for device in by_group.get(name, (name,))))
 
 
@@ -267,7 +268,6 @@ def absent_at_start(scenario: Iterable[ScenarioEntry], groups: Iterable[DeviceGr
 def _join_times(
     scenario: Iterable[ScenarioEntry], by_group: Mapping[str, tuple[str, ...]]
 ) -> dict[str, float]:
-    """Return device -> seconds."""
     first = {device: entries[0] for device, entries in movements(scenario, by_group).items()}
     return {device: entry.at for device, entry in first.items() if entry.verb == "join"}
 
@@ -325,7 +325,6 @@ def problems(
 
 
 def _segment_problem(entry: ScenarioEntry, segment: str) -> str | None:
-    """Return why the entry cannot act on `segment`."""
     if entry.verb not in ("set", "disconnect") or entry.cpu is not None or entry.battery is not None:
         return f"{segment} is a segment: only set with link or background, and disconnect, apply to it"
     return None

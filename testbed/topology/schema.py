@@ -92,7 +92,7 @@ class TaskSettings(Variant):
 
     @property
     def brings_shards(self) -> bool:
-        """If so, no dataset is divided."""
+        """A task with its own data for each device divides no dataset."""
         return self.build().dataset is None
 
 
@@ -344,7 +344,6 @@ class Virtual(Model):
 
 
 SOURCE, USER_CODE = "source", "user_code"
-"""Keys of the validation context."""
 
 
 class Topology(Model):

@@ -25,7 +25,7 @@ from testbed.topology.yamlfile import FaultyFileError, Place, Problem, Source
 
 DRAWABLE = ("profile", "cpu", "gflops", "timing", "speed", "memory", "link", "think", "availability",
             "power", "thermal", "energy")  # fmt: skip
-"""Also with keys below them (`link.up`)."""
+"""Columns of a survey, also with keys below them (`link.up`)."""
 _WEIGHT = "weight"
 _MAX_ROWS = 20_000
 _ABOUT = ("about", "source", "licence", "date")
@@ -33,8 +33,6 @@ _ABOUT = ("about", "source", "licence", "date")
 
 
 class SurveyRow(NamedTuple):
-    """A kind of device."""
-
     keys: Mapping[str, Any]
     """Nested keys are mappings."""
     line: int
@@ -48,7 +46,6 @@ class Survey:
     source: Source
     """For error messages."""
     rows: tuple[SurveyRow, ...]
-    """In the order of the file."""
     weights: tuple[float, ...]
     about: Mapping[str, str] = field(default_factory=dict)
     """Comments at the beginning of the file (`_ABOUT`)."""

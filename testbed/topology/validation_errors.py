@@ -24,7 +24,7 @@ _EXPECTED = {
     "string_type": "a text (in quotes, if it looks like something else)",
     "tuple_type": "a list",
 }
-"""By pydantic's error type, for fields without a message of their own."""
+"""Texts by pydantic's error type, for fields without a message of their own."""
 
 _EXAMPLES = {
     "alpha": "alpha: 0.3",
@@ -158,7 +158,7 @@ def _one_of(found: Any, choices: list[str]) -> str:
 
 
 _SYNONYMS = {"kill": "crash"}
-"""From a word with the same meaning in other tools or in the testbed's commands."""
+"""Word with the same meaning in other tools or in the testbed's commands -> topology key."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

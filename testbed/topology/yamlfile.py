@@ -46,7 +46,7 @@ _MENDS = {
     "found unknown escape character": "put a text with a backslash in single quotes",
     "but found another document": "remove the line ---",
 }
-"""By the beginning of libyaml's message."""
+"""Fixes of a syntax error, by the beginning of libyaml's message."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

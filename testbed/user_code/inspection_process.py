@@ -216,7 +216,6 @@ def _facts(cls: Any, _: Path, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(cls: Any, folder: Path, params: dict[str, Any], clients: int) -> None:
-    """`clients`: number of clients."""
     made = _make(cls, params)
     if Task in cls.__mro__ and not isinstance(made.l2, int | float):
         raise _RefusedError(f"its l2 is {made.l2!r:.80}, expected a number")
@@ -455,7 +454,7 @@ def _step(
     generators.seed(seed)
     task: Task = _make(cls, params)
     shard = shards.load(Path(samples))
-    if cls is Flower:
+    if cls is Flower:  # each sample stands for a whole partition of the app
         _try_app(task, shard.subset(np.arange(1)), lr, trains=trains)
         return
     if trains and cls.fits:

@@ -26,7 +26,6 @@ from testbed.errors import BadInputError
 from testbed.host import die_with_parent, run_module, subprocesses
 
 _PREFIX = "testbed-code-"
-"""Folders with copies of user code."""
 _PATIENCE_S = 120.0
 """One answer. The limit is long, because importing PyTorch alone takes seconds, and longer on a busy
 host."""
@@ -89,7 +88,7 @@ class Inspector:
 
 
 def remove_leftovers() -> None:
-    """Killed controllers leave copies of user code."""
+    """Remove the copies of user code that killed controllers have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, or in use
             lock = _lock(folder)

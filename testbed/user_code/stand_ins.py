@@ -37,7 +37,6 @@ class StandIn:
     """Stand-in for an object of a user's class: a dataclass with the same parameters."""
 
     stands_for: ClassVar[tuple[UserCode, Kind, str]]
-    """Code, kind, and name."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if the user's class refuses the parameters."""
@@ -58,7 +57,6 @@ class TaskStandIn(StandIn):
     fits: ClassVar[bool]
 
     def shards_for(self, clients: int) -> list[Shard]:
-        """One shard per client."""
         return [shards.load(Path(path)) for path in ask(self, "shards", clients=clients)]
 
 

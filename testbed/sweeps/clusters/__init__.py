@@ -43,7 +43,7 @@ class Cluster(Protocol):
         """`error`: exception of a cell's future. None if the cluster itself failed."""
 
     def capacity(self) -> int:
-        """Jobs that keep all workers busy."""
+        """Number of jobs that keep all workers busy."""
 
     def idle_reason(self) -> str | None:
         """None if jobs can run."""

@@ -19,7 +19,7 @@ from testbed.errors import BadInputError, HostError
 from testbed.sweeps.clusters import Target, remote
 
 _PORT = 8786
-"""If the scheduler's address has none."""
+"""Port of a scheduler, if the address has none."""
 _CONNECT_SECONDS = 15
 _CLOSE_SECONDS = 75
 """Seconds to wait until the workers have ended their processes."""
@@ -129,5 +129,4 @@ def _run(job: bytes) -> bytes:
 
 
 async def _close(sweep: str) -> None:
-    """Do not block the worker."""
     await asyncio.to_thread(remote.close, sweep)

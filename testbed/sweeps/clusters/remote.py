@@ -49,14 +49,13 @@ when its process ends."""
 
 class CellJob(msgspec.Struct, frozen=True):
     identity: str
-    """Machine that runs the sweep."""
+    """`identity` of the machine that runs the sweep."""
     sweep: str
     """Identifier of this call of the sweep."""
     shared: str
     """Absolute path of a folder in the sweep's folder. A worker on which this folder exists writes the
     results into it."""
     run: str
-    """Id."""
     inputs: bytes
     """Run directory with the topology, from `archive.pack`."""
     runtime: str

@@ -34,9 +34,7 @@ _TIME = "01:00:00"
 _END_SECONDS = 60
 """Seconds before the time limit at which Slurm asks a job to end."""
 _POLL_SECONDS = 0.5
-"""Seconds between two looks for answers."""
 _QUEUE_SECONDS = 5.0
-"""Seconds between two calls of `squeue`."""
 _GRACE_SECONDS = 10.0
 """Seconds for which a job without an answer must be missing from the queue before it counts as lost. A
 shared file system may show its answer late."""
@@ -58,9 +56,8 @@ class _CellJobs:
     emulated: bool
     answered: Future[bytes] = field(default_factory=Future)
     tries: int = 0
-    """Jobs so far."""
     id: str = ""
-    """Last job."""
+    """Id of the last job."""
     missing_since: float | None = None
     """Monotonic time since when the last job is missing from the queue."""
 
