@@ -1,13 +1,11 @@
-"""Fork server: a process that imports modules once and forks programs. A fork starts fast, because the
-modules are already imported. It shares the memory of the modules with the other forks until it writes to
-that memory.
+"""Fork server: a process that imports modules once and forks programs.
 
     testbed.host.forkserver SOCKET VARIABLE MODULE...
 
-A program is the function `main` of a module. The program runs as with `run_module.py MODULE ARGUMENT`:
-in its own session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork
-server ends when the controller ends. No module may start a thread when it is imported, because only the
-forking thread exists in a fork. Linux only.
+A program is the function `main` of a module. It runs as with `run_module.py MODULE ARGUMENT`: in its own
+session, on its own CPUs, with its own log. It ends when the fork server ends, and the fork server ends
+when the controller ends. No module may start a thread when it is imported, because only the forking
+thread exists in a fork. Linux only.
 
 `multiprocessing`'s fork server needs twice the memory and three times as long per program, skips modules
 that it cannot import, and runs the user's main module in each program.

@@ -1,13 +1,12 @@
-"""Run the cells of a sweep that are not done yet, and keep an index of all cells in the sweep's folder.
+"""Run the cells of a sweep that are not done yet.
 
-`index.json` in that folder has one entry per cell, by the cell's fingerprint. An entry names the run,
-and says how the run ended. The folder also keeps the sweep's file and topology (`kept`).
+`index.json` in the sweep's folder has one entry per cell, by the cell's fingerprint: the run, and how it
+ended. The folder also keeps the sweep's file and topology (`kept`). If a cell has several finished runs,
+one of them counts, and the others are moved to the folder `earlier`.
 
 Runs in virtual time are executed in parallel, in one process each. Other runs are executed one after the
-other, because each of them needs the host's cores for itself. On a cluster (`clusters`), the workers run
-the cells, and a host runs one emulated cell at a time. If a run is not valid, it is repeated
-after the other runs. If a cell has several finished runs, one of them counts, and the others are moved
-to the folder `earlier`.
+other, because each of them needs the host's cores for itself; on a cluster, a host runs one emulated
+cell at a time. If a run is not valid, it is repeated after the other runs.
 """
 
 from __future__ import annotations

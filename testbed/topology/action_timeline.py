@@ -243,8 +243,6 @@ def _availability_steps(availability: Availability, seed: int, device: str) -> I
 
 
 def _effective_steps(dues: Iterable[_CausedStep], absent: Iterable[str]) -> Iterator[Step]:
-    """Overlapping causes are merged. Until it joins, an absent device gets only actions that last over
-    absence."""
     gone = set(absent)
     held: defaultdict[tuple[str, Hold], set[object]] = defaultdict(set)
     for step, cause in dues:

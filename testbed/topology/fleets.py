@@ -1,12 +1,11 @@
 """Drawn and recorded fleets: each device of a group with `draw`, `from_run` or `from_log` becomes a
 group of its own.
 
-Each device has generators of its own, whose keys are its name and the key that is drawn. The draws of
-one device therefore do not depend on other devices, on the runtime, or on the host.
+Each device has generators of its own, whose keys are its name and the key that is drawn, so that its
+draws do not depend on other devices, on the runtime, or on the host.
 
 A run's directory keeps the drawn or recorded keys of each device (`FILE`). If the folder of a topology
-has this file, its devices are used instead of new draws and of the recorded run, so that a run can be
-repeated without the survey or the recorded run.
+has this file, a run can be repeated without the survey or the recorded run.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Clusters that run the cells of a sweep (`testbed sweep --on`).
 
-    archive      a run directory as bytes
-    remote       runs a cell on a worker of a cluster
-    pool         the pool of a sweep: sends cells, and puts their results into the sweep's folder
-    dask, slurm  one `Cluster` each
-
-To add a kind of cluster, write a module with a class that implements `Cluster`, and add a row to
-CLUSTERS.
+`remote` runs a cell on a worker, `pool` sends cells and puts their results into the sweep's folder;
+`dask` and `slurm` have one `Cluster` each.
 """
 
 from __future__ import annotations
