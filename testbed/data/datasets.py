@@ -63,7 +63,7 @@ class Columns:
 
     data: DataSettings
     shape: tuple[int, ...] | None = None
-    """One input. Without the shape, which may be unknown until the data is read, the work of a step
+    """Shape of one input. Without it (it may be unknown until the data is read), the work of a step
     cannot be counted."""
     tokens: bool = False
     """Whether inputs are sequences of tokens. A model gets tokens as integers."""

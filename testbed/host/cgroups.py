@@ -36,7 +36,7 @@ def _stem(run: str, group: str) -> str:
 
 
 def folders(run: str, *groups: str, mounts: Path = _MOUNTS) -> list[Path]:
-    """Existing ones. With cgroup v1, a group has a folder in each hierarchy."""
+    """Folders that exist. With cgroup v1, a group has a folder in each hierarchy."""
     found = names(run, *groups)
     return sorted({folder for root in _roots(mounts) for name in found for folder in root.glob(name)})
 

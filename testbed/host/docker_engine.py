@@ -35,15 +35,14 @@ _NEW_CONTEXT = "`docker context ls` lists the existing ones, `docker context use
 _LOCAL = ("unix", "npipe")
 """Schemes of the addresses of engines on this machine."""
 _PRESENCE_TIMEOUT_SECONDS = 30
-"""First request. On a busy host an engine needs seconds to answer. If there is no engine, the connection
-is refused immediately."""
+"""Timeout of the first request. On a busy host an engine needs seconds to answer. If there is no engine,
+the connection is refused immediately."""
 
 
 class NoEngineError(HostError):
     """No engine answers at the configured address."""
 
     def __init__(self, reason: str, fix: str) -> None:
-        """`fix`: command."""
         super().__init__(f"{reason}. To fix it: {fix}")
         self.reason = reason
         self.fix = fix

@@ -95,11 +95,9 @@ def _group_tag(
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Files of the folder of a Dockerfile."""
-
     dockerfile: Path
     files: tuple[str, ...]
-    """Relative to the folder."""
+    """Paths relative to the Dockerfile's folder."""
     digest: str
 
     @classmethod

@@ -19,7 +19,6 @@ from testbed.images.tags import FOLDER
 from testbed.installing import torch_index
 
 CONSTRAINTS = FOLDER / "requirements" / "companions.txt"
-"""Constraints of pip."""
 _CUDA_LIBRARIES = (b"libtorch_cuda.so", b"libc10_cuda.so")
 """Libraries in PyTorch's builds with CUDA. A compiled file that is linked to one of them contains its
 name."""

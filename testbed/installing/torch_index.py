@@ -23,7 +23,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 """Files that exist if an NVIDIA driver is loaded, on Linux or on the Windows Subsystem for Linux."""
 _ANSWER_SECONDS = 3.0
-"""For the index's answer, including the look-up of its host name."""
+"""Limit for the index's answer, including the look-up of its host name."""
 _SETTINGS = ("index-url", "extra-index-url", "no-index", "find-links")
 """pip's settings for the sources of packages."""
 

@@ -239,7 +239,7 @@ def _check_unpacked(index: PackIndex, folder: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hexadecimal digits of a regular file. Raises OSError."""
+    """SHA-256 of a regular file in hexadecimal digits. Raises OSError."""
     with files.open_regular(path) as file:
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK):

@@ -90,8 +90,8 @@ def of_run(directory: RunDirectory, parts: Sequence[Part]) -> Contents:
 
 
 def of_sweep(folder: Path, parts: Sequence[Part]) -> Contents:
-    """Add the finished runs. Raises BadInputError if the sweep is still executed, or if its folder lacks
-    the sweep's file."""
+    """The sweep with its finished runs. Raises BadInputError if the sweep is still executed, or if its
+    folder lacks the sweep's file."""
     kept.check_not_running(folder)
     own = folder / kept.FOLDER
     if not (own / SWEEP).is_file():

@@ -35,8 +35,8 @@ def find_live_runs() -> list[LiveRun]:
 
 
 def find_all_runs(runs: Path) -> list[LiveRun]:
-    """Add the runs in the folder `runs` that have only a `work/` folder left. If a run has only a
-    controller left, its runtime is read from the manifest."""
+    """Runs of `find_live_runs`, and those in the folder `runs` that have only a `work/` folder left. If
+    a run has only a controller left, its runtime is read from the manifest."""
     found = {live.run: live for live in (*leftovers(None, runs), *find_live_runs())}
     return [_with_runtime(found[name]) for name in sorted(found)]
 

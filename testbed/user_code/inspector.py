@@ -27,7 +27,7 @@ from testbed.host import die_with_parent, run_module, subprocesses
 
 _PREFIX = "testbed-code-"
 _PATIENCE_S = 120.0
-"""One answer. The limit is long, because importing PyTorch alone takes seconds, and longer on a busy
+"""Limit for one answer. It is long, because importing PyTorch alone takes seconds, and longer on a busy
 host."""
 _DATASET_PATIENCE_S = 3600.0
 """A dataset may have to be downloaded and decoded."""

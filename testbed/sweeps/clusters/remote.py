@@ -66,7 +66,7 @@ class CellJob(msgspec.Struct, frozen=True):
     """Folder on the machine that runs the sweep."""
     needed: tuple[NeededFile, ...]
     max_result: int
-    """Bytes, if the answer contains the results."""
+    """Maximum bytes, if the answer contains the results."""
 
 
 class CellAnswer(msgspec.Struct, frozen=True):
