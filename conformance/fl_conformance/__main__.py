@@ -129,8 +129,8 @@ def _print(lines: str) -> None:
 
 
 def find_adapter(place: str) -> Callable[[], Adapter]:
-    """`place`: `module:Class` or `file.py:Class`. Raises ConformanceError if there is no such class, or if
-    it lacks a method."""
+    """`place`: `module:Class` or `file.py:Class`. Raises ConformanceError if there is no such class, or
+    if it lacks a method."""
     module_name, colon, class_name = place.rpartition(":")
     if not colon or not module_name or not class_name:
         raise ConformanceError(f"{place}: expected module:Class, or path/to/file.py:Class")
